@@ -1,0 +1,77 @@
+// What every thin binding needs from torch, on the stable ABI only: one binary serves torch 2.11 and later, with or without CUDA.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace fusebackend {
+
+using torch::headeronly::IntHeaderOnlyArrayRef;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// torch.empty_strided(sizes, strides) with the dtype and device of `like`.
+inline Tensor empty_strided_like(const Tensor& like, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+  int32_t dtype, device_type, device_index;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, device_type, device_index, &handle));
+  return Tensor(handle);
+}
+
+// A contiguous torch.empty(sizes) with the dtype and device of `like`.
+inline Tensor empty_like_sized(const Tensor& like, const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = step;
+    step *= sizes[d] > 0 ? sizes[d] : 1;
+  }
+  return empty_strided_like(like, sizes, strides);
+}
+
+inline std::vector<int64_t> to_vector(IntHeaderOnlyArrayRef ref) { return {ref.begin(), ref.end()}; }
+
+}  // namespace fusebackend
+
+// The CUDA half. Without a toolkit only the CPU bindings are compiled, and they do not need it.
+#if __has_include(<cuda_runtime_api.h>)
+#include <cuda_runtime_api.h>
+
+// CPU builds of torch lack this symbol: weak, so that the library loads there; no CUDA op can be reached without CUDA torch.
+#pragma weak aoti_torch_get_current_cuda_stream
+
+namespace fusebackend {
+
+// Makes the tensor's device current for its lifetime, and knows torch's current stream there. Never synchronises.
+class CudaScope {
+ public:
+  explicit CudaScope(const Tensor& tensor) : guard_(tensor.get_device_index()) {
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+    stream_ = static_cast<cudaStream_t>(stream);
+  }
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  torch::stable::accelerator::DeviceGuard guard_;
+  cudaStream_t stream_ = nullptr;
+};
+
+// Throws, naming the operation, when a launcher reports an error.
+inline void check_cuda(cudaError_t error, const char* operation) {
+  STD_TORCH_CHECK(error == cudaSuccess, "fusebackend::", operation, ": CUDA error: ", cudaGetErrorString(error));
+}
+
+}  // namespace fusebackend
+#endif

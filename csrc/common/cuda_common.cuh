@@ -1,0 +1,69 @@
+// Small device and launch helpers shared by all kernel families. Knows nothing of torch.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace fusebackend {
+
+// Unsigned division by a run-time constant: q = (n * m) >> 64-bit product, two instructions instead of some twenty.
+// Exact for every n < 2^31 and 1 <= d < 2^31 (Granlund & Montgomery 1994, round-up method with a 33-bit multiplier folded by the add).
+struct FastDiv {
+  uint32_t d = 1, multiplier = 0, shift = 0;
+
+  FastDiv() = default;
+  explicit FastDiv(uint32_t divisor) : d(divisor) {
+    while (shift < 31 && (uint64_t(1) << shift) < d) ++shift;
+    multiplier = uint32_t(((uint64_t(1) << 32) * ((uint64_t(1) << shift) - d)) / d + 1);
+  }
+  __host__ __device__ uint32_t div(uint32_t n) const {
+#ifdef __CUDA_ARCH__
+    return (__umulhi(n, multiplier) + n) >> shift;
+#else
+    return uint32_t(((uint64_t(n) * multiplier) >> 32) + n) >> shift;
+#endif
+  }
+  __host__ __device__ void divmod(uint32_t n, uint32_t& q, uint32_t& r) const {
+    q = div(n);
+    r = n - q * d;
+  }
+};
+
+// Vectors for wide movement: N elements of T, loaded and stored with one instruction where sizeof is 1..16 bytes.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vec {
+  T v[N];
+};
+
+// Asynchronous 16-byte copy from global to shared memory (past L1), and its groups.
+__device__ __forceinline__ void cp_async_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global) : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Raises a kernel's dynamic shared-memory limit once a device, so that the hot path pays only a load.
+// Keep one static instance per kernel instantiation.
+class SharedMemoryOptIn {
+ public:
+  template <typename Kernel>
+  cudaError_t ensure(Kernel* kernel, int bytes) {
+    int device;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error != cudaSuccess) return error;
+    if (device < kDevices && done_[device]) return cudaSuccess;
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error == cudaSuccess && device < kDevices) done_[device] = true;  // idempotent: a race only repeats the call
+    return error;
+  }
+
+ private:
+  static constexpr int kDevices = 64;
+  bool done_[kDevices] = {};
+};
+
+}  // namespace fusebackend

@@ -1,0 +1,146 @@
+"""The entry point of ``torch.compile(model, backend="fuse")``.
+
+The backend never touches the graph that Dynamo hands over: it gives Inductor its passes and calls it. So modes, CUDA
+graphs, autotuning and both of Inductor's caches work as they do without it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import compile_fx as inductor
+
+from . import __version__, interpret, native, report
+from .log import log
+from .options import Options, parse
+from .passes import SLOTS, FusePass, chained
+from .registry import select
+from .rewrite import Fuel
+
+_fuel: dict[int, Fuel] = {}
+_reports: collections.deque[report.Report] = collections.deque(maxlen=256)
+_collector: contextvars.ContextVar[list[report.Report] | None] = contextvars.ContextVar("collector", default=None)
+
+
+def fuse(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
+) -> Callable:
+    """Compiles a Dynamo graph through Inductor, with this package's substitutions.
+
+    Args:
+        gm: the graph, as Dynamo gives it.
+        example_inputs: fake or real inputs, as Dynamo gives them.
+        mode: torch.compile's mode.
+        options: own ones (:data:`fusebackend.options.OPTIONS`), ``"mode"``, and Inductor's.
+
+    Raises:
+        ValueError: an unknown option or mode (see :func:`fusebackend.options.parse`).
+    """
+    chosen = parse(mode, options)
+    library = native.load()
+    result = report.Report(notes=[library.reason] if library.reason else [])
+    identity = uuid(chosen, library)
+    explained = _collector.get()
+    interpreted = chosen.interpret or explained is not None
+    name = None if interpreted or not chosen.cacheable else _report_key(gm, example_inputs, identity, chosen)
+
+    patches = _inductor_patches(chosen)
+    prefix = f"{len(explained)}: " if explained else ""  # several graphs of one explanation are told apart by number
+    common = {"strict": chosen.strict, "fuel": _fuel_for(chosen), "prefix": prefix, "done": lambda: name and report.save(result, name)}
+    levels = {p.level for p in select(chosen.patterns)} | {"post_grad"}  # the post-grad pass also records the graph
+    for level in levels:
+        own = FusePass(level, chosen.patterns, identity if chosen.cacheable else None, result, **common)
+        patches[SLOTS[level]] = chained(SLOTS[level], own, patches)
+    if interpreted:
+        patches.update(interpret.PATCHES)
+    if explained is not None:
+        explained.append(result)
+    else:
+        _reports.append(result)
+
+    inner = interpret.inner_compile if interpreted else inductor.compile_fx_inner
+    compiled = inductor.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)
+    if name:
+        _complete_from_cache(result, name)
+    return compiled
+
+
+def _reset() -> None:
+    """Called by torch._dynamo.reset()."""
+    _fuel.clear()
+    _reports.clear()
+
+
+fuse.reset = _reset
+
+
+def uuid(chosen: Options, library: native.Native) -> str:
+    """Everything of ours that the compiled code depends on, in one string, for the keys of Inductor's caches."""
+    parts = [__version__, chosen.digest(), library.key, repr(library.architectures), str(library.reason)]
+    parts += [p.fingerprint() for p in select(chosen.patterns)]
+    return "fusebackend-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def last_report() -> report.Report | None:
+    """The report of the last graph that this process compiled with ``backend="fuse"``, also one that came from
+    Inductor's cache; None before the first. A training graph's backward joins its report when it is compiled, at the
+    first backward call. A model with graph breaks gives one report a graph: see :func:`reports`."""
+    return _reports[-1] if _reports else None
+
+
+def reports() -> list[report.Report]:
+    """The reports of the last compiles of this process (256 at most) since ``torch._dynamo.reset()``, oldest first."""
+    return list(_reports)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[report.Report]]:
+    """Compiles within are interpreted, use no cache, and put their reports into the list that this yields."""
+    found: list[report.Report] = []
+    token = _collector.set(found)
+    try:
+        yield found
+    finally:
+        _collector.reset(token)
+
+
+def _inductor_patches(chosen: Options) -> dict[str, Any]:
+    # torch.compile's own wrapper knows what a mode means, checks types, and sets what CUDA graphs need.
+    return dict(torch._TorchCompileInductorWrapper(chosen.mode, dict(chosen.inductor), None).config)
+
+
+def _fuel_for(chosen: Options) -> Fuel | None:
+    """One tank for all compiles with the same limit, so that graph breaks don't fill it up again."""
+    return None if chosen.fuel is None else _fuel.setdefault(chosen.fuel, Fuel(chosen.fuel))
+
+
+def _report_key(gm: fx.GraphModule, example_inputs: Sequence[Any], identity: str, chosen: Options) -> str | None:
+    try:
+        return report.key(gm, example_inputs, f"{identity}\0{chosen.mode}\0{chosen.inductor!r}")
+    except Exception as error:  # a report must never cost a compile
+        log.warning("the report of this compile can't be kept: %s: %s", type(error).__name__, error)
+        return None
+
+
+def _complete_from_cache(result: report.Report, name: str) -> None:
+    """Adds the graphs whose code came from Inductor's cache, so that our pass did not see them, from the kept report."""
+    kept = report.load(name)
+    seen = {c.name for c in result.graphs}
+    if kept is not None:
+        for missing in [c for c in kept.graphs if c.name not in seen]:
+            result.graphs.append(missing)
+            result.substitutions += [s for s in kept.substitutions if s.graph == missing.name]
+            result.rejections += [r for r in kept.rejections if r.graph == missing.name]
+    if "forward" not in seen:
+        result.from_cache = True
+        if kept is None:
+            result.notes.append("the compiled code came from Inductor's cache, and the report of that compile is not kept")
+    else:
+        report.save(result, name)

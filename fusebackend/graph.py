@@ -1,0 +1,247 @@
+"""What matchers ask about an FX graph: arguments, sizes without guards, memory order, who fuses with whom."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+aten = torch.ops.aten
+
+#: Operators that only look at their input's storage in another way. ``reshape`` is one where it needs no copy.
+VIEWS = frozenset(
+    {
+        aten.alias.default,
+        aten.as_strided.default,
+        aten.detach.default,
+        aten.diagonal.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.reshape.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unbind.int,
+        aten.unfold.default,
+        aten.unsqueeze.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+    }
+)
+
+# Lowered by Inductor to a library call or a template: a boundary that pointwise code does not cross by default.
+_LIBRARY = frozenset(
+    {
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten.convolution.default,
+        aten.convolution_backward.default,
+        aten._scaled_mm.default,
+        aten._int_mm.default,
+    }
+)
+
+
+def value(node: fx.Node) -> Any:
+    """The node's fake value: a FakeTensor, a SymInt, a tuple of them."""
+    return node.meta.get("val")
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(node, fx.Node) and isinstance(value(node), torch.Tensor)
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """Every argument of an ATen call by its schema name, defaults filled in.
+
+    Raises:
+        ValueError: an argument that the schema does not have. (A matcher that reads by name can then never drop one.)
+    """
+    schema = node.target._schema.arguments
+    if len(node.args) > len(schema):
+        raise ValueError(f"{node.target}: {len(node.args)} arguments for {len(schema)} parameters")
+    found = {p.name: a for p, a in zip(schema, node.args)}
+    for name, argument in node.kwargs.items():
+        if name in found or name not in {p.name for p in schema}:
+            raise ValueError(f"{node.target}: unexpected argument {name!r}")
+        found[name] = argument
+    for p in schema:
+        if p.name not in found:
+            found[p.name] = p.default_value
+    return found
+
+
+def hint(size: int | torch.SymInt) -> int | None:
+    """The number that a size had when it was traced, without guarding on it; None for unbacked sizes."""
+    if isinstance(size, int):
+        return size
+    try:
+        found = size.node.hint
+    except Exception:  # unbacked symbols raise, with types that differ between versions
+        return None
+    return int(found) if found is not None else None
+
+
+def hints(sizes: Any) -> list[int] | None:
+    """Hints of all the sizes, or None if one has none."""
+    found = [hint(s) for s in sizes]
+    return None if None in found else found
+
+
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal for every input, without adding a guard."""
+    return statically_known_true(a == b)
+
+
+def difference(old: Any, new: Any) -> str | None:
+    """What tells two fake tensors apart (shape, dtype, stride, device, layout, offset), in words; None if nothing."""
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return None if type(old) is type(new) else f"{type(old).__name__} became {type(new).__name__}"
+    for what in ("dtype", "device", "layout"):
+        if getattr(old, what) != getattr(new, what):
+            return f"{what} {getattr(old, what)} became {getattr(new, what)}"
+    pairs = [("shape", old.shape, new.shape), ("stride", old.stride(), new.stride())]
+    for what, before, after in pairs:
+        if len(before) != len(after) or not all(map(same_size, before, after)):
+            return f"{what} {tuple(before)} became {tuple(after)}"
+    if not same_size(old.storage_offset(), new.storage_offset()):
+        return f"storage offset {old.storage_offset()} became {new.storage_offset()}"
+    return None
+
+
+def memory_order(tensor: torch.Tensor) -> list[int] | None:
+    """The dims from outermost to innermost in memory (by stride hints); None if a size or stride has no hint."""
+    strides, sizes = hints(tensor.stride()), hints(tensor.shape)
+    if strides is None or sizes is None:
+        return None
+    return sorted(range(tensor.dim()), key=lambda d: (-strides[d], -sizes[d], d))
+
+
+def fastest_dim(tensor: torch.Tensor) -> int | None:
+    """The dim along which memory is contiguous (stride 1, more than one element); None if there is none."""
+    strides, sizes = hints(tensor.stride()), hints(tensor.shape)
+    if strides is None or sizes is None:
+        return None
+    return next((d for d in range(tensor.dim()) if strides[d] == 1 and sizes[d] > 1), None)
+
+
+def through_views(node: fx.Node) -> fx.Node:
+    """The node whose memory ``node`` looks at, seen through views and getitem."""
+    while node.op == "call_function" and (node.target in VIEWS or node.target is operator.getitem):
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            break
+        node = source
+    return node
+
+
+def consumers(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes that compute with ``node``'s memory, seen through views and getitem."""
+    for user in node.users:
+        if user.op == "call_function" and (user.target in VIEWS or user.target is operator.getitem):
+            yield from consumers(user)
+        else:
+            yield user
+
+
+def is_fusable(node: fx.Node) -> bool:
+    """Whether Inductor writes loops of its own for this node, which it could fuse with a neighbour's."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if node.target.namespace not in ("aten", "prims", "inductor") or node.target in _LIBRARY:
+        return False
+    if node.target in VIEWS:
+        return False
+    from torch._inductor import lowering
+
+    if node.target in lowering.fallbacks or node.target not in lowering.lowerings:
+        return node.target in (aten.copy_.default, aten.copy.default)
+    return True
+
+
+def _behind_boundary(start: fx.Node) -> set[fx.Node]:
+    """The nodes that depend on ``start`` by a way through something that is not fusable: no fusion can reach them."""
+    reached, behind = {start}, set()
+    node = start.next
+    while node.op != "root":
+        inputs = node.all_input_nodes
+        if any(i in behind for i in inputs):
+            behind.add(node)
+            reached.add(node)
+        elif any(i in reached for i in inputs):
+            reached.add(node)
+            transparent = node.target in VIEWS or node.target is operator.getitem
+            if not transparent and not is_fusable(node):
+                behind.add(node)
+        node = node.next
+    return behind
+
+
+def fused_neighbour(node: fx.Node) -> fx.Node | None:
+    """A neighbour of ``node`` with which Inductor would fuse it, or None.
+
+    An opaque call costs this fusion: its memory traffic would come on top. A neighbour that is also reached by a way
+    through a matmul, say, can't be fused: the fused kernel would need its own result.
+    """
+    wanted = [c for c in consumers(node) if is_fusable(c)]
+    if wanted:
+        behind = _behind_boundary(node)
+        for consumer in wanted:
+            if not any(i in behind for i in consumer.all_input_nodes):
+                return consumer
+    for operand in node.all_input_nodes:
+        producer = through_views(operand)
+        if is_fusable(producer):
+            behind = _behind_boundary(producer)
+            if not any(i in behind for i in node.all_input_nodes):
+                return producer
+    return None
+
+
+def is_mutating(node: fx.Node) -> bool:
+    """Whether running ``node`` may write to memory that another node sees."""
+    if node.op != "call_function":
+        return node.op in ("call_module", "call_method")
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return "functional" not in node.target.name()
+    return False
+
+
+def mutation_between(first: fx.Node, last: fx.Node) -> fx.Node | None:
+    """A node from ``first`` up to ``last`` that mutates something; moving a computation across it would be wrong."""
+    node = first
+    while node is not last and node.op != "root":
+        if is_mutating(node):
+            return node
+        node = node.next
+    return None
+
+
+def describe(node: fx.Node) -> str:
+    """``aten.relu.default``, as reasons name it."""
+    return str(node.target) if node.op == "call_function" else f"{node.op} {node.name}"
+
+
+def spec(tensor: Any) -> str:
+    """A tensor in a few letters, e.g. ``bf16[24300, 11520]``; other values by ``str``."""
+    if not isinstance(tensor, torch.Tensor):
+        return str(tensor)
+    letters = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "b"}
+    name = str(tensor.dtype).removeprefix("torch.")
+    kind = name.rstrip("0123456789")
+    short = letters.get(kind, kind) + name[len(kind) :] if kind in letters else name
+    return f"{short}[{', '.join(map(str, tensor.shape))}]"

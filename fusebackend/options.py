@@ -1,0 +1,113 @@
+"""The options of ``torch.compile(model, backend="fuse", options={...})``.
+
+Names that begin with ``fuse.`` are ours, ``mode`` is torch.compile's (which refuses ``mode=`` and ``options=`` together,
+so it is accepted here), and everything else is handed to Inductor, whose own checks then apply.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+#: Every option of our own: name -> (what it accepts, what it does). ``python -m fusebackend env`` prints this table.
+OPTIONS: dict[str, tuple[str, str]] = {
+    "fuse.patterns": ('"all", or a list of pattern names; "-name" leaves one out', "which patterns are tried"),
+    "fuse.strict": ("bool", "raise when a pattern fails instead of leaving its site to Inductor"),
+    "fuse.fuel": (
+        "int >= 0 or None",
+        "apply only the first n substitutions since torch._dynamo.reset(); switches Inductor's caches off",
+    ),
+    "fuse.interpret": ("bool", "run the rewritten graph without Inductor's code generation (for debugging; slow)"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Parsed options. ``inductor`` holds what is passed on; ``mode`` is torch.compile's mode or None."""
+
+    patterns: tuple[str, ...] = ("all",)
+    strict: bool = False
+    fuel: int | None = None
+    interpret: bool = False
+    mode: str | None = None
+    inductor: tuple[tuple[str, Any], ...] = ()
+
+    def digest(self) -> str:
+        """What of these options changes the compiled code: a part of the cache key."""
+        return repr((self.patterns, self.fuel))
+
+    @property
+    def cacheable(self) -> bool:
+        return self.fuel is None and not self.interpret
+
+
+def parse(mode: str | None = None, options: dict[str, Any] | None = None) -> Options:
+    """Checks and sorts what the user gave to ``torch.compile``.
+
+    Raises:
+        ValueError: an unknown option or mode, or a value outside what an option accepts. The message names the
+            argument, what was given and what is accepted.
+    """
+    own: dict[str, Any] = {}
+    inductor: list[tuple[str, Any]] = []
+    for name, value in (options or {}).items():
+        if name == "mode":
+            if mode is not None and value != mode:
+                raise ValueError(f"mode was given twice: mode={mode!r} and options['mode']={value!r}")
+            mode = value
+        elif name.startswith("fuse."):
+            if name not in OPTIONS:
+                raise ValueError(_unknown(name, list(OPTIONS)))
+            own[name.removeprefix("fuse.")] = _checked(name, value)
+        else:
+            _check_inductor_name(name)
+            inductor.append((name, value))
+    _check_mode(mode)
+    return Options(mode=mode, inductor=tuple(inductor), **own)
+
+
+def _checked(name: str, value: Any) -> Any:
+    accepted = OPTIONS[name][0]
+    wrong = ValueError(f"option {name!r}: got {value!r}, accepted: {accepted}")
+    if name == "fuse.patterns":
+        names = (value,) if isinstance(value, str) else value
+        if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
+            raise wrong
+        from .registry import known_names
+
+        known = known_names()
+        for n in names:
+            if n.removeprefix("-") not in (*known, "all"):
+                raise ValueError(_unknown(n.removeprefix("-"), known, what=f"pattern in option {name!r}"))
+        return tuple(names)
+    if name == "fuse.fuel":
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise wrong
+        return value
+    if not isinstance(value, bool):
+        raise wrong
+    return value
+
+
+def _check_inductor_name(name: str) -> None:
+    from torch._inductor import config
+
+    known = config.get_config_copy()
+    if name.replace("-", "_") not in known:
+        raise ValueError(_unknown(name, [*OPTIONS, "mode", *known], listed=[*OPTIONS, "mode"]))
+
+
+def _check_mode(mode: str | None) -> None:
+    from torch._inductor import list_mode_options
+
+    modes = list(list_mode_options())
+    if mode is not None and mode not in modes:
+        raise ValueError(_unknown(mode, modes, what="mode"))
+
+
+def _unknown(name: str, known: list[str], what: str = "option", listed: list[str] | None = None) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    more = "" if listed is None else ", or any of Inductor's (torch._inductor.list_options())"
+    return f"unknown {what} {name!r}{hint} Accepted: {', '.join(listed if listed is not None else known)}{more}"

@@ -1,0 +1,117 @@
+"""The vocabulary of rewriting: ``Pattern``, ``Match``, ``Reject``, ``Emitter``.
+
+A pattern names the operators it anchors on and, shown such a node, answers one of three things: a ``Match``, what to
+replace by what; a ``Reject``, a near miss with its reason, which goes into the report; or ``None``, not a candidate at
+all. Matching never changes the graph; :mod:`fusebackend.rewrite` does, and checks everything before it commits.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+Level = Literal["joint", "post_grad"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reject:
+    """A near miss: the anchor was a candidate and a guard failed.
+
+    Attributes:
+        reason: one sentence for the user: what was found, and what is accepted.
+        node: the node at which the guard failed; the anchor if None.
+    """
+
+    reason: str
+    node: fx.Node | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """What to replace by what.
+
+    Attributes:
+        outputs: the nodes whose values the replacement computes, in the order in which ``emit`` returns them. What
+            ``emit`` returns must agree with them in shape, dtype, stride, device and aliasing, or nothing is changed.
+        emit: builds the replacement with the :class:`Emitter` it is given and returns the new node (or a tuple of them).
+            It may use any node that stands before the outputs.
+        interior: further nodes that the replacement makes unnecessary; nobody outside the match may use them.
+        note: shown in the report, e.g. what was absorbed.
+    """
+
+    outputs: tuple[fx.Node, ...]
+    emit: Callable[[Emitter], fx.Node | Sequence[fx.Node]]
+    interior: tuple[fx.Node, ...] = ()
+    note: str = ""
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        return (*self.interior, *self.outputs)
+
+
+class Emitter:
+    """Inserts the nodes of a replacement into the graph, each with its fake value computed at once."""
+
+    def __init__(self, anchor: fx.Node, fake_mode: Any):
+        self._anchor = anchor
+        self._fake_mode = fake_mode
+        self.nodes: list[fx.Node] = []
+
+    def call(self, target: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
+        """Inserts ``target(*args, **kwargs)`` before the anchor; arguments may hold nodes, also inside lists."""
+        graph = self._anchor.graph
+        with graph.inserting_before(self._anchor):
+            node = graph.call_function(target, args, kwargs)
+        self.nodes.append(node)
+        node.meta.update({k: v for k, v in self._anchor.meta.items() if k not in _OWN_META})
+        fake_args, fake_kwargs = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with self._fake_mode:
+            node.meta["val"] = target(*fake_args, **fake_kwargs)
+        return node
+
+
+# What describes the value of the node that is replaced, and not where it comes from.
+_OWN_META = frozenset({"val", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals", "original_aten"})
+
+
+class Pattern(abc.ABC):
+    """One thing to look for. Subclass it, and give an instance to :func:`fusebackend.registry.register`.
+
+    Attributes:
+        name: how options and reports call it.
+        anchors: the operators at which ``match`` is asked.
+        level: ``"post_grad"``, after Inductor's decompositions, on forward and backward graphs alike; or ``"joint"``,
+            before forward and backward are parted, for families that rewrite both together.
+        priority: of two matches that overlap the higher wins, then the larger.
+    """
+
+    name: str
+    anchors: tuple[torch._ops.OpOverload, ...]
+    level: Level = "post_grad"
+    priority: int = 0
+
+    @abc.abstractmethod
+    def match(self, node: fx.Node) -> Match | Reject | None:
+        """Answers for one anchor node; must not change the graph and must not add guards on symbolic sizes."""
+
+    def fingerprint(self) -> str:
+        """Identifies what this pattern does, across processes; a part of the key of compiled graphs.
+
+        By default it covers the source of the module that defines the pattern, and the instance's attributes.
+        """
+        try:
+            source = inspect.getsource(inspect.getmodule(type(self)))
+        except (OSError, TypeError):
+            source = repr(type(self))
+        text = f"{self.name}\0{self.priority}\0{source}\0{sorted(vars(self).items(), key=lambda kv: kv[0])!r}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"<pattern {self.name}>"

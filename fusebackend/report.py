@@ -1,0 +1,249 @@
+"""What was rewritten, what was not and why: the report of one compile.
+
+Inductor's caches skip the passes on a hit, so a report is kept on disk under a key of its own, made from what the
+backend was given; a warm process finds it there (:func:`load`).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+import linecache
+import os
+import re
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import cache, graph as g
+from .log import log
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A line of the user's program. ``str`` gives ``file:line in function: code``."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    code: str = ""
+
+    def __str__(self) -> str:
+        if not self.file:
+            return "(no source line)"
+        moved = "" if linecache.getline(self.file, self.line).strip() in ("", self.code) else " (file changed since)"
+        return f"{self.short}{moved} in {self.function}: {self.code}"
+
+    @property
+    def short(self) -> str:
+        """``model.py:12``"""
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n\s+(?P<code>[^\n]*))?')
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def source_of(node: fx.Node) -> Source:
+    """The innermost line outside torch of the stack that made ``node``."""
+    frames = [m.groupdict() for m in _FRAME.finditer(node.meta.get("stack_trace") or "")]
+    outside = [f for f in frames if not f["file"].startswith(_TORCH)] or frames
+    if not outside:
+        return Source()
+    frame = outside[-1]
+    return Source(frame["file"], int(frame["line"]), frame["function"], (frame["code"] or "").strip())
+
+
+@dataclasses.dataclass(frozen=True)
+class Substitution:
+    """One rewritten region.
+
+    Attributes:
+        pattern: the pattern's name.
+        graph: ``"forward"``, ``"backward"`` or ``"joint"``, with the compile's number where there are several.
+        source: the user's line that the replaced node comes from.
+        replaced: the operators that went.
+        replacement: the operators that came.
+        inputs, outputs: shapes and dtypes, e.g. ``bf16[24300, 11520]``.
+        node: the name of the replaced node in the graph's ``before`` code.
+        note: what the pattern had to say, e.g. what was absorbed.
+    """
+
+    pattern: str
+    graph: str
+    source: Source
+    replaced: tuple[str, ...]
+    replacement: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    node: str
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejection:
+    """A near miss: the pattern's anchor was there, and the guard named in ``reason`` failed at ``node``."""
+
+    pattern: str
+    graph: str
+    source: Source
+    reason: str
+    node: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphCode:
+    """One graph as readable code. ``after`` equals ``before`` where nothing was rewritten."""
+
+    name: str
+    before: str
+    after: str
+    nodes: int
+
+
+@dataclasses.dataclass
+class Report:
+    """The report of one compile, or of all the compiles of one :func:`fusebackend.explain`.
+
+    Attributes:
+        substitutions, rejections, graphs: see their classes.
+        from_cache: the compiled code came from Inductor's cache, and this report from the compile that filled it.
+        notes: what concerns the whole compile, e.g. that there is no native library.
+    """
+
+    substitutions: list[Substitution] = dataclasses.field(default_factory=list)
+    rejections: list[Rejection] = dataclasses.field(default_factory=list)
+    graphs: list[GraphCode] = dataclasses.field(default_factory=list)
+    from_cache: bool = False
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def drop_graph(self, name: str) -> None:
+        """Forgets what was recorded of a graph, before it is recorded anew."""
+        self.substitutions = [s for s in self.substitutions if s.graph != name]
+        self.rejections = [r for r in self.rejections if r.graph != name]
+        self.graphs = [c for c in self.graphs if c.name != name]
+
+    def extend(self, other: Report) -> None:
+        self.substitutions += other.substitutions
+        self.rejections += other.rejections
+        self.graphs += other.graphs
+        self.notes += [n for n in other.notes if n not in self.notes]
+        self.from_cache = self.from_cache or other.from_cache
+
+    def counts(self) -> dict[str, int]:
+        """Number of substitutions by pattern."""
+        return dict(collections.Counter(s.pattern for s in self.substitutions))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, dicts and strings, as JSON takes them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Report:
+        def revive(kind: type, item: dict[str, Any]) -> Any:
+            item = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
+            return kind(**{**item, "source": Source(**item["source"])})
+
+        return cls(
+            [revive(Substitution, s) for s in data["substitutions"]],
+            [revive(Rejection, r) for r in data["rejections"]],
+            [GraphCode(**c) for c in data["graphs"]],
+            data["from_cache"],
+            data["notes"],
+        )
+
+    def __str__(self) -> str:
+        lines = [f"fusebackend: {_plural(len(self.substitutions), 'substitution')} in {_plural(len(self.graphs), 'graph')}"]
+        if self.from_cache:
+            lines[0] += " (compiled code and report from the cache)"
+        lines += [f"  note: {n}" for n in self.notes]
+        rows = [(s.pattern, s.graph, s.source.short, _specs(s), s.note or " ".join(s.replacement)) for s in self.substitutions]
+        lines += _table(("pattern", "graph", "source", "shapes", "by"), rows)
+        if self.rejections:
+            lines.append(f"left to Inductor: {_plural(len(self.rejections), 'near miss', 'near misses')}")
+            lines += _table(
+                ("pattern", "graph", "source", "reason"), [(r.pattern, r.graph, r.source.short, r.reason) for r in self.rejections]
+            )
+        return "\n".join(lines)
+
+
+def _plural(n: int, one: str, many: str | None = None) -> str:
+    return f"{n} {one if n == 1 else many or one + 's'}"
+
+
+def _specs(s: Substitution) -> str:
+    return f"{', '.join(s.inputs)} -> {', '.join(s.outputs)}"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows as aligned lines; equal rows are given once with their count."""
+    if not rows:
+        return []
+    counted = collections.Counter(rows)
+    rows = [(*row[:-1], f"{row[-1]}  (x{n})" if n > 1 else row[-1]) for row, n in counted.items()]
+    widths = [max(len(r[i]) for r in (head, *rows)) for i in range(len(head) - 1)]
+    return ["  " + "  ".join([*(c.ljust(w) for c, w in zip(row, widths)), row[-1]]).rstrip() for row in (head, *rows)]
+
+
+def describe_substitution(pattern: str, graph_name: str, nodes, outputs, new_nodes, note: str) -> Substitution:
+    """Records a replacement just before the old nodes go."""
+    inside = set(nodes)
+    inputs = dict.fromkeys(i for n in new_nodes for i in n.all_input_nodes if i not in new_nodes)
+    return Substitution(
+        pattern=pattern,
+        graph=graph_name,
+        source=source_of(outputs[0]),
+        replaced=tuple(g.describe(n) for n in sorted(inside)),
+        replacement=tuple(g.describe(n) for n in new_nodes),
+        inputs=tuple(g.spec(g.value(n)) for n in inputs if g.is_tensor(n)),
+        outputs=tuple(g.spec(g.value(n)) for n in outputs),
+        node=outputs[0].name,
+        note=note,
+    )
+
+
+def graph_code(graph: fx.Graph) -> str:
+    """The graph as code with shapes and strides."""
+    return graph.owning_module.print_readable(print_output=False, include_stride=True, include_device=True)
+
+
+def key(gm: fx.GraphModule, example_inputs: Any, salt: str) -> str:
+    """Names the report of a compile by what the backend was given: graph, inputs, settings that change the result."""
+    digest = hashlib.sha256(salt.encode())
+    settings = (
+        torch.__version__,
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
+    digest.update(repr(settings).encode())
+    for i in example_inputs:
+        grad = getattr(i, "requires_grad", None)
+        digest.update(f"{g.spec(i)}{tuple(i.stride()) if isinstance(i, torch.Tensor) else ''}{grad}".encode())
+    for module in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
+        digest.update(module.graph.python_code("self").src.encode())
+    return digest.hexdigest()[:32]
+
+
+def save(report: Report, name: str) -> None:
+    """Keeps a report for later processes. A cache that can't be written costs only that."""
+    try:
+        path = cache.directory("reports") / f"{name}.json"
+        cache.write_atomically(path, json.dumps(report.to_dict()).encode())
+    except (OSError, cache.CacheError) as error:
+        log.debug("report not kept: %s", error)
+
+
+def load(name: str) -> Report | None:
+    """The report of an earlier compile of the same, or None."""
+    try:
+        path = cache.directory("reports") / f"{name}.json"
+        if not path.exists():
+            return None
+        return dataclasses.replace(Report.from_dict(json.loads(path.read_bytes())), from_cache=True)
+    except (OSError, ValueError, KeyError, TypeError, cache.CacheError) as error:
+        log.debug("kept report not readable: %s", error)
+        return None

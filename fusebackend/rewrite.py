@@ -1,0 +1,185 @@
+"""Finds the matches in a graph and applies them; nothing is committed before it was checked.
+
+A match is applied only if the replacement's fake outputs agree with the originals' in shape, dtype, stride, device and
+aliasing, the swallowed nodes have no other users, and no mutation lies between. Whatever goes wrong at a site becomes
+its reason in the report, and the site stays as it was.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from . import graph as g, report
+from .log import warn_once
+from .pattern import Emitter, Match, Pattern, Reject
+
+
+class Fuel:
+    """How many substitutions may still be applied (``fuse.fuel``); None is no limit."""
+
+    def __init__(self, limit: int | None = None):
+        self.limit = limit
+        self.used = 0
+
+    def take(self) -> bool:
+        if self.limit is not None and self.used >= self.limit:
+            return False
+        self.used += 1
+        return True
+
+
+def rewrite(
+    graph: fx.Graph, patterns: Sequence[Pattern], name: str, result: report.Report, *, strict: bool = False, fuel: Fuel | None = None
+) -> int:
+    """Applies ``patterns`` to ``graph`` and records what happened in ``result`` under the graph's ``name``.
+
+    Args:
+        strict: raise what a pattern raises, instead of recording it and leaving the site alone.
+        fuel: a limit on the number of substitutions.
+
+    Returns:
+        The number of substitutions.
+    """
+    fuel = fuel or Fuel()
+    fake_mode = None
+    candidates: list[tuple[Pattern, fx.Node, Match]] = []
+    for pattern, node in _anchors(graph, patterns):
+        answer = _ask(pattern, node, strict)
+        if isinstance(answer, Match):
+            candidates.append((pattern, node, answer))
+        elif isinstance(answer, Reject):
+            _record_rejection(result, name, pattern, node, answer)
+    # Of two that overlap, the higher priority goes first, then the larger; the sort keeps graph order otherwise.
+    candidates.sort(key=lambda c: (-c[0].priority, -len(c[2].nodes)))
+    before = report.graph_code(graph) if candidates or any(r.graph == name for r in result.rejections) else None
+
+    applied = 0
+    taken: dict[fx.Node, Pattern] = {}
+    for pattern, node, match in candidates:
+        winner = next((taken[n] for n in match.nodes if n in taken), None)
+        if winner is not None:
+            _record_rejection(result, name, pattern, node, Reject(f"overlaps with a substitution by {winner.name!r}"))
+            continue
+        # Earlier substitutions have changed the graph around this node: ask again.
+        answer = _ask(pattern, node, strict) if applied else match
+        if isinstance(answer, Match):
+            if not fuel.take():
+                answer = Reject("out of fuel (option fuse.fuel)")
+            else:
+                fake_mode = fake_mode or detect_fake_mode([g.value(n) for n in graph.nodes if g.is_tensor(n)])
+                answer = _apply(pattern, answer, name, fake_mode, strict)
+        if isinstance(answer, report.Substitution):
+            taken.update(dict.fromkeys(match.nodes, pattern))
+            result.substitutions.append(answer)
+            applied += 1
+        elif isinstance(answer, Reject):
+            _record_rejection(result, name, pattern, node, answer)
+    if before is not None:
+        after = report.graph_code(graph) if applied else before
+        result.graphs.append(report.GraphCode(name, before, after, len(graph.nodes)))
+    else:
+        result.graphs.append(report.GraphCode(name, "", "", len(graph.nodes)))
+    return applied
+
+
+def _anchors(graph: fx.Graph, patterns: Sequence[Pattern]):
+    by_target: dict[object, list[Pattern]] = collections.defaultdict(list)
+    for pattern in patterns:
+        for target in pattern.anchors:
+            by_target[target].append(pattern)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            for pattern in by_target.get(node.target, ()):
+                yield pattern, node
+
+
+def _ask(pattern: Pattern, node: fx.Node, strict: bool) -> Match | Reject | None:
+    try:
+        return pattern.match(node)
+    except Exception as error:
+        return _fault(pattern, node, "matching", error, strict)
+
+
+def _fault(pattern: Pattern, node: fx.Node, doing: str, error: Exception, strict: bool) -> Reject:
+    if strict:
+        raise error
+    reason = f"{doing} raised {type(error).__name__}: {error}"
+    warn_once(f"pattern {pattern.name!r}: {reason} (site left to Inductor; fuse.strict=True raises)")
+    return Reject(reason, node)
+
+
+def _record_rejection(result: report.Report, name: str, pattern: Pattern, anchor: fx.Node, reject: Reject) -> None:
+    node = anchor if reject.node is None else reject.node
+    source = report.source_of(node)
+    if not source.file:
+        source = report.source_of(anchor)
+    result.rejections.append(report.Rejection(pattern.name, name, source, reject.reason, node.name))
+
+
+def _apply(pattern: Pattern, match: Match, name: str, fake_mode, strict: bool) -> report.Substitution | Reject:
+    """Emits the replacement, checks it, and only then lets it take the place of the original."""
+    anchor = min(match.outputs)
+    inside = set(match.nodes)
+    for node in match.interior:
+        outsider = next((u for u in node.users if u not in inside), None)
+        if outsider is not None:
+            return Reject(f"{g.describe(node)} inside the match is also used by {g.describe(outsider)}", node)
+    mutation = g.mutation_between(min(inside), max(inside))
+    if mutation is not None:
+        return Reject(f"{g.describe(mutation)} mutates memory between the matched nodes", mutation)
+
+    emitter = Emitter(anchor, fake_mode)
+    try:
+        emitted = match.emit(emitter)
+        new = (emitted,) if isinstance(emitted, fx.Node) else tuple(emitted)
+        problem = _problem(match, new, emitter)
+    except Exception as error:
+        _erase(emitter.nodes)
+        return _fault(pattern, anchor, "building the replacement", error, strict)
+    if problem:
+        _erase(emitter.nodes)
+        return Reject(f"the replacement is not the same: {problem}", anchor)
+
+    record = report.describe_substitution(pattern.name, name, match.nodes, match.outputs, emitter.nodes, match.note)
+    for old, replacement in zip(match.outputs, new):
+        old.replace_all_uses_with(replacement)
+    _erase(match.nodes)
+    return record
+
+
+def _erase(nodes: Sequence[fx.Node]) -> None:
+    for node in sorted(set(nodes), reverse=True):
+        node.graph.erase_node(node)
+
+
+def _problem(match: Match, new: tuple[fx.Node, ...], emitter: Emitter) -> str | None:
+    """Why the emitted nodes may not replace the outputs; None if they may."""
+    if len(new) != len(match.outputs):
+        return f"{len(match.outputs)} outputs became {len(new)}"
+    inside = set(match.nodes)
+    inputs = {i for n in emitter.nodes for i in n.all_input_nodes} - set(emitter.nodes)
+    for node in inputs:
+        if node in inside:
+            return f"it uses {node.name}, which it replaces"
+        if not node < emitter.nodes[0]:
+            return f"it uses {node.name}, which is computed later"
+    for old, replacement in zip(match.outputs, new):
+        found = g.difference(g.value(old), g.value(replacement))
+        if found:
+            return found
+        for node in inputs:
+            if _shares_storage(g.value(node), g.value(old)) != _shares_storage(g.value(node), g.value(replacement)):
+                return f"it and the original differ in whether the output aliases {node.name}"
+    return None
+
+
+def _shares_storage(a: object, b: object) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return StorageWeakRef(a.untyped_storage()) == StorageWeakRef(b.untyped_storage())
