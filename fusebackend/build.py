@@ -53,10 +53,11 @@ def content_hash(root: Path | None = None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Toolchain:
-    """The compilers found here. ``cxx`` or ``nvcc`` is None where there is none."""
+    """The compilers found here, None where there is none, and the CUDA toolkit's folder with headers and runtime."""
 
     cxx: str | None
     nvcc: str | None
+    cuda_home: Path | None = None
 
     @classmethod
     def find(cls) -> Toolchain:
@@ -64,12 +65,16 @@ class Toolchain:
         homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
         candidates = [os.environ.get("CUDACXX"), shutil.which("nvcc"), *(f"{h}/bin/nvcc" for h in homes if h)]
         nvcc = next((c for c in candidates if c and shutil.which(c)), None)
-        return cls(cxx and shutil.which(cxx), nvcc and os.path.realpath(nvcc))
+        # nvcc on the PATH may be a wrapper that stands outside its toolkit.
+        beside = Path(os.path.realpath(nvcc)).parents[1] if nvcc else None
+        roots = [Path(h) for h in (*homes[:2], beside, homes[2]) if h]
+        cuda_home = next((r for r in roots if (r / "include/cuda_runtime_api.h").exists()), None)
+        return cls(cxx and shutil.which(cxx), nvcc if cuda_home else None, cuda_home)
 
 
 @lru_cache
 def compiler_version(compiler: str) -> str:
-    """The last line but one-word noise of ``compiler --version``, or why it could not be asked."""
+    """What a compiler says of its version, in a line, or why it could not be asked."""
     try:
         text = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
@@ -125,7 +130,7 @@ class Plan:
 
     def cxx_flags(self) -> list[str]:
         include = Path(torch.__file__).parent / "include"
-        cuda_include = [f"-isystem{Path(self.toolchain.nvcc).parents[1] / 'include'}"] if self.cuda else []
+        cuda_include = [f"-isystem{self.toolchain.cuda_home / 'include'}"] if self.cuda else []
         march = cpu_baseline()
         return [
             *("-std=c++17 -O3 -fPIC -fvisibility=hidden -Wall -Wno-unknown-pragmas".split()),
@@ -155,7 +160,7 @@ class Plan:
         torch_lib = Path(torch.__file__).parent / "lib"
         flags = ["-shared", f"-L{torch_lib}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu"]
         if self.cuda:
-            toolkit = Path(self.toolchain.nvcc).parents[1]
+            toolkit = self.toolchain.cuda_home
             libraries = [p for p in (toolkit / "lib64", toolkit / "targets/x86_64-linux/lib", toolkit / "lib") if p.is_dir()]
             flags += [*(f"-L{p}" for p in libraries), "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
         return flags

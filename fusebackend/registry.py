@@ -53,8 +53,8 @@ def known_names() -> list[str]:
 def select(names: tuple[str, ...]) -> list[Pattern]:
     """The patterns that the option ``fuse.patterns`` asks for: names, ``"all"``, and ``"-name"`` to leave one out.
 
-    A list that only leaves out starts from all.
+    A list that only leaves out starts from all; an empty one asks for none.
     """
     excluded = {n[1:] for n in names if n.startswith("-")}
-    included = {n for n in names if not n.startswith("-")} or {"all"}
+    included = {n for n in names if not n.startswith("-")} or ({"all"} if excluded else set())
     return [p for p in all_patterns() if p.name not in excluded and ("all" in included or p.name in included)]

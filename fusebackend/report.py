@@ -1,7 +1,7 @@
 """What was rewritten, what was not and why: the report of one compile.
 
-Inductor's caches skip the passes on a hit, so a report is kept on disk under a key of its own, made from what the
-backend was given; a warm process finds it there (:func:`load`).
+Inductor's caches skip the passes on a hit, so a report is kept beside its cached code, under a key of its own, made
+from what the backend was given; a warm process finds it there (:func:`load`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import json
 import linecache
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from . import cache, graph as g
 from .log import log
@@ -228,22 +230,26 @@ def key(gm: fx.GraphModule, example_inputs: Any, salt: str) -> str:
     return digest.hexdigest()[:32]
 
 
+def _path(name: str) -> Path:
+    """In Inductor's own cache directory: a report lives and goes with the compiled code that it is about."""
+    return Path(cache_dir()) / "fusebackend-reports" / f"{name}.json"
+
+
 def save(report: Report, name: str) -> None:
     """Keeps a report for later processes. A cache that can't be written costs only that."""
     try:
-        path = cache.directory("reports") / f"{name}.json"
-        cache.write_atomically(path, json.dumps(report.to_dict()).encode())
-    except (OSError, cache.CacheError) as error:
+        _path(name).parent.mkdir(parents=True, exist_ok=True)
+        cache.write_atomically(_path(name), json.dumps(report.to_dict()).encode())
+    except OSError as error:
         log.debug("report not kept: %s", error)
 
 
 def load(name: str) -> Report | None:
     """The report of an earlier compile of the same, or None."""
     try:
-        path = cache.directory("reports") / f"{name}.json"
-        if not path.exists():
-            return None
-        return dataclasses.replace(Report.from_dict(json.loads(path.read_bytes())), from_cache=True)
-    except (OSError, ValueError, KeyError, TypeError, cache.CacheError) as error:
+        return dataclasses.replace(Report.from_dict(json.loads(_path(name).read_bytes())), from_cache=True)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
         log.debug("kept report not readable: %s", error)
         return None

@@ -54,7 +54,7 @@ inline std::vector<int64_t> to_vector(IntHeaderOnlyArrayRef ref) { return {ref.b
 namespace fusebackend {
 
 // Makes the tensor's device current for its lifetime, and knows torch's current stream there. Never synchronises.
-class CudaScope {
+class __attribute__((visibility("hidden"))) CudaScope {
  public:
   explicit CudaScope(const Tensor& tensor) : guard_(tensor.get_device_index()) {
     void* stream = nullptr;

@@ -1,0 +1,144 @@
+// The CPU loop under both operations. Work is cut into blocks of o (the output's innermost dimension) x q (the dimension along which an
+// input is contiguous; one wide where there is none). An input that is not contiguous along o is first brought into a buffer in L1,
+// transposed; then whole output rows are written, so that every cache line is read and written once however large the strides are.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu.h"
+
+namespace fusebackend::tile {
+
+constexpr int64_t kRowBlock = 4096;  // elements a block where nothing is transposed
+
+// Elements a block, along o and q.
+struct BlockShape {
+  int64_t o, q;
+};
+inline BlockShape block_shape(const Plan& plan) {
+  if (plan.route != Route::kTiles) return {kRowBlock, 1};
+  return {std::max<int64_t>(256 / plan.problem.element_bytes, 16), 64};
+}
+
+// Calls body(block, offsets of the block's first element by Role in bytes) for units [begin, end).
+struct Block {
+  int64_t o, q;        // elements
+  int64_t offset[3];   // bytes, by Role
+};
+template <typename Body>
+void for_blocks(const Plan& plan, int64_t begin, int64_t end, Body body) {
+  const Problem& p = plan.problem;
+  const BlockShape shape = block_shape(plan);
+  const int q = plan.route == Route::kTiles ? plan.staged_dim : 0;  // 0: none
+  // An odometer over blocks of o, blocks of q, then the other dimensions.
+  int rank = 0;
+  int64_t count[kMaxRank + 1], step[3][kMaxRank + 1], digit[kMaxRank + 1];
+  const auto push = [&](int dim, int64_t block) {
+    count[rank] = (p.sizes[dim] + block - 1) / block;
+    for (int r = 0; r < p.operands; ++r) step[r][rank] = p.strides[r][dim] * block * p.element_bytes;
+    ++rank;
+  };
+  push(0, shape.o);
+  if (q) push(q, shape.q);
+  for (int d = 1; d < p.rank; ++d)
+    if (d != q) push(d, 1);
+
+  int64_t rest = begin;
+  Block block = {};
+  for (int d = 0; d < rank; ++d) {
+    digit[d] = rest % count[d];
+    rest /= count[d];
+    for (int r = 0; r < p.operands; ++r) block.offset[r] += digit[d] * step[r][d];
+  }
+  for (int64_t unit = begin; unit < end; ++unit) {
+    block.o = std::min(shape.o, p.sizes[0] - digit[0] * shape.o);
+    block.q = q ? std::min(shape.q, p.sizes[q] - digit[1] * shape.q) : 1;
+    body(block);
+    for (int d = 0; d < rank; ++d) {
+      for (int r = 0; r < p.operands; ++r) block.offset[r] += step[r][d];
+      if (++digit[d] < count[d]) break;
+      for (int r = 0; r < p.operands; ++r) block.offset[r] -= count[d] * step[r][d];
+      digit[d] = 0;
+    }
+  }
+}
+
+// N x N elements, N = 16 / sizeof(E), by log2(N) rounds of interleaving 16-byte vectors.
+template <typename E>
+struct SquareTranspose {
+  static constexpr int kN = 16 / sizeof(E);
+  typedef E Vector __attribute__((vector_size(16)));
+
+  static void run(const char* from, int64_t from_stride, char* to, int64_t to_stride) {
+    Vector a[kN], b[kN];
+    for (int i = 0; i < kN; ++i) std::memcpy(&a[i], from + i * from_stride, 16);
+    Vector low, high;
+    for (int i = 0; i < kN; ++i) {
+      low[i] = E(i / 2 + (i % 2) * kN);
+      high[i] = E(kN / 2 + i / 2 + (i % 2) * kN);
+    }
+    for (int round = 1; round < kN; round *= 2) {
+      for (int i = 0; i < kN / 2; ++i) {
+        b[2 * i] = __builtin_shuffle(a[i], a[i + kN / 2], low);
+        b[2 * i + 1] = __builtin_shuffle(a[i], a[i + kN / 2], high);
+      }
+      for (int i = 0; i < kN; ++i) a[i] = b[i];
+    }
+    for (int i = 0; i < kN; ++i) std::memcpy(to + i * to_stride, &a[i], 16);
+  }
+};
+
+// to[q][o] = from[o][q]: rows of `to` are contiguous and `to_stride` bytes apart.
+template <typename E>
+void transpose_block(const char* from, int64_t from_o, int64_t from_q, char* to, int64_t to_stride, int64_t o_count, int64_t q_count) {
+  constexpr int64_t kW = sizeof(E), kN = 16 / kW;
+  int64_t o_done = 0;
+  if constexpr (kN > 1) {
+    if (from_q == kW && q_count >= kN) {
+      for (; o_done + kN <= o_count; o_done += kN) {
+        const char* rows = from + o_done * from_o;
+        char* columns = to + o_done * kW;
+        // The last square may overlap the one before.
+        for (int64_t q = 0; q < q_count; q += kN) {
+          q = std::min(q, q_count - kN);
+          SquareTranspose<E>::run(rows + q * kW, from_o, columns + q * to_stride, to_stride);
+        }
+      }
+    }
+  }
+  for (int64_t q = 0; q < q_count; ++q)
+    for (int64_t o = o_done; o < o_count; ++o) std::memcpy(to + q * to_stride + o * kW, from + o * from_o + q * from_q, kW);
+}
+
+// Rows of an input's block as contiguous memory: its own, or `buffer` filled from it.
+struct Rows {
+  const char* data;
+  int64_t stride;  // bytes between rows
+};
+template <typename E>
+Rows block_rows(const Plan& plan, Role role, const Block& block, char* buffer) {
+  const Problem& p = plan.problem;
+  constexpr int64_t kW = sizeof(E);
+  const char* from = p.data[role] + block.offset[role];
+  const int64_t o_step = p.strides[role][0] * kW, q_step = block.q > 1 ? p.strides[role][plan.staged_dim] * kW : 0;
+  if (o_step == kW || block.o == 1) return {from, q_step};
+  const int64_t stride = block.o * kW;
+  if (o_step == 0) {
+    const int64_t rows = q_step == 0 ? 1 : block.q;
+    for (int64_t q = 0; q < rows; ++q) {
+      E value;
+      std::memcpy(&value, from + q * q_step, kW);
+      std::fill_n(reinterpret_cast<E*>(buffer + q * stride), block.o, value);
+    }
+    return {buffer, q_step == 0 ? 0 : stride};
+  }
+  transpose_block<E>(from, o_step, block.q > 1 ? q_step : kW, buffer, stride, block.o, block.q);
+  return {buffer, stride};
+}
+
+// Bytes of buffer that block_rows may need.
+constexpr int64_t kBlockBytes = 64 * 1024;
+static_assert(kRowBlock * 16 <= kBlockBytes);
+
+}  // namespace fusebackend::tile

@@ -1,0 +1,98 @@
+"""``python -m fusebackend``: env, build, patterns, demo."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+from . import __version__, build, cache, native
+from .options import OPTIONS
+from .registry import all_patterns
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m fusebackend", description="A torch.compile backend of compiled kernels.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    commands.add_parser("env", help="versions, devices, compilers, cache, what is built, and what is missing").set_defaults(run=env)
+
+    command = commands.add_parser("build", help="build the native library ahead of time; needs no GPU")
+    command.add_argument("--arch", help="GPU architectures, e.g. 90a,80,75; default: this machine's GPUs; 'none': CPU only")
+    command.add_argument("--output", type=Path, help="folder for the library (FUSEBACKEND_LIBRARY=folder uses it); default: the cache")
+    command.set_defaults(run=build_ahead)
+
+    commands.add_parser("patterns", help="the patterns that are looked for, and why").set_defaults(run=patterns)
+
+    command = commands.add_parser("demo", help="train a small language model eagerly, with Inductor and with fuse")
+    command.add_argument("--steps", type=int, default=20, help="training steps (default 20)")
+    command.set_defaults(run=demo)
+
+    chosen = parser.parse_args(arguments)
+    try:
+        return chosen.run(chosen)
+    except (build.BuildError, cache.CacheError) as error:
+        print(f"fusebackend: {error}", file=sys.stderr)
+        return 1
+
+
+def env(_: argparse.Namespace) -> int:
+    tools = build.Toolchain.find()
+    rows = [
+        ("fusebackend", f"{__version__} in {Path(__file__).parent}"),
+        ("python", platform.python_version()),
+        ("torch", f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})"),
+        ("CPU", f"{platform.machine()}, {torch.get_num_threads()} threads, kernels for {build.cpu_baseline()}"),
+    ]
+    for i in range(torch.cuda.device_count()):
+        rows.append((f"GPU {i}", f"{torch.cuda.get_device_name(i)}, compute capability {torch.cuda.get_device_capability(i)}"))
+    if not torch.cuda.is_available():
+        rows.append(("GPU", "none that torch sees: CUDA kernels are neither built nor used"))
+    rows.append(("C++ compiler", f"{tools.cxx}: {build.compiler_version(tools.cxx)}" if tools.cxx else "none: apt-get install g++, or set CXX"))
+    missing = "none: install the CUDA toolkit, or set CUDA_HOME (needed for CUDA kernels only)"
+    rows.append(("nvcc", f"{tools.nvcc}: {build.compiler_version(tools.nvcc)}" if tools.nvcc else missing))
+    try:
+        rows.append(("cache", str(cache.directory())))
+    except cache.CacheError as error:
+        rows.append(("cache", str(error)))
+    library = native.load()
+    if library.path:
+        rows.append(("library", f"{library.path}, for CPU{''.join(f', sm_{a}' for a in library.architectures)}"))
+    if library.reason:
+        rows.append(("missing", library.reason))
+    rows.append(("patterns", ", ".join(p.name for p in all_patterns())))
+    rows += [(name, f"{does}; accepts {accepts}") for name, (accepts, does) in OPTIONS.items()]
+    for name, text in rows:
+        print(f"{name:14} {text}")
+    return 0 if library.path else 1
+
+
+def build_ahead(chosen: argparse.Namespace) -> int:
+    architectures = {None: None, "none": ()}.get(chosen.arch, (chosen.arch or "").split(","))
+    wanted = build.plan(architectures)
+    (cache.directory("native") / f"{wanted.key}.failed").unlink(missing_ok=True)
+    with native.progress_line("building kernels") as progress:
+        folder = build.build(wanted, chosen.output, progress)
+    print(f"{folder / build.LIBRARY}: CPU{''.join(f', sm_{a}' for a in wanted.architectures)}")
+    return 0
+
+
+def patterns(_: argparse.Namespace) -> int:
+    for pattern in all_patterns():
+        anchors = ", ".join(map(str, pattern.anchors))
+        summary = (sys.modules[type(pattern).__module__].__doc__ or "").strip().split("\n")[0]
+        print(f"{pattern.name} ({pattern.level}, at {anchors})\n    {summary}")
+    return 0
+
+
+def demo(chosen: argparse.Namespace) -> int:
+    from .demo import run
+
+    return run(chosen.steps)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

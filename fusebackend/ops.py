@@ -1,0 +1,38 @@
+"""Defines the operators of ``torch.ops.fusebackend``.
+
+Schemas, tags and fakes are Python's (the stable ABI takes no tags before torch 2.12); the kernels are registered by the
+native library when it is loaded, which dispatches in about 2 us where a Python custom operator takes 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+_library = torch.library.Library("fusebackend", "FRAGMENT")
+
+
+def define(
+    schema: str,
+    *,
+    fake: Callable,
+    backward: Callable | None = None,
+    setup_context: Callable | None = None,
+    tags: tuple[torch.Tag, ...] = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+) -> torch._ops.OpOverload:
+    """Defines ``fusebackend::<schema>`` and returns its overload.
+
+    Args:
+        schema: e.g. ``"transpose_add(Tensor x, Tensor y, float alpha) -> Tensor"``.
+        fake: computes the outputs' shapes, strides and dtypes on fake tensors; must not guard on sizes.
+        backward, setup_context: as for ``torch.library.register_autograd``, if the operator is differentiable.
+        tags: by default the kernel takes its inputs in any memory layout, so Inductor copies nothing for it; operators
+            whose kernels don't should name ``torch.Tag.needs_exact_strides``.
+    """
+    name = schema.split("(")[0]
+    _library.define(schema, tags=tags)
+    torch.library.register_fake(f"fusebackend::{name}", fake, lib=_library)
+    if backward is not None:
+        torch.library.register_autograd(f"fusebackend::{name}", backward, setup_context=setup_context, lib=_library)
+    return getattr(torch.ops.fusebackend, name).default

@@ -1,0 +1,170 @@
+"""permute -> add: ``x.transpose(...) + alpha * y`` in one pass that reads and writes whole cache lines.
+
+Why it pays: the operands of such an add are contiguous along different dims, so whichever loop order is chosen, one of
+them is read across the grain. PyTorch's kernel does just that (10x off a copy on an H200). Inductor tiles, but loses a
+fifth of the bandwidth on even static shapes and more on odd or dynamic ones. The kernel here moves one operand through
+shared memory in tiles, takes shapes at run time, and keeps 16-byte accesses where alignment allows.
+
+The operator is looked for by memory order, not by spelling: an ``add`` (or ``sub``) whose full-size operand runs along
+another dim than its result. The view itself stays in the graph, where it costs nothing.
+
+    permute: f32[8, 512, 256] = aten.permute(x, [0, 2, 1])         permute = aten.permute(x, [0, 2, 1])
+    add:     f32[8, 512, 256] = aten.add(permute, y, alpha=2)  ->  add = fusebackend.transpose_add(permute, y, 2.0, 0, [0, 2, 1])
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fusebackend import graph as g, native, ops
+from fusebackend.pattern import Emitter, Match, Pattern, Reject
+from fusebackend.registry import register
+
+aten = torch.ops.aten
+
+DTYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+    }
+)
+
+# Operators whose generated template takes pointwise epilogues when Inductor autotunes.
+_TEMPLATES = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default})
+
+
+def reference(x: torch.Tensor, y: torch.Tensor, alpha: float, ialpha: int, order: list[int]) -> torch.Tensor:
+    """What the kernels compute, in PyTorch.
+
+    Args:
+        x, y: tensors of one dtype on one device, of shapes that broadcast to each other; any strides.
+        alpha, ialpha: the factor of ``y``, for floating-point and for integer dtypes; the other one is not looked at.
+        order: the result's dims from outermost to innermost in memory.
+
+    Returns:
+        ``x + alpha * y``, computed in fp32 for 16-bit floats and rounded once, laid out as
+        ``torch.empty_permuted(shape, order)``. Bitwise what ``torch.add`` gives, but for 16-bit floats on the CPU with
+        an alpha that is no power of two: there eager's kernel for strided operands rounds alpha, the product and the
+        sum to 16 bits, its kernel for contiguous ones only the last; Inductor's code rounds once, as this does.
+    """
+    if not x.is_floating_point():
+        out = torch.add(x, y, alpha=ialpha)
+    elif x.itemsize == 2:
+        out = torch.add(x.float(), y.float(), alpha=alpha).to(x.dtype)
+    else:
+        out = torch.add(x, y, alpha=alpha)
+    return torch.empty_permuted(out.shape, order, dtype=out.dtype, device=out.device).copy_(out)
+
+
+def _fake(x: torch.Tensor, y: torch.Tensor, alpha: float, ialpha: int, order: list[int]) -> torch.Tensor:
+    torch._check(x.dtype == y.dtype, lambda: f"transpose_add: x is {x.dtype} and y is {y.dtype}; one dtype is needed")
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, y, ctx.alpha, _, _ = inputs
+    ctx.shapes = x.shape, y.shape
+
+
+def _backward(ctx, grad: torch.Tensor):
+    x_shape, y_shape = ctx.shapes
+    dx = grad.sum_to_size(x_shape) if ctx.needs_input_grad[0] else None
+    dy = (grad * ctx.alpha).sum_to_size(y_shape) if ctx.needs_input_grad[1] else None
+    return dx, dy, None, None, None
+
+
+transpose_add = ops.define(
+    "transpose_add(Tensor x, Tensor y, float alpha, int ialpha, int[] order) -> Tensor",
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+)
+
+
+class TransposeAdd(Pattern):
+    """Matches ``aten.add.Tensor`` and ``aten.sub.Tensor`` of operands in different memory orders."""
+
+    name = "transpose_add"
+    anchors = (aten.add.Tensor, aten.sub.Tensor)
+
+    def match(self, node: fx.Node) -> Match | Reject | None:
+        call = g.arguments(node)
+        x, y, alpha = call["self"], call["other"], call["alpha"]
+        if not g.is_tensor(x) or not g.is_tensor(y):
+            return None
+        out, operands = g.value(node), (g.value(x), g.value(y))
+        crossing = [_runs_across(t, out) for t in operands]
+        permuted = next((n for n in (x, y) if n.target is aten.permute.default), None)
+        if permuted is None and True not in crossing:
+            return None
+
+        dtypes = [t.dtype for t in operands]
+        if dtypes[0] != dtypes[1] or out.dtype != dtypes[0]:
+            return Reject(f"mixed dtypes: {dtypes[0]} and {dtypes[1]} give {out.dtype}; one dtype is accepted", node)
+        if out.dtype not in DTYPES:
+            return Reject(f"dtype {out.dtype} is not supported", node)
+        if None in crossing or g.memory_order(out) is None:
+            return Reject("sizes are not known before run time (unbacked symbols)", node)
+        if True not in crossing:
+            return Reject("the operands run along the same dim in memory: nothing is transposed", permuted)
+        if len({t.device for t in operands}) > 1:
+            return Reject(f"operands on different devices: {operands[0].device} and {operands[1].device}", node)
+        if isinstance(alpha, fx.Node):
+            return Reject("alpha is computed in the graph; a number is accepted", node)
+        floating = out.dtype.is_floating_point
+        if isinstance(alpha, complex) or (isinstance(alpha, float) and not floating) or (floating and abs(alpha) > 2**53):
+            return Reject(f"alpha={alpha!r} is not accepted for {out.dtype}", node)
+
+        neighbour = g.fused_neighbour(node)
+        if neighbour is not None:
+            return Reject(f"Inductor fuses it with its neighbour {g.describe(neighbour)}", node)
+        template = _autotuned_producer(node)
+        if template is not None:
+            return Reject(f"under max-autotune Inductor may add in the epilogue of {g.describe(template)}", node)
+        unavailable = native.load().why_not(transpose_add, out.device)
+        if unavailable:
+            return Reject(unavailable, node)
+
+        factor = -alpha if node.target is aten.sub.Tensor else alpha
+        alphas = (float(factor), 0) if floating else (0.0, int(factor))
+
+        def emit(e: Emitter) -> fx.Node:
+            return e.call(transpose_add, x, y, *alphas, g.memory_order(out))
+
+        return Match((node,), emit)
+
+
+def _runs_across(operand: torch.Tensor, out: torch.Tensor) -> bool | None:
+    """Whether ``operand`` is contiguous along another dim than ``out`` and also varies along that of ``out``; None if
+    sizes are not known. A small operand that is broadcast along it is read from cache, whatever its order."""
+    sizes, strides = g.hints(operand.shape), g.hints(operand.stride())
+    out_sizes, out_strides = g.hints(out.shape), g.hints(out.stride())
+    if sizes is None or strides is None or out_sizes is None or out_strides is None:
+        return None
+    missing = len(out_sizes) - len(sizes)
+    broadcast = [0] * missing + [0 if s == 1 else t for s, t in zip(sizes, strides)]
+    fastest = next((d for d, t in enumerate(broadcast) if t == 1), None)
+    along = next((d for d, t in enumerate(out_strides) if t == 1 and out_sizes[d] > 1), None)
+    if fastest is None or along is None:
+        return False
+    return fastest != along and broadcast[along] != 0
+
+
+def _autotuned_producer(node: fx.Node) -> fx.Node | None:
+    from torch._inductor import config
+
+    if not (config.max_autotune or config.max_autotune_gemm):
+        return None
+    return next((p for p in map(g.through_views, node.all_input_nodes) if p.target in _TEMPLATES and len(p.users) == 1), None)
+
+
+register(TransposeAdd())

@@ -1,0 +1,51 @@
+"""Shared fixtures. Most tests run the rewritten graph without code generation (``fuse.interpret``): seconds, not minutes."""
+
+import pytest
+import torch
+
+import fusebackend
+from fusebackend import registry
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if "cuda" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request):
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+
+
+@pytest.fixture
+def interpreted():
+    """Compiles a function with ``backend="fuse"``, without code generation."""
+
+    def compile_(fn, **kwargs):
+        options = {"fuse.interpret": True, **kwargs.pop("options", {})}
+        return torch.compile(fn, backend="fuse", options=options, **kwargs)
+
+    return compile_
+
+
+@pytest.fixture
+def temporary_pattern():
+    """Registers patterns for one test."""
+    names = []
+
+    def add(pattern):
+        names.append(pattern.name)
+        return fusebackend.register(pattern)
+
+    yield add
+    for name in names:
+        registry._patterns.pop(name)
