@@ -1,4 +1,4 @@
-"""``python -m fusebackend``: env, build, patterns, demo."""
+"""``python -m fusebackend``: env, build, patterns, demo, bench."""
 
 from __future__ import annotations
 
@@ -30,6 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
     command = commands.add_parser("demo", help="train a small language model eagerly, with Inductor and with fuse")
     command.add_argument("--steps", type=int, default=20, help="training steps (default 20)")
     command.set_defaults(run=demo)
+
+    command = commands.add_parser("bench", help="measure the peers and ours in one run")
+    command.add_argument("what", choices=("kernels", "compile"), help="the families' kernels, or the time that compiling takes")
+    command.add_argument("families", nargs="*", help="with kernels: only these families")
+    command.add_argument("--output", type=Path, help="write the figures as JSON")
+    command.set_defaults(run=bench)
 
     chosen = parser.parse_args(arguments)
     try:
@@ -92,6 +98,14 @@ def demo(chosen: argparse.Namespace) -> int:
     from .demo import run
 
     return run(chosen.steps)
+
+
+def bench(chosen: argparse.Namespace) -> int:
+    from . import bench
+
+    if chosen.what == "compile":
+        return bench.compile_overhead(output=chosen.output)
+    return bench.kernels(chosen.families, chosen.output)
 
 
 if __name__ == "__main__":

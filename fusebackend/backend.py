@@ -10,6 +10,7 @@ import collections
 import contextlib
 import contextvars
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -43,8 +44,9 @@ def fuse(
     Raises:
         ValueError: an unknown option or mode (see :func:`fusebackend.options.parse`).
     """
-    chosen = parse(mode, options)
     library = native.load()
+    began = time.perf_counter()
+    chosen = parse(mode, options)
     result = report.Report(notes=[library.reason] if library.reason else [])
     identity = uuid(chosen, library)
     explained = _collector.get()
@@ -65,6 +67,7 @@ def fuse(
     else:
         _reports.append(result)
 
+    result.seconds += time.perf_counter() - began
     inner = interpret.inner_compile if interpreted else inductor.compile_fx_inner
     compiled = inductor.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)
     if name:

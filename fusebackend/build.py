@@ -224,10 +224,10 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
         cache.CacheError: the cache directory can't be used.
     """
     target = output or cache.directory("native", what.key)
-    if output is None and (target / MANIFEST).exists():
+    if output is None and read_manifest(target):
         return target
     with cache.lock("build"):
-        if output is None and (target / MANIFEST).exists():  # another process built it while this one waited
+        if output is None and read_manifest(target):  # another process built it while this one waited
             return target
         # Objects are shared between keys, so that an edit recompiles one file; ninja tracks headers by depfiles, and
         # a killed compile leaves no entry in its log, so its half-written object is made again.
@@ -243,6 +243,15 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
         # Last: a library without its manifest is an unfinished build and is not looked at.
         cache.write_atomically(target / MANIFEST, json.dumps(what.manifest(), indent=1).encode())
     return target
+
+
+def read_manifest(folder: Path) -> dict | None:
+    """What a library in ``folder`` was built from and for; None if there is none that is whole."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        return manifest if {"key", "content", "architectures", "march"} <= manifest.keys() else None
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _ninja_file(what: Plan) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 import threading
@@ -66,10 +65,9 @@ def _find_and_load() -> Native:
 
 def _prebuilt() -> Native | None:
     for folder in prebuilt_folders():
-        manifest_path = folder / build.MANIFEST
-        if not manifest_path.exists():
+        manifest = build.read_manifest(folder)
+        if manifest is None:
             continue
-        manifest = json.loads(manifest_path.read_text())
         unfit = _unfit(manifest)
         if unfit:
             log.warning("the library in %s is not used: %s", folder, unfit)
@@ -109,7 +107,7 @@ def _built() -> Native:
         # Remembered, so that every later process does not spend the same time failing.
         cache.write_atomically(failed, str(error).encode())
         raise
-    return dataclasses.replace(_open(folder, json.loads((folder / build.MANIFEST).read_text())), reason=reason)
+    return dataclasses.replace(_open(folder, build.read_manifest(folder)), reason=reason)
 
 
 def _open(folder: Path, manifest: dict) -> Native:

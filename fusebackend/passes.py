@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -48,11 +49,13 @@ class FusePass(CustomGraphPass):
         self._seen: dict[str, int] = {}
 
     def __call__(self, graph: fx.Graph) -> None:
+        began = time.perf_counter()
         name = self._graph_name(graph)
         self.result.drop_graph(name)
         patterns = [p for p in select(self.names) if p.level == self.level]
         rewrite(graph, patterns, name, self.result, strict=self.strict, fuel=self.fuel)
         self.done()
+        self.result.seconds += time.perf_counter() - began
 
     def _graph_name(self, graph: fx.Graph) -> str:
         """``forward``, ``backward`` or ``joint``; numbered where one compile has several (subgraphs of control flow)."""

@@ -114,6 +114,7 @@ class Report:
         substitutions, rejections, graphs: see their classes.
         from_cache: the compiled code came from Inductor's cache, and this report from the compile that filled it.
         notes: what concerns the whole compile, e.g. that there is no native library.
+        seconds: the time that this backend added to the compile (Inductor's own is not in it).
     """
 
     substitutions: list[Substitution] = dataclasses.field(default_factory=list)
@@ -121,6 +122,7 @@ class Report:
     graphs: list[GraphCode] = dataclasses.field(default_factory=list)
     from_cache: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
 
     def drop_graph(self, name: str) -> None:
         """Forgets what was recorded of a graph, before it is recorded anew."""
@@ -134,6 +136,7 @@ class Report:
         self.graphs += other.graphs
         self.notes += [n for n in other.notes if n not in self.notes]
         self.from_cache = self.from_cache or other.from_cache
+        self.seconds += other.seconds
 
     def counts(self) -> dict[str, int]:
         """Number of substitutions by pattern."""
@@ -155,6 +158,7 @@ class Report:
             [GraphCode(**c) for c in data["graphs"]],
             data["from_cache"],
             data["notes"],
+            data["seconds"],
         )
 
     def __str__(self) -> str:

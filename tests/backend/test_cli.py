@@ -1,0 +1,42 @@
+"""``python -m fusebackend``"""
+
+import json
+
+import pytest
+
+from fusebackend.__main__ import main
+
+
+def test_env_says_what_is_there(capsys):
+    assert main(["env"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("fusebackend", "torch", "C++ compiler", "nvcc", "cache", "library", "transpose_add", "fuse.strict"):
+        assert word in printed
+
+
+def test_patterns_says_why_each_pays(capsys):
+    assert main(["patterns"]) == 0
+    assert "transpose_add (post_grad, at aten.add.Tensor" in capsys.readouterr().out
+
+
+def test_a_wrong_architecture_is_an_error_in_a_line(capsys):
+    assert main(["build", "--arch", "hopper"]) == 1
+    assert "architecture 'hopper'" in capsys.readouterr().err
+
+
+@pytest.mark.codegen
+def test_the_demo_trains_and_shows_its_substitutions(capsys):
+    assert main(["demo", "--steps", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "largest difference to eager" in printed and "transpose_add" in printed and "fuse is" in printed
+
+
+@pytest.mark.codegen
+def test_bench_measures_all_peers_and_writes_json(capsys, tmp_path, monkeypatch):
+    from fusebackend import bench
+
+    monkeypatch.setattr(bench, "WAYS", {k: v for k, v in bench.WAYS.items() if k in ("eager", "fuse")})
+    case = next(bench._cases(["transpose_add"]))[1]
+    row = bench.run_case(case, bench.torch.device("cpu"))
+    assert row["fuse substitutions"] == 1 and row["eager"] > 0 and row["fuse"] > 0 and row["floor"] > 0
+    assert json.dumps(bench.environment())
