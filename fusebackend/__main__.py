@@ -57,7 +57,9 @@ def env(_: argparse.Namespace) -> int:
         rows.append((f"GPU {i}", f"{torch.cuda.get_device_name(i)}, compute capability {torch.cuda.get_device_capability(i)}"))
     if not torch.cuda.is_available():
         rows.append(("GPU", "none that torch sees: CUDA kernels are neither built nor used"))
-    rows.append(("C++ compiler", f"{tools.cxx}: {build.compiler_version(tools.cxx)}" if tools.cxx else "none: apt-get install g++, or set CXX"))
+    rows.append(
+        ("C++ compiler", f"{tools.cxx}: {build.compiler_version(tools.cxx)}" if tools.cxx else "none: apt-get install g++, or set CXX")
+    )
     missing = "none: install the CUDA toolkit, or set CUDA_HOME (needed for CUDA kernels only)"
     rows.append(("nvcc", f"{tools.nvcc}: {build.compiler_version(tools.nvcc)}" if tools.nvcc else missing))
     try:

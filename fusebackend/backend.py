@@ -30,9 +30,7 @@ _reports: collections.deque[report.Report] = collections.deque(maxlen=256)
 _collector: contextvars.ContextVar[list[report.Report] | None] = contextvars.ContextVar("collector", default=None)
 
 
-def fuse(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
-) -> Callable:
+def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None) -> Callable:
     """Compiles a Dynamo graph through Inductor, with this package's substitutions.
 
     Args:

@@ -8,6 +8,7 @@ dynamic and autotuned, and with ours static and dynamic, against a floor: the sa
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import platform
 import statistics
@@ -77,7 +78,9 @@ def environment() -> dict[str, Any]:
     ).stdout.strip()
     cuda = torch.cuda.is_available()
     return {
-        "device": torch.cuda.get_device_name() if cuda else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name()
+        if cuda
+        else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "library": native.load().key,
@@ -101,7 +104,7 @@ def run_case(case: Case, device: torch.device) -> dict[str, Any]:
     expected = case.fn(*arguments)
     row: dict[str, Any] = {}
     if case.floor is not None:
-        row["floor"] = median_ms(lambda: case.floor(*arguments), device)
+        row["floor"] = median_ms(functools.partial(case.floor, *arguments), device)
     for way, prepare in WAYS.items():
         torch._dynamo.reset()
         fn = prepare(case.fn)
@@ -109,7 +112,7 @@ def run_case(case: Case, device: torch.device) -> dict[str, Any]:
         if way.startswith("fuse"):
             row[f"{way} substitutions"] = len(backend.last_report().substitutions)
             torch.testing.assert_close(result, expected)
-        row[way] = median_ms(lambda: fn(*arguments), device)
+        row[way] = median_ms(functools.partial(fn, *arguments), device)
     return row
 
 
@@ -119,19 +122,24 @@ def kernels(families: list[str] | None = None, output: Path | None = None) -> in
     print(", ".join(f"{k} {v}" for k, v in facts.items()))
     print("medians in ms, L2 flushed; ratios: ours (static/dynamic) over the floor, and each peer over ours\n")
     columns = ["floor", *WAYS]
-    print(f"{'case':44}" + "".join(f"{c:>19}" for c in columns) + "   of floor (goal)   over eager/inductor/dynamic/autotuned")
+    head = "   of floor (goal)   over eager/inductor/dynamic/autotuned"
+    print(f"{'case':44}" + "".join(f"{c:>19}" for c in columns) + head)
     rows = []
     for family, case in _cases(families):
         row = run_case(case, device)
         rows.append({"family": family, "case": case.name, "goal": case.goal, **row})
-        slower = max(row["fuse"], row["fuse dynamic"])
-        of_floor = f"{row['fuse'] / row['floor']:.3f}/{row['fuse dynamic'] / row['floor']:.3f} ({case.goal})" if "floor" in row else "-"
-        peers = "/".join(f"{row[w] / slower:.2f}" for w in list(WAYS)[:4])
-        taken = "" if row["fuse substitutions"] and row["fuse dynamic substitutions"] else "   NOT SUBSTITUTED"
-        print(f"{family + ': ' + case.name:44}" + "".join(f"{row.get(c, float('nan')):19.4f}" for c in columns) + f"   {of_floor}   {peers}{taken}")
+        print(f"{family + ': ' + case.name:44}" + "".join(f"{row.get(c, float('nan')):19.4f}" for c in columns) + _ratios(row, case))
     if output:
         output.write_text(json.dumps({"environment": facts, "kernels": rows}, indent=1))
     return 0
+
+
+def _ratios(row: dict[str, Any], case: Case) -> str:
+    ours = max(row["fuse"], row["fuse dynamic"])
+    floor = row.get("floor", float("nan"))
+    peers = "/".join(f"{row[w] / ours:.2f}" for w in list(WAYS)[:4])
+    missed = "" if row["fuse substitutions"] and row["fuse dynamic substitutions"] else "   NOT SUBSTITUTED"
+    return f"   {row['fuse'] / floor:.3f}/{row['fuse dynamic'] / floor:.3f} ({case.goal})   {peers}{missed}"
 
 
 def compile_overhead(nodes: int = 1000, output: Path | None = None) -> int:
@@ -155,7 +163,10 @@ def compile_overhead(nodes: int = 1000, output: Path | None = None) -> int:
     ours = backend.last_report().seconds
     count = backend.last_report().graphs[0].nodes
     print(", ".join(f"{k} {v}" for k, v in facts.items()))
-    print(f"a graph of {count} nodes without matches: compiled in {total:.2f} s, of which ours {1e3 * ours:.1f} ms = {100 * ours / total:.2f} %")
+    print(
+        f"a graph of {count} nodes without matches: compiled in {total:.2f} s, of which ours {1e3 * ours:.1f} ms = {100 * ours / total:.2f} %"
+    )
     if output:
-        output.write_text(json.dumps({"environment": facts, "compile": {"nodes": count, "total_s": total, "ours_s": ours}}, indent=1))
+        figures = {"nodes": count, "total_s": total, "ours_s": ours}
+        output.write_text(json.dumps({"environment": facts, "compile": figures}, indent=1))
     return 0

@@ -25,10 +25,7 @@ def directory(*parts: str) -> Path:
     Raises:
         CacheError: it can't be made, belongs to another user, or is writable by others.
     """
-    root = Path(
-        os.environ.get("FUSEBACKEND_CACHE_DIR")
-        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fusebackend"
-    )
+    root = Path(os.environ.get("FUSEBACKEND_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fusebackend")
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         check_private(root)

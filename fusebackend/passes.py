@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import fx
-from torch._inductor import config as inductor_config, custom_graph_pass
+from torch._inductor import config as inductor_config
+from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import report

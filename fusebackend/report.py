@@ -20,7 +20,8 @@ import torch
 from torch import fx
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from . import cache, graph as g
+from . import cache
+from . import graph as g
 from .log import log
 
 

@@ -15,7 +15,8 @@ from torch import fx
 from torch._guards import detect_fake_mode
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import graph as g, report
+from . import graph as g
+from . import report
 from .log import warn_once
 from .pattern import Emitter, Match, Pattern, Reject
 

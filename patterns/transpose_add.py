@@ -17,7 +17,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fusebackend import graph as g, native, ops
+from fusebackend import graph as g
+from fusebackend import native, ops
 from fusebackend.bench import Case
 from fusebackend.pattern import Emitter, Match, Pattern, Reject
 from fusebackend.registry import register

@@ -46,7 +46,11 @@ def test_explain_leaves_buffers_random_state_and_grads_alone():
     model = Model().train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     state = torch.get_rng_state()
-    fusebackend.explain(model, torch.randn(24, 16), torch.randn(16, 24), )
+    fusebackend.explain(
+        model,
+        torch.randn(24, 16),
+        torch.randn(16, 24),
+    )
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     torch.set_rng_state(state)

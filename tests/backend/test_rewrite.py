@@ -104,9 +104,10 @@ def test_of_two_that_overlap_priority_then_size_wins(interpreted, temporary_patt
 
 
 def test_a_match_across_a_mutation_is_refused():
+    from torch._subclasses import FakeTensorMode
+
     from fusebackend.report import Report
     from fusebackend.rewrite import rewrite
-    from torch._subclasses import FakeTensorMode
 
     graph = torch.fx.Graph()
     with FakeTensorMode() as mode:
