@@ -227,9 +227,12 @@ def key(gm: fx.GraphModule, example_inputs: Any, salt: str) -> str:
         torch.get_float32_matmul_precision(),
     )
     digest.update(repr(settings).encode())
-    for i in example_inputs:
-        grad = getattr(i, "requires_grad", None)
-        digest.update(f"{g.spec(i)}{tuple(i.stride()) if isinstance(i, torch.Tensor) else ''}{grad}".encode())
+    # The placeholders' fake values have symbolic sizes where the compile is dynamic; the inputs themselves may not.
+    values = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")]
+    for fake, given in zip(values, example_inputs):
+        i = given if fake is None else fake
+        strides = tuple(i.stride()) if isinstance(i, torch.Tensor) else ""
+        digest.update(f"{g.spec(i)}{strides}{getattr(i, 'requires_grad', None)}{getattr(i, 'device', None)}".encode())
     for module in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
         digest.update(module.graph.python_code("self").src.encode())
     return digest.hexdigest()[:32]

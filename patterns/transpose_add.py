@@ -176,7 +176,7 @@ def bench_cases() -> list[Case]:
         def inputs(device: torch.device):
             return torch.randn(columns, rows, device=device).to(dtype), torch.randn(rows, columns, device=device).to(dtype)
 
-        return Case(name, lambda x, y: y + x.transpose(0, 1), inputs, lambda x, y: y + x.view(y.shape), goal)
+        return Case(name, lambda x, y: x.transpose(0, 1) + y, inputs, lambda x, y: y + x.view(y.shape), goal)
 
     if not torch.cuda.is_available():
         return [case("fp32 2048x2048", torch.float32, 2048, 2048, 1.5), case("bf16 3001x2047", torch.bfloat16, 3001, 2047, 1.5)]

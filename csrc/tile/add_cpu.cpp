@@ -73,18 +73,25 @@ void add_as(const Plan& plan, Real alpha, int64_t begin, int64_t end) {
             std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>>;
   const Problem& p = plan.problem;
   const auto factor = static_cast<typename Arithmetic::Scalar>(alpha);
+  constexpr int64_t kW = sizeof(T);
   alignas(64) char buffer[2][kBlockBytes];
-  alignas(64) T row[kRowBlock];  // of an output that is not contiguous
-  const int64_t out_o = p.strides[kOut][0] * int64_t(sizeof(T)), out_q = p.strides[kOut][plan.staged_dim] * int64_t(sizeof(T));
+  alignas(64) T scattered[kBlockElements];  // rows of an output that is not contiguous
+  const int64_t out_o = p.strides[kOut][0] * kW, out_q = p.strides[kOut][block_dim(plan)] * kW;
   for_blocks(plan, begin, end, [&](const Block& block) {
     const Rows a = block_rows<E>(plan, kA, block, buffer[0]), b = block_rows<E>(plan, kB, block, buffer[1]);
     char* out = p.data[kOut] + block.offset[kOut];
+    const auto add = [&](T* to, int64_t q, int64_t n) {
+      Arithmetic::add(to, reinterpret_cast<const T*>(a.data + q * a.stride), reinterpret_cast<const T*>(b.data + q * b.stride), n, factor);
+    };
+    const int64_t row = block.o * kW;
+    if (out_o == kW && out_q == row && a.stride == row && b.stride == row) return add(reinterpret_cast<T*>(out), 0, block.o * block.q);
     for (int64_t q = 0; q < block.q; ++q) {
-      const bool contiguous = out_o == int64_t(sizeof(T));
-      T* to = contiguous ? reinterpret_cast<T*>(out + q * out_q) : row;
-      Arithmetic::add(to, reinterpret_cast<const T*>(a.data + q * a.stride), reinterpret_cast<const T*>(b.data + q * b.stride), block.o, factor);
-      if (!contiguous)
-        for (int64_t o = 0; o < block.o; ++o) std::memcpy(out + q * out_q + o * out_o, row + o, sizeof(T));
+      if (out_o == kW) {
+        add(reinterpret_cast<T*>(out + q * out_q), q, block.o);
+      } else {
+        add(scattered, q, block.o);
+        copy_elements<E>(reinterpret_cast<char*>(scattered), kW, 0, out + q * out_q, out_o, 0, block.o, 1);
+      }
     }
   });
 }

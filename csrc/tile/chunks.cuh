@@ -19,7 +19,10 @@ template <> struct RawOf<4> { using type = uint32_t; };
 template <> struct RawOf<8> { using type = uint2; };
 template <> struct RawOf<16> { using type = uint4; };
 
-__device__ __forceinline__ uint32_t phase_bytes(const char* p) { return uint32_t(reinterpret_cast<uintptr_t>(p)) & (kChunkBytes - 1); }
+template <int kBytes = kChunkBytes>
+__device__ __forceinline__ uint32_t phase_bytes(const char* p) {
+  return uint32_t(reinterpret_cast<uintptr_t>(p)) & (kBytes - 1);
+}
 
 template <typename E, int kBytes = kChunkBytes>
 __device__ __forceinline__ Chunk<E, kBytes> load_aligned(const char* p) {

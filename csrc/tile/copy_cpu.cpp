@@ -9,36 +9,39 @@ struct Wide {
 
 template <typename E>
 void copy(const Plan& plan, int64_t begin, int64_t end) {
-  constexpr int64_t kW = sizeof(E);
+  constexpr int64_t kW = sizeof(E), kN = 16 / kW;
   const Problem& p = plan.problem;
+  const int dim = block_dim(plan);
   alignas(64) char buffer[kBlockBytes];
-  const int64_t out_o = p.strides[kOut][0] * kW, out_q = p.strides[kOut][plan.staged_dim] * kW;
+  const int64_t out_o = p.strides[kOut][0] * kW, out_q = p.strides[kOut][dim] * kW;
+  const int64_t in_o = p.strides[kA][0] * kW, in_q = p.strides[kA][dim] * kW;
   for_blocks(plan, begin, end, [&](const Block& block) {
-    const Rows rows = block_rows<E>(plan, kA, block, buffer);
     char* out = p.data[kOut] + block.offset[kOut];
-    for (int64_t q = 0; q < block.q; ++q) {
-      if (out_o == kW)
-        std::memcpy(out + q * out_q, rows.data + q * rows.stride, block.o * kW);
-      else
-        for (int64_t o = 0; o < block.o; ++o) std::memcpy(out + q * out_q + o * out_o, rows.data + q * rows.stride + o * kW, kW);
+    // Blocks too narrow to be transposed in squares gain nothing from the buffer; neither do outputs that are not contiguous.
+    if (out_o != kW || (in_o != kW && (block.o < kN || block.q < kN))) {
+      return copy_elements<E>(p.data[kA] + block.offset[kA], in_o, in_q, out, out_o, out_q, block.o, block.q);
     }
+    const Rows rows = block_rows<E>(plan, kA, block, buffer);
+    for (int64_t q = 0; q < block.q; ++q) std::memcpy(out + q * out_q, rows.data + q * rows.stride, block.o * kW);
   });
 }
 
 }  // namespace
 
 int64_t cpu_unit_elements(const Plan& plan) {
+  if (plan.route == Route::kEmpty) return 0;
   const BlockShape shape = block_shape(plan);
-  return std::min(shape.o, plan.problem.sizes[0]) * shape.q;
+  return shape.o * shape.q;
 }
 
 int64_t cpu_units(const Plan& plan) {
   if (plan.route == Route::kEmpty) return 0;
   const Problem& p = plan.problem;
   const BlockShape shape = block_shape(plan);
+  const int dim = block_dim(plan);
   int64_t units = 1;
   for (int d = 0; d < p.rank; ++d) {
-    const int64_t block = d == 0 ? shape.o : plan.route == Route::kTiles && d == plan.staged_dim ? shape.q : 1;
+    const int64_t block = d == 0 ? shape.o : d == dim ? shape.q : 1;
     units *= (p.sizes[d] + block - 1) / block;
   }
   return units;

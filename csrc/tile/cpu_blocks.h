@@ -1,24 +1,34 @@
 // The CPU loop under both operations. Work is cut into blocks of o (the output's innermost dimension) x q (the dimension along which an
-// input is contiguous; one wide where there is none). An input that is not contiguous along o is first brought into a buffer in L1,
-// transposed; then whole output rows are written, so that every cache line is read and written once however large the strides are.
+// input is contiguous; the output's next one where there is none). An input that is not contiguous along o is first brought into a
+// buffer in L1, transposed; then whole output rows are written, so that every cache line is read and written once however large the
+// strides are.
 #pragma once
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "cpu.h"
 
 namespace fusebackend::tile {
 
-constexpr int64_t kRowBlock = 4096;  // elements a block where nothing is transposed
+constexpr int64_t kBlockElements = 4096;  // a block where nothing is transposed
+constexpr int64_t kTileBytes = 16384;     // a block where something is
 
-// Elements a block, along o and q.
+// The second dimension of blocks, 0 for none, and their elements along both. Where one dimension is short, the other is longer.
+inline int block_dim(const Plan& plan) { return plan.route == Route::kTiles ? plan.staged_dim : plan.problem.rank > 1 ? 1 : 0; }
+
 struct BlockShape {
   int64_t o, q;
 };
 inline BlockShape block_shape(const Plan& plan) {
-  if (plan.route != Route::kTiles) return {kRowBlock, 1};
-  return {std::max<int64_t>(256 / plan.problem.element_bytes, 16), 64};
+  const Problem& p = plan.problem;
+  const int dim = block_dim(plan);
+  const bool tiles = plan.route == Route::kTiles;
+  const int64_t elements = tiles ? kTileBytes / p.element_bytes : kBlockElements;
+  const int64_t q_size = dim ? p.sizes[dim] : 1;
+  const int64_t o = std::min(p.sizes[0], std::max(tiles ? elements / 64 : elements, elements / q_size));
+  return {o, std::min(q_size, std::max<int64_t>(1, elements / o))};
 }
 
 // Calls body(block, offsets of the block's first element by Role in bytes) for units [begin, end).
@@ -30,7 +40,7 @@ template <typename Body>
 void for_blocks(const Plan& plan, int64_t begin, int64_t end, Body body) {
   const Problem& p = plan.problem;
   const BlockShape shape = block_shape(plan);
-  const int q = plan.route == Route::kTiles ? plan.staged_dim : 0;  // 0: none
+  const int q = block_dim(plan);
   // An odometer over blocks of o, blocks of q, then the other dimensions.
   int rank = 0;
   int64_t count[kMaxRank + 1], step[3][kMaxRank + 1], digit[kMaxRank + 1];
@@ -89,6 +99,22 @@ struct SquareTranspose {
   }
 };
 
+// A strided two-dimensional copy by elements. Arguments by value: through references, every store might change them.
+template <typename E>
+void copy_elements(const char* from, int64_t from_o, int64_t from_q, char* to, int64_t to_o, int64_t to_q, int64_t o_count, int64_t q_count) {
+  // The shorter loop inside would cost more than it saves.
+  if (o_count < q_count) {
+    std::swap(from_o, from_q);
+    std::swap(to_o, to_q);
+    std::swap(o_count, q_count);
+  }
+  for (int64_t q = 0; q < q_count; ++q) {
+    const char* source = from + q * from_q;
+    char* target = to + q * to_q;
+    for (int64_t o = 0; o < o_count; ++o, source += from_o, target += to_o) std::memcpy(target, source, sizeof(E));
+  }
+}
+
 // to[q][o] = from[o][q]: rows of `to` are contiguous and `to_stride` bytes apart.
 template <typename E>
 void transpose_block(const char* from, int64_t from_o, int64_t from_q, char* to, int64_t to_stride, int64_t o_count, int64_t q_count) {
@@ -107,8 +133,7 @@ void transpose_block(const char* from, int64_t from_o, int64_t from_q, char* to,
       }
     }
   }
-  for (int64_t q = 0; q < q_count; ++q)
-    for (int64_t o = o_done; o < o_count; ++o) std::memcpy(to + q * to_stride + o * kW, from + o * from_o + q * from_q, kW);
+  copy_elements<E>(from + o_done * from_o, from_o, from_q, to + o_done * kW, kW, to_stride, o_count - o_done, q_count);
 }
 
 // Rows of an input's block as contiguous memory: its own, or `buffer` filled from it.
@@ -121,9 +146,9 @@ Rows block_rows(const Plan& plan, Role role, const Block& block, char* buffer) {
   const Problem& p = plan.problem;
   constexpr int64_t kW = sizeof(E);
   const char* from = p.data[role] + block.offset[role];
-  const int64_t o_step = p.strides[role][0] * kW, q_step = block.q > 1 ? p.strides[role][plan.staged_dim] * kW : 0;
+  const int64_t o_step = p.strides[role][0] * kW, q_step = block.q > 1 ? p.strides[role][block_dim(plan)] * kW : 0;
   if (o_step == kW || block.o == 1) return {from, q_step};
-  const int64_t stride = block.o * kW;
+  const int64_t stride = block.o * kW;  // rows are packed, so that short ones may be taken as one
   if (o_step == 0) {
     const int64_t rows = q_step == 0 ? 1 : block.q;
     for (int64_t q = 0; q < rows; ++q) {
@@ -139,6 +164,6 @@ Rows block_rows(const Plan& plan, Role role, const Block& block, char* buffer) {
 
 // Bytes of buffer that block_rows may need.
 constexpr int64_t kBlockBytes = 64 * 1024;
-static_assert(kRowBlock * 16 <= kBlockBytes);
+static_assert(kBlockElements * 16 <= kBlockBytes && kTileBytes <= kBlockBytes);
 
 }  // namespace fusebackend::tile

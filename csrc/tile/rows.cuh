@@ -10,7 +10,7 @@
 namespace fusebackend::tile {
 
 constexpr int kRowThreads = 256;
-constexpr int kRowUnroll = 4;  // chunks a thread, all loaded before the first is stored
+constexpr int kRowUnroll = 2;  // chunks a thread, all loaded before the first is stored
 
 struct RowArgs {
   char* out;

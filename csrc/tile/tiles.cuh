@@ -6,7 +6,7 @@
 // meets every bank once.
 //
 // Nothing need be aligned. Rows of a misaligned input are read from the aligned chunk that holds their first element, and remember that
-// shift; rows of a misaligned output are cut at their own aligned chunks, for which the tile has kCount - 1 more rows in front.
+// shift; rows of a misaligned output are cut at their own aligned sectors, for which the tile has a few more rows in front.
 #pragma once
 
 #include "batch.cuh"
@@ -17,6 +17,7 @@
 namespace fusebackend::tile {
 
 constexpr int kTileThreads = 256;
+constexpr int kPhaseBytes = 32;  // shifted output chunks are grouped by sectors, so that no two blocks write to one
 
 // kOutBytes: the output's chunks, 16 wherever kShiftOut.
 template <int W, int kOutBytes, bool kShiftIn, bool kShiftOut>
@@ -25,7 +26,7 @@ struct TileShape {
   static constexpr int kCount = kChunkBytes / W, kOutCount = kOutBytes / W;  // elements a chunk
   static constexpr int kO = tile_o(W), kQ = tile_q(W);
   static constexpr int kOutChunks = kO / kOutCount, kInChunks = kQ / kCount;
-  static constexpr int kHalo = kShiftOut ? kCount - 1 : 0;  // rows in front
+  static constexpr int kHalo = kShiftOut ? kPhaseBytes / W - 1 : 0;  // rows in front
   static constexpr int kRows = kO + kHalo;
   static constexpr int kRowChunks = kInChunks + (kShiftIn ? 1 : 0);
   static constexpr int kPitch = kRowChunks * kChunkBytes;
@@ -37,7 +38,7 @@ struct TileShape {
   static constexpr int kColumns = kQ / kGroup;
   static constexpr int kPasses = kOutChunks * kColumns / kTileThreads;
   static constexpr int kLanesO = kOutChunks < 128 / kOutBytes ? kOutChunks : 128 / kOutBytes;  // neighbouring lanes write 128 bytes
-  static_assert(kOutChunks * kColumns % kTileThreads == 0 && kTileThreads / kLanesO % kCount == 0);
+  static_assert(kOutChunks * kColumns % kTileThreads == 0 && kTileThreads / kLanesO * W % kPhaseBytes == 0);
 
   __host__ __device__ static constexpr int row_offset(int row) { return row * kPitch + row / kCount * kChunkBytes; }
 };
@@ -85,7 +86,7 @@ struct Tile {
   }
   static __device__ int column_of(int pass) { return (pass * kTileThreads + threadIdx.x) / Shape::kLanesO % Shape::kColumns * Shape::kGroup; }
   // The tile's row of the first element of chunk 0 in column q.
-  __device__ int first_row(int q) const { return Shape::kHalo - (kShiftOut ? int(phase_bytes(out + q * args.out_q)) / W : 0); }
+  __device__ int first_row(int q) const { return Shape::kHalo - (kShiftOut ? int(phase_bytes<kPhaseBytes>(out + q * args.out_q)) / W : 0); }
   __device__ int in_shift(int row) const { return kShiftIn ? int(phase_bytes(staged + (o0 + row) * args.staged_o)) : 0; }
 
   // kInterior: every row and column is in range, and all chunks lie within the operands.
@@ -239,8 +240,9 @@ __global__ void __launch_bounds__(kTileThreads) tiles_kernel(const __grid_consta
   using T = Tile<Op, kOutBytes, kShiftIn, kShiftOut>;
   extern __shared__ __align__(16) char shared[];
   uint32_t rest, q_tile, o_tile, item;
-  args.q_tiles.divmod(blockIdx.x, rest, q_tile);
-  args.o_tiles.divmod(rest, item, o_tile);
+  // Neighbouring blocks follow the output: scattered writes cost more than scattered reads.
+  args.o_tiles.divmod(blockIdx.x, rest, o_tile);
+  args.q_tiles.divmod(rest, item, q_tile);
   const char* staged = args.staged;
   const char* direct = args.direct;
   char* out = args.out;

@@ -124,3 +124,14 @@ def test_a_second_process_takes_code_and_report_from_the_cache(tmp_path, monkeyp
     for what in ("substitutions", "rejections", "graphs"):
         assert warm["report"][what] == cold["report"][what]
     assert other["hits"] == 0 and not other["report"]["substitutions"]
+
+
+@pytest.mark.codegen
+def test_a_dynamic_graph_taken_from_the_cache_at_another_size_has_its_report(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    fn = torch.compile(lambda x, y: y + x.t(), backend="fuse", dynamic=True)
+    for rows, columns in [(64, 32), (128, 40)]:
+        torch._dynamo.reset()
+        fn(torch.randn(rows, columns), torch.randn(columns, rows))
+        assert fusebackend.last_report().counts() == {"transpose_add": 1}
+    assert fusebackend.last_report().from_cache
