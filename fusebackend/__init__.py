@@ -10,8 +10,30 @@ __version__ = "0.1.0"
 
 from .backend import last_report, reports
 from .explain import explain
+from .kernel import load_kernel
 from .pattern import Match, Pattern, Reject
-from .registry import register
+from .registry import disable, enable, prioritize, register, unregister
 from .report import Report
+from .traced import RegistrationError, register_pattern, register_replacement
+from .verify import VerificationError, verify
 
-__all__ = ["Match", "Pattern", "Reject", "Report", "explain", "last_report", "register", "reports"]
+__all__ = [
+    "Match",
+    "Pattern",
+    "RegistrationError",
+    "Reject",
+    "Report",
+    "VerificationError",
+    "disable",
+    "enable",
+    "explain",
+    "last_report",
+    "load_kernel",
+    "prioritize",
+    "register",
+    "register_pattern",
+    "register_replacement",
+    "reports",
+    "unregister",
+    "verify",
+]

@@ -122,23 +122,19 @@ class Plan:
 
     def sources(self) -> list[Path]:
         def wanted(path: Path) -> bool:
-            if path.name == "bind_cuda.cpp" or path.suffix == ".cu":
+            if path.suffix == ".cu" or (path.suffix == ".cpp" and path.stem.endswith("_cuda")):
                 return self.cuda and (not path.stem.endswith("_sm90") or "90a" in self.architectures)
             return path.suffix == ".cpp"
 
         return sorted(p for p in self.root.rglob("*") if p.is_file() and wanted(p))
 
     def cxx_flags(self) -> list[str]:
-        include = Path(torch.__file__).parent / "include"
         cuda_include = [f"-isystem{self.toolchain.cuda_home / 'include'}"] if self.cuda else []
         march = cpu_baseline()
         return [
             *("-std=c++17 -O3 -fPIC -fvisibility=hidden -Wall -Wno-unknown-pragmas".split()),
             *([f"-march={march}"] if march else []),
-            f"-DTORCH_TARGET_VERSION={_TORCH_TARGET}",
-            "-DUSE_CUDA",
             *self._common_flags(),
-            f"-isystem{include}",
             *cuda_include,
         ]
 
@@ -154,7 +150,8 @@ class Plan:
 
     def _common_flags(self) -> list[str]:
         sm90 = ["-DFUSE_HAS_SM90A"] if "90a" in self.architectures else []
-        return [f"-I{self.root}", *sm90]
+        torch_flags = [f"-DTORCH_TARGET_VERSION={_TORCH_TARGET}", "-DUSE_CUDA", f"-isystem{Path(torch.__file__).parent / 'include'}"]
+        return [f"-I{self.root}", f"-I{sources_root()}", *torch_flags, *sm90]
 
     def link_flags(self) -> list[str]:
         torch_lib = Path(torch.__file__).parent / "lib"

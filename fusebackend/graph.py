@@ -233,7 +233,9 @@ def mutation_between(first: fx.Node, last: fx.Node) -> fx.Node | None:
 
 def describe(node: fx.Node) -> str:
     """``aten.relu.default``, as reasons name it."""
-    return str(node.target) if node.op == "call_function" else f"{node.op} {node.name}"
+    if node.op != "call_function":
+        return f"{node.op} {node.name}"
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
 
 
 def spec(tensor: Any) -> str:

@@ -57,27 +57,40 @@ class Match:
 
 
 class Emitter:
-    """Inserts the nodes of a replacement into the graph, each with its fake value computed at once."""
+    """Inserts the nodes of a replacement into the graph, each with its fake value computed at once.
 
-    def __init__(self, anchor: fx.Node, fake_mode: Any):
-        self._anchor = anchor
+    With one output they go right before it. With several, which may lie as far apart as forward and backward, each goes
+    right behind the last of its inputs, so that whoever used an output still finds it in time.
+    """
+
+    def __init__(self, outputs: tuple[fx.Node, ...], fake_mode: Any):
+        self._outputs = outputs
         self._fake_mode = fake_mode
         self.nodes: list[fx.Node] = []
 
-    def call(self, target: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
-        """Inserts ``target(*args, **kwargs)`` before the anchor; arguments may hold nodes, also inside lists."""
-        graph = self._anchor.graph
-        with graph.inserting_before(self._anchor):
-            node = graph.call_function(target, args, kwargs)
+    def call(self, target: Callable, *args: Any, **kwargs: Any) -> fx.Node:
+        """Inserts ``target(*args, **kwargs)``; arguments may hold nodes, also inside lists."""
+        anchor = min(self._outputs)
+        inputs: list[fx.Node] = []
+        fx.node.map_arg((args, kwargs), inputs.append)
+        behind = max(inputs) if len(self._outputs) > 1 and inputs else None
+        if behind is not None and behind.op == "placeholder":  # placeholders stay together at the top
+            behind = max(anchor.graph.find_nodes(op="placeholder"))
+        with anchor.graph.inserting_before(anchor) if behind is None else anchor.graph.inserting_after(behind):
+            node = anchor.graph.call_function(target, args, kwargs)
         self.nodes.append(node)
-        node.meta.update({k: v for k, v in self._anchor.meta.items() if k not in _OWN_META})
+        node.meta.update(inherited_meta(anchor))
         fake_args, fake_kwargs = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         with self._fake_mode:
             node.meta["val"] = target(*fake_args, **fake_kwargs)
         return node
 
 
-# What describes the value of the node that is replaced, and not where it comes from.
+def inherited_meta(node: fx.Node) -> dict[str, Any]:
+    """What a replacement takes over from the node that it replaces: where it comes from, not what its value is."""
+    return {k: v for k, v in node.meta.items() if k not in _OWN_META}
+
+
 _OWN_META = frozenset({"val", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals", "original_aten"})
 
 
@@ -100,6 +113,10 @@ class Pattern(abc.ABC):
     @abc.abstractmethod
     def match(self, node: fx.Node) -> Match | Reject | None:
         """Answers for one anchor node; must not change the graph and must not add guards on symbolic sizes."""
+
+    def examples(self) -> list[tuple[Callable, tuple]]:
+        """Functions with arguments that this pattern must be found in; what :func:`fusebackend.verify` runs."""
+        return []
 
     def fingerprint(self) -> str:
         """Identifies what this pattern does, across processes; a part of the key of compiled graphs.

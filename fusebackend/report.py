@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import linecache
+import operator
 import os
 import re
 from pathlib import Path
@@ -204,7 +205,7 @@ def describe_substitution(pattern: str, graph_name: str, nodes, outputs, new_nod
         graph=graph_name,
         source=source_of(outputs[0]),
         replaced=tuple(g.describe(n) for n in sorted(inside)),
-        replacement=tuple(g.describe(n) for n in new_nodes),
+        replacement=tuple(g.describe(n) for n in new_nodes if n.target not in g.VIEWS and n.target is not operator.getitem),
         inputs=tuple(g.spec(g.value(n)) for n in inputs if g.is_tensor(n)),
         outputs=tuple(g.spec(g.value(n)) for n in outputs),
         node=outputs[0].name,

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import graph as g
 from . import report
 from .log import warn_once
-from .pattern import Emitter, Match, Pattern, Reject
+from .pattern import Emitter, Match, Pattern, Reject, inherited_meta
 
 
 class Fuel:
@@ -64,6 +64,8 @@ def rewrite(
     taken: dict[fx.Node, Pattern] = {}
     for pattern, node, match in candidates:
         winner = next((taken[n] for n in match.nodes if n in taken), None)
+        if winner is pattern:
+            continue  # another anchor of the same region
         if winner is not None:
             _record_rejection(result, name, pattern, node, Reject(f"overlaps with a substitution by {winner.name!r}"))
             continue
@@ -135,7 +137,7 @@ def _apply(pattern: Pattern, match: Match, name: str, fake_mode, strict: bool) -
     if mutation is not None:
         return Reject(f"{g.describe(mutation)} mutates memory between the matched nodes", mutation)
 
-    emitter = Emitter(anchor, fake_mode)
+    emitter = Emitter(match.outputs, fake_mode)
     try:
         emitted = match.emit(emitter)
         new = (emitted,) if isinstance(emitted, fx.Node) else tuple(emitted)
@@ -147,11 +149,25 @@ def _apply(pattern: Pattern, match: Match, name: str, fake_mode, strict: bool) -
         _erase(emitter.nodes)
         return Reject(f"the replacement is not the same: {problem}", anchor)
 
+    _inherit_meta(match.outputs, new, set(emitter.nodes))
     record = report.describe_substitution(pattern.name, name, match.nodes, match.outputs, emitter.nodes, match.note)
     for old, replacement in zip(match.outputs, new):
         old.replace_all_uses_with(replacement)
     _erase(match.nodes)
     return record
+
+
+def _inherit_meta(outputs: Sequence[fx.Node], new: Sequence[fx.Node], emitted: set[fx.Node]) -> None:
+    """Each new node takes over the origin of the first output that it serves: forward nodes of a forward one."""
+    left = set(emitted)
+    for old, replacement in zip(outputs, new):
+        stack = [replacement]
+        while stack:
+            node = stack.pop()
+            if node in left:
+                left.discard(node)
+                node.meta.update(inherited_meta(old))
+                stack += node.all_input_nodes
 
 
 def _erase(nodes: Sequence[fx.Node]) -> None:
@@ -163,13 +179,19 @@ def _problem(match: Match, new: tuple[fx.Node, ...], emitter: Emitter) -> str | 
     """Why the emitted nodes may not replace the outputs; None if they may."""
     if len(new) != len(match.outputs):
         return f"{len(match.outputs)} outputs became {len(new)}"
-    inside = set(match.nodes)
-    inputs = {i for n in emitter.nodes for i in n.all_input_nodes} - set(emitter.nodes)
+    inside, emitted = set(match.nodes), set(emitter.nodes)
+    inputs = {i for n in emitted for i in n.all_input_nodes} - emitted
     for node in inputs:
         if node in inside:
             return f"it uses {node.name}, which it replaces"
-        if not node < emitter.nodes[0]:
-            return f"it uses {node.name}, which is computed later"
+    for node in emitted:
+        late = next((i for i in node.all_input_nodes if not i < node), None)
+        if late is not None:
+            return f"it uses {late.name}, which is computed later"
+    for old, replacement in zip(match.outputs, new):
+        early = next((u for u in old.users if u not in inside and not replacement < u), None)
+        if early is not None:
+            return f"{early.name} needs it before all its inputs are there"
     for old, replacement in zip(match.outputs, new):
         found = g.difference(g.value(old), g.value(replacement))
         if found:

@@ -14,6 +14,8 @@ another dim than its result. The view itself stays in the graph, where it costs 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import fx
 
@@ -143,6 +145,10 @@ class TransposeAdd(Pattern):
             return e.call(transpose_add, x, y, *alphas, g.memory_order(out))
 
         return Match((node,), emit)
+
+    def examples(self) -> list[tuple[Callable, tuple]]:
+        shapes = [((33, 70), (70, 33)), ((3, 40, 17), (3, 17, 40))]
+        return [(lambda x, y: x.mT + y, (torch.randn(a).to(t), torch.randn(b).to(t))) for a, b in shapes for t in DTYPES]
 
 
 def _runs_across(operand: torch.Tensor, out: torch.Tensor) -> bool | None:

@@ -1,0 +1,82 @@
+"""For the tests of people who write patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import backend
+from .report import Report
+from .verify import cotangent
+
+
+class PatternAssertion(AssertionError):
+    """What :func:`assert_pattern` raises; the message holds the report."""
+
+
+def assert_pattern(
+    fn: Callable,
+    *args: Any,
+    pattern: str,
+    count: int | None = None,
+    rejected: str | None = None,
+    training: bool = False,
+    dynamic: bool | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> Report:
+    """Compiles ``fn(*args)`` with ``backend="fuse"`` and nothing but ``pattern``, and asserts what happened.
+
+    The graph is rewritten as in a real compile but run without code generation, so a test takes a fraction of a second.
+
+    Args:
+        fn: function or module.
+        pattern: the name of the pattern.
+        count: how many substitutions there must be; by default at least one, or none if ``rejected`` is given.
+        rejected: a near miss whose reason contains these words must be on record.
+        training: also compare the gradients of ``args`` that require grad.
+        dynamic: as for torch.compile.
+        rtol, atol: as for torch.testing.assert_close, against eager.
+
+    Returns:
+        The report.
+
+    Raises:
+        PatternAssertion: with what was expected, what was found, and the report.
+    """
+    torch._dynamo.reset()
+    options = {"fuse.patterns": [pattern], "fuse.interpret": True}
+    with torch.random.fork_rng():
+        expected = _run(fn, args, training)
+    with torch.random.fork_rng():
+        got = _run(torch.compile(fn, backend=backend.fuse, options=options, dynamic=dynamic), args, training)
+    report = Report()
+    for part in backend.reports():
+        report.extend(part)
+    found = len([s for s in report.substitutions if s.pattern == pattern])
+    if count is None:
+        wrong = found if rejected else not found
+        wanted = "none" if rejected else "at least one"
+    else:
+        wrong, wanted = found != count, str(count)
+    if wrong:
+        raise PatternAssertion(f"expected {wanted} substitution(s) by {pattern!r}, found {found}\n{report}")
+    if rejected and not any(rejected in r.reason for r in report.rejections if r.pattern == pattern):
+        raise PatternAssertion(f"expected a near miss of {pattern!r} because of {rejected!r}\n{report}")
+    try:
+        torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, equal_nan=True)
+    except AssertionError as error:
+        raise PatternAssertion(f"with {pattern!r} the result differs from eager: {error}\n{report}") from error
+    return report
+
+
+def _run(fn: Callable, args: tuple, training: bool) -> Any:
+    leaves = [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) and a.is_leaf else a for a in args]
+    outputs = fn(*leaves)
+    if not training:
+        return outputs
+    flat = [o for o in torch.utils._pytree.tree_leaves(outputs) if isinstance(o, torch.Tensor) and o.requires_grad]
+    inputs = [a for a in leaves if isinstance(a, torch.Tensor) and a.requires_grad]
+    return outputs, torch.autograd.grad(flat, inputs, list(map(cotangent, flat)))
