@@ -74,6 +74,7 @@ class Substitution:
         inputs, outputs: shapes and dtypes, e.g. ``bf16[24300, 11520]``.
         node: the name of the replaced node in the graph's ``before`` code.
         note: what the pattern had to say, e.g. what was absorbed.
+        replaced_nodes, new_nodes: the names of all that went, in the ``before`` code, and of all that came, in ``after``.
     """
 
     pattern: str
@@ -85,6 +86,8 @@ class Substitution:
     outputs: tuple[str, ...]
     node: str
     note: str = ""
+    replaced_nodes: tuple[str, ...] = ()
+    new_nodes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +102,30 @@ class Rejection:
 
 
 @dataclasses.dataclass(frozen=True)
+class GraphNode:
+    """One node of a graph, as the page draws it: its operator, the names of the nodes it reads, shape and dtype."""
+
+    name: str
+    target: str
+    inputs: tuple[str, ...] = ()
+    spec: str = ""
+    source: Source = Source()
+
+
+@dataclasses.dataclass(frozen=True)
 class GraphCode:
-    """One graph as readable code. ``after`` equals ``before`` where nothing was rewritten."""
+    """One graph as readable code and as nodes in topological order.
+
+    ``after`` equals ``before`` where nothing was rewritten. Both are empty where there was no near miss either: most
+    graphs of most compiles, which shall not pay for it.
+    """
 
     name: str
     before: str
     after: str
     nodes: int
+    nodes_before: tuple[GraphNode, ...] = ()
+    nodes_after: tuple[GraphNode, ...] = ()
 
 
 @dataclasses.dataclass
@@ -145,8 +165,27 @@ class Report:
         return dict(collections.Counter(s.pattern for s in self.substitutions))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, dicts and strings, as JSON takes them."""
-        return dataclasses.asdict(self)
+        """Plain lists, dicts and strings, as JSON takes them.
+
+        The nodes' ``source`` is an index into ``sources``: thousands of nodes come from a few lines.
+        """
+        sources: dict[Source, int] = {}
+
+        def plain(node: GraphNode) -> dict[str, Any]:
+            return {**vars(node), "inputs": list(node.inputs), "source": sources.setdefault(node.source, len(sources))}
+
+        graphs = [
+            {**vars(c), "nodes_before": [*map(plain, c.nodes_before)], "nodes_after": [*map(plain, c.nodes_after)]} for c in self.graphs
+        ]
+        return {
+            "substitutions": [dataclasses.asdict(s) for s in self.substitutions],
+            "rejections": [dataclasses.asdict(r) for r in self.rejections],
+            "graphs": graphs,
+            "from_cache": self.from_cache,
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+            "sources": [dict(vars(s)) for s in sources],
+        }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
@@ -154,14 +193,44 @@ class Report:
             item = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
             return kind(**{**item, "source": Source(**item["source"])})
 
+        sources = [Source(**s) for s in data["sources"]]
+
+        def nodes(items: list[dict[str, Any]]) -> tuple[GraphNode, ...]:
+            return tuple(GraphNode(**{**n, "inputs": tuple(n["inputs"]), "source": sources[n["source"]]}) for n in items)
+
+        def graph(item: dict[str, Any]) -> GraphCode:
+            drawn = {k: nodes(item[k]) for k in ("nodes_before", "nodes_after")}
+            return GraphCode(**{**item, **drawn})
+
         return cls(
             [revive(Substitution, s) for s in data["substitutions"]],
             [revive(Rejection, r) for r in data["rejections"]],
-            [GraphCode(**c) for c in data["graphs"]],
+            [graph(c) for c in data["graphs"]],
             data["from_cache"],
             data["notes"],
             data["seconds"],
         )
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the report: ``.html``, a page of its own with the graphs drawn before and after; ``.json``, :meth:`to_dict`.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: another suffix.
+        """
+        path = Path(path)
+        if path.suffix not in SUFFIXES:
+            raise ValueError(f"a report is saved as {' or '.join(SUFFIXES)}, got {str(path)!r}")
+        if path.suffix == ".json":
+            text = json.dumps(self.to_dict())
+        else:
+            from .page import page
+
+            text = page(self)
+        path.write_text(text, encoding="utf-8")
+        return path
 
     def __str__(self) -> str:
         lines = [f"fusebackend: {_plural(len(self.substitutions), 'substitution')} in {_plural(len(self.graphs), 'graph')}"]
@@ -176,6 +245,10 @@ class Report:
                 ("pattern", "graph", "source", "reason"), [(r.pattern, r.graph, r.source.short, r.reason) for r in self.rejections]
             )
         return "\n".join(lines)
+
+
+#: What :meth:`Report.save` writes.
+SUFFIXES = (".html", ".json")
 
 
 def _plural(n: int, one: str, many: str | None = None) -> str:
@@ -210,12 +283,34 @@ def describe_substitution(pattern: str, graph_name: str, nodes, outputs, new_nod
         outputs=tuple(g.spec(g.value(n)) for n in outputs),
         node=outputs[0].name,
         note=note,
+        replaced_nodes=tuple(n.name for n in sorted(inside)),
+        new_nodes=tuple(n.name for n in new_nodes),
     )
 
 
 def graph_code(graph: fx.Graph) -> str:
     """The graph as code with shapes and strides."""
     return graph.owning_module.print_readable(print_output=False, include_stride=True, include_device=True)
+
+
+def graph_nodes(graph: fx.Graph, known: tuple[GraphNode, ...] = ()) -> tuple[GraphNode, ...]:
+    """The graph's nodes in order. ``known`` are those of the graph before it was rewritten, most of which still hold."""
+    before = {n.name: n for n in known}
+    sources: dict[str, Source] = {}  # many nodes come from one call, and their stacks take long to read
+    found = []
+    for node in graph.nodes:
+        inputs = tuple([i.name for i in node.all_input_nodes])
+        old = before.get(node.name)
+        if old is not None and old.inputs == inputs:
+            found.append(old)
+            continue
+        stack = node.meta.get("stack_trace") or ""
+        if stack not in sources:
+            sources[stack] = source_of(node)
+        shape = g.spec(g.value(node)) if g.value(node) is not None else ""
+        target = g.describe(node) if node.op == "call_function" else node.op
+        found.append(GraphNode(node.name, target, inputs, shape, sources[stack]))
+    return tuple(found)
 
 
 def key(gm: fx.GraphModule, example_inputs: Any, salt: str) -> str:

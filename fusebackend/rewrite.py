@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import graph as g
 from . import report
-from .log import warn_once
+from .log import log, warn_once
 from .pattern import Emitter, Match, Pattern, Reject, inherited_meta
 
 
@@ -58,7 +58,8 @@ def rewrite(
             _record_rejection(result, name, pattern, node, answer)
     # Of two that overlap, the higher priority goes first, then the larger; the sort keeps graph order otherwise.
     candidates.sort(key=lambda c: (-c[0].priority, -len(c[2].nodes)))
-    before = report.graph_code(graph) if candidates or any(r.graph == name for r in result.rejections) else None
+    shown = bool(candidates) or any(r.graph == name for r in result.rejections)
+    before, nodes_before = (report.graph_code(graph), report.graph_nodes(graph)) if shown else ("", ())
 
     applied = 0
     taken: dict[fx.Node, Pattern] = {}
@@ -80,14 +81,12 @@ def rewrite(
         if isinstance(answer, report.Substitution):
             taken.update(dict.fromkeys(match.nodes, pattern))
             result.substitutions.append(answer)
+            log.info("%s in %s at %s: %s", answer.pattern, name, answer.source, answer.note or " ".join(answer.replacement))
             applied += 1
         elif isinstance(answer, Reject):
             _record_rejection(result, name, pattern, node, answer)
-    if before is not None:
-        after = report.graph_code(graph) if applied else before
-        result.graphs.append(report.GraphCode(name, before, after, len(graph.nodes)))
-    else:
-        result.graphs.append(report.GraphCode(name, "", "", len(graph.nodes)))
+    after, nodes_after = (report.graph_code(graph), report.graph_nodes(graph, nodes_before)) if applied else (before, nodes_before)
+    result.graphs.append(report.GraphCode(name, before, after, len(graph.nodes), nodes_before, nodes_after))
     return applied
 
 
@@ -123,6 +122,7 @@ def _record_rejection(result: report.Report, name: str, pattern: Pattern, anchor
     if not source.file:
         source = report.source_of(anchor)
     result.rejections.append(report.Rejection(pattern.name, name, source, reject.reason, node.name))
+    log.debug("%s in %s left to Inductor at %s (%s): %s", pattern.name, name, source, node.name, reject.reason)
 
 
 def _apply(pattern: Pattern, match: Match, name: str, fake_mode, strict: bool) -> report.Substitution | Reject:
