@@ -1,10 +1,12 @@
-"""``python -m fusebackend``: env, build, patterns, demo, bench."""
+"""``python -m fusebackend``: env, build, patterns, explain, demo, bench."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,6 +14,12 @@ import torch
 from . import __version__, build, cache, native
 from .options import OPTIONS
 from .registry import all_patterns
+
+_MADE = "(model_or_function, args) or (model_or_function, args, kwargs)"
+
+
+class UsageError(ValueError):
+    """What was given on the command line can't be used; says what was given and what is accepted."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,6 +35,14 @@ def main(arguments: list[str] | None = None) -> int:
 
     commands.add_parser("patterns", help="the patterns that are looked for, and why").set_defaults(run=patterns)
 
+    command = commands.add_parser(
+        "explain", help="what would be rewritten in a model, what not and why; backward too if inputs require grad"
+    )
+    command.add_argument("factory", help=f"package.module:function, which returns {_MADE}")
+    command.add_argument("--html", type=Path, metavar="FILE.html", help="write the report as a page, with the graphs drawn")
+    command.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
+    command.set_defaults(run=explain)
+
     command = commands.add_parser("demo", help="train a small language model eagerly, with Inductor and with fuse")
     command.add_argument("--steps", type=int, default=20, help="training steps (default 20)")
     command.set_defaults(run=demo)
@@ -40,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         return chosen.run(chosen)
-    except (build.BuildError, cache.CacheError) as error:
+    except (build.BuildError, cache.CacheError, UsageError) as error:
         print(f"fusebackend: {error}", file=sys.stderr)
         return 1
 
@@ -94,6 +110,55 @@ def patterns(_: argparse.Namespace) -> int:
         summary = (sys.modules[type(pattern).__module__].__doc__ or "").strip().split("\n")[0]
         print(f"{pattern.name} ({pattern.level}, at {anchors})\n    {summary}")
     return 0
+
+
+def explain(chosen: argparse.Namespace) -> int:
+    from .explain import explain
+
+    if chosen.html and chosen.html.suffix != ".html":  # before the work, not after it
+        raise UsageError(f"--html writes a page: FILE.html is accepted, got {str(chosen.html)!r}")
+    fn, args, kwargs = _made_by(chosen.factory)
+    report = explain(torch.compile(fn, backend="fuse", dynamic=True) if chosen.dynamic else fn, *args, **kwargs)
+    print(report)
+    if chosen.html:
+        print(f"written: {report.save(chosen.html)}")
+    return 0
+
+
+def _made_by(name: str) -> tuple[Callable, tuple, dict]:
+    """The function or module, its args and kwargs, that the factory ``package.module:function`` returns.
+
+    Raises:
+        UsageError: there is no such factory, or it returns something else.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise UsageError(f"explain takes package.module:function, got {name!r}")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m fusebackend` has it; an installed script would not
+    try:
+        factory = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and what it imports is not
+        raise UsageError(f"no module {error.name!r} for {name!r}; looked in the current folder and the installed packages") from error
+    for part in attribute.split("."):
+        if not hasattr(factory, part):
+            names = ", ".join(n for n, v in vars(factory).items() if callable(v) and getattr(v, "__module__", None) == module_name)
+            raise UsageError(f"{module_name} has no {part!r}; its own callables: {names or 'none'}")
+        factory = getattr(factory, part)
+    if not callable(factory):
+        raise UsageError(f"{name} must be a function that returns {_MADE}, got {type(factory).__name__}")
+    made = factory()
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+        what = f"({', '.join(type(m).__name__ for m in made)})" if isinstance(made, tuple) else type(made).__name__
+        raise UsageError(f"{name}() must return {_MADE}, got {what}")
+    fn, args, kwargs = (*made, {})[:3]
+    if not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
+        raise UsageError(
+            f"{name}() must return {_MADE}, args a tuple and kwargs a dict; got {type(args).__name__} and {type(kwargs).__name__}"
+        )
+    return fn, tuple(args), kwargs
 
 
 def demo(chosen: argparse.Namespace) -> int:

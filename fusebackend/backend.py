@@ -53,7 +53,7 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
 
     patches = _inductor_patches(chosen)
     prefix = f"{len(explained)}: " if explained else ""  # several graphs of one explanation are told apart by number
-    common = {"strict": chosen.strict, "fuel": _fuel_for(chosen), "prefix": prefix, "done": lambda: name and report.save(result, name)}
+    common = {"strict": chosen.strict, "fuel": _fuel_for(chosen), "prefix": prefix, "done": lambda: _graph_done(result, name, traced)}
     levels = {p.level for p in select(chosen.patterns)} | {"post_grad"}  # the post-grad pass also records the graph
     for level in levels:
         own = FusePass(level, chosen.patterns, identity if chosen.cacheable else None, result, **common)
@@ -66,11 +66,21 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         _reports.append(result)
 
     result.seconds += time.perf_counter() - began
+    traced = False
     inner = interpret.inner_compile if interpreted else inductor.compile_fx_inner
     compiled = inductor.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)
     if name:
         _complete_from_cache(result, name)
+    report.trace(result)
+    traced = True
     return compiled
+
+
+def _graph_done(result: report.Report, name: str | None, traced: bool) -> None:
+    if name:
+        report.save(result, name)
+    if traced:  # a backward, compiled at its first call, after this compile was traced
+        report.trace(result)
 
 
 def _reset() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._logging import trace_structured
 
 from . import cache
 from . import graph as g
@@ -307,10 +308,16 @@ def graph_nodes(graph: fx.Graph, known: tuple[GraphNode, ...] = ()) -> tuple[Gra
         stack = node.meta.get("stack_trace") or ""
         if stack not in sources:
             sources[stack] = source_of(node)
-        shape = g.spec(g.value(node)) if g.value(node) is not None else ""
         target = g.describe(node) if node.op == "call_function" else node.op
+        shape = _shape(g.value(node)) if node.op != "output" else ""
         found.append(GraphNode(node.name, target, inputs, shape, sources[stack]))
     return tuple(found)
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_shape, value))
+    return "" if value is None else g.spec(value)
 
 
 def key(gm: fx.GraphModule, example_inputs: Any, salt: str) -> str:
@@ -346,6 +353,13 @@ def save(report: Report, name: str) -> None:
         cache.write_atomically(_path(name), json.dumps(report.to_dict()).encode())
     except OSError as error:
         log.debug("report not kept: %s", error)
+
+
+def trace(report: Report) -> None:
+    """Puts a report among the artifacts of the compile that is going on (``TORCH_TRACE=folder``), which tlparse shows."""
+    for encoding, payload in (("json", lambda: json.dumps(report.to_dict())), ("string", lambda: str(report))):
+        name = "fusebackend_report" + ("_text" if encoding == "string" else "")
+        trace_structured("artifact", metadata_fn=lambda n=name, e=encoding: {"name": n, "encoding": e}, payload_fn=payload)
 
 
 def load(name: str) -> Report | None:
