@@ -49,9 +49,10 @@ def svg(
         hidden_out = sum(u not in names for u in users.get(node.name, ()))
         for count, edge, away in ((hidden_in, y - _HEIGHT / 2, -1), (hidden_out, y + _HEIGHT / 2, 1)):
             if count:
-                parts.append(f'<path class="stub" d="M{x:.1f} {edge:.1f}v{9 * away}"><title>{count} not drawn</title></path>')
+                aside = x + widths[node.name] / 4  # beside the edges that are drawn
+                parts.append(f'<path class="stub" d="M{aside:.1f} {edge:.1f}v{9 * away}"><title>{count} not drawn</title></path>')
                 if count > 1:
-                    parts.append(f'<text class="count" x="{x + 4:.1f}" y="{edge + 9 * away + 2:.1f}">{count}</text>')
+                    parts.append(f'<text class="count" x="{aside + 4:.1f}" y="{edge + 9 * away + 2:.1f}">{count}</text>')
         box = _box(node, labels[node.name], x, y, widths[node.name])
         name, target = identifier(node.name), link(node.name)
         named = f' id="{name}"' if name else ""

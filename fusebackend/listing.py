@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from .report import GraphCode
@@ -16,35 +18,61 @@ _LONGEST = 400  # characters a line
 _ASSIGNS = re.compile(r'\s+(?P<name>\w+)(?:: "[^"]*")? = ')
 
 
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """The lines of one side's code that are shown: each with its number, text, and the node that it computes or None."""
+
+    lines: list[tuple[int, str, str | None]]
+    total: int
+
+    @classmethod
+    def of(cls, code: str, nodes: Container[str], marked: Callable[[str], bool], drawn: Callable[[str], bool]) -> Listing:
+        """All of a short code; of a long one the lines of drawn nodes, and those of marked nodes with what is around them."""
+        lines = code.rstrip("\n").split("\n")
+        names: list[str | None] = []
+        seen = set()
+        for line in lines:
+            name = _node(line)
+            names.append(name if name in nodes and name not in seen else None)
+            seen.add(name)
+        keep: Iterable[int] = range(len(lines))
+        if len(lines) > _WHOLE:
+            near = {i for i, name in enumerate(names) if name and drawn(name)}
+            for i, name in enumerate(names):
+                if name and marked(name):
+                    near.update(range(max(0, i - _AROUND), min(len(lines), i + _AROUND + 1)))
+            keep = sorted(near)[:_MOST]
+        return cls([(i, lines[i], names[i]) for i in keep], len(lines))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    @functools.cached_property
+    def _names(self) -> frozenset[str | None]:
+        return frozenset(name for _, _, name in self.lines if name)
+
+
 def panels(graph: GraphCode, drawing: Any) -> Iterable[str]:
-    """The two panels as HTML. ``drawing`` knows the nodes' identifiers, marks and places."""
+    """The two panels as HTML. ``drawing`` knows the nodes' identifiers, marks, places and listings."""
     changed = graph.after != graph.before
     yield f'<details id="g{drawing.number}code"><summary>Code{" before and after" if changed else ""}</summary>'
     yield f'<div class="scene"><div class="sides{"" if changed else " one"}">'
-    yield from _panel("Before" if changed else "Unchanged", graph.before, "b", drawing)
+    yield from _panel("Before" if changed else "Unchanged", "b", drawing)
     if changed:
-        yield from _panel("After", graph.after, "a", drawing)
+        yield from _panel("After", "a", drawing)
     yield "</div></div></details>"
 
 
-def _panel(title: str, code: str, side: str, drawing: Any) -> Iterable[str]:
-    lines = code.rstrip("\n").split("\n")
-    names = [_node(line, drawing.sides[side].nodes) for line in lines]
-    keep = range(len(lines))
-    if len(lines) > _WHOLE:
-        marked = [i for i, name in enumerate(names) if name and drawing.classes(side, name)]
-        drawn = [i for i, name in enumerate(names) if name and drawing.is_drawn(side, name)]
-        near = {j for i in marked for j in range(max(0, i - _AROUND), min(len(lines), i + _AROUND + 1))}
-        keep = sorted(near | set(drawn))[:_MOST]
+def _panel(title: str, side: str, drawing: Any) -> Iterable[str]:
     yield f'<div class="side code"><h3>{title}</h3><div class="listing mono">'
     last = -1
-    for i in keep:
+    for i, line, name in drawing.listings[side].lines:
         if i > last + 1:
             yield _cut(i - last - 1)
-        yield _line(lines[i], names[i], side, drawing)
+        yield _line(line, name, side, drawing)
         last = i
-    if last + 1 < len(lines):
-        yield _cut(len(lines) - last - 1)
+    if last + 1 < drawing.listings[side].total:
+        yield _cut(drawing.listings[side].total - last - 1)
     yield "</div></div>"
 
 
@@ -52,10 +80,9 @@ def _cut(lines: int) -> str:
     return f'<div class="cut">    … {lines:,} line{"" if lines == 1 else "s"} …</div>'
 
 
-def _node(line: str, nodes: Any) -> str | None:
+def _node(line: str) -> str | None:
     found = _ASSIGNS.match(line)
-    name = found["name"] if found else "output" if line.lstrip().startswith("return ") else None
-    return name if name in nodes else None
+    return found["name"] if found else "output" if line.lstrip().startswith("return ") else None
 
 
 def _line(line: str, name: str | None, side: str, drawing: Any) -> str:

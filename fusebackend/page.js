@@ -25,7 +25,9 @@
     const target = document.getElementById(location.hash.slice(1));
     if (!target) return;
     for (let e = target; e; e = e.parentElement) if (e.tagName === "DETAILS") e.open = true;
-    target.scrollIntoView({ block: "center", inline: "center" });
+    target.scrollIntoView({ block: "center", inline: "nearest" });
+    const panel = target.closest(".code");
+    if (panel) panel.scrollLeft = 0; // a line of code is read from its beginning
   }
   addEventListener("hashchange", reveal);
 

@@ -113,33 +113,30 @@ class _Page:
 
     def substitutions(self) -> Iterable[str]:
         yield f'<h2>Substitutions <small data-count="subs">{len(self.report.substitutions)}</small></h2>'
-        yield '<div class="scroll"><table id="subs"><thead><tr><th>Pattern<th>Your line<th>Operators<th>Shapes<th>Drawn</tr></thead><tbody>'
+        yield '<div class="scroll"><table id="subs"><thead>'
+        yield f"<tr>{_cells('th', 'Pattern', 'Your line', 'Operators', 'Shapes', 'Drawn')}</tr></thead><tbody>"
         for number, group in enumerate(self.subs):
             s = group[0]
-            yield (
-                f"{self.row_start(f's{number}', 'sub', group)}<td>{_source(s.source)}"
-                f'<td><div class="was mono">{_operators(s.replaced)}</div><div class="now mono">{_operators(s.replacement)}</div>'
-                f"{f'<div>{_text(s.note)}</div>' if s.note else ''}"
-                f'<td class="mono">{_text(", ".join(s.inputs))} → {_text(", ".join(s.outputs))}'
-                f"<td>{self.place_links(group)}</tr>"
-            )
+            went = f'<div class="was mono">{_operators(s.replaced)}</div><div class="now mono">{_operators(s.replacement)}</div>'
+            shapes = f'<span class="mono">{_text(", ".join(s.inputs))} → {_text(", ".join(s.outputs))}</span>'
+            cells = (_source(s.source), f"{went}<div>{_text(s.note)}</div>", shapes, self.place_links(group))
+            yield self.row(f"s{number}", "sub", group, *cells)
         yield "</tbody></table></div>"
 
     def near_misses(self) -> Iterable[str]:
         yield f'<h2>Near misses <small><span data-count="misses">{len(self.report.rejections)}</span>, left to Inductor</small></h2>'
-        yield '<div class="scroll"><table id="misses"><thead><tr><th>Pattern<th>Why not<th>Your lines<th>Drawn</tr></thead><tbody>'
+        yield '<div class="scroll"><table id="misses"><thead>'
+        yield f"<tr>{_cells('th', 'Pattern', 'Why not', 'Your lines', 'Drawn')}</tr></thead><tbody>"
         for number, group in enumerate(self.misses):
             lines = [_source(source) for source in dict.fromkeys(r.source for r in group)]
-            yield (
-                f"{self.row_start(f'm{number}', 'miss', group)}<td>{_text(group[0].reason)}"
-                f"<td>{_folded(lines, 3, '')}<td>{self.place_links(group)}</tr>"
-            )
+            yield self.row(f"m{number}", "miss", group, _text(group[0].reason), _folded(lines, 3, ""), self.place_links(group))
         yield "</tbody></table></div>"
 
-    def row_start(self, row: str, kind: str, group: list) -> str:
+    def row(self, row: str, kind: str, group: list, *cells: str) -> str:
         times = f' <span class="tag {kind}">×{len(group)}</span>' if len(group) > 1 else ""
         pattern = self.patterns.index(group[0].pattern)
-        return f'<tr id="{row}" data-p="p{pattern}" data-n="{len(group)}"><td><b>{_text(group[0].pattern)}</b>{times}'
+        first = f"<b>{_text(group[0].pattern)}</b>{times}"
+        return f'<tr id="{row}" data-p="p{pattern}" data-n="{len(group)}">{_cells("td", first, *cells)}</tr>'
 
     def place_links(self, group: list) -> str:
         """By graph: the nodes that are drawn, then the pictures that stand for the others."""
@@ -161,7 +158,8 @@ class _Page:
         count = f"{graph.nodes:,} nodes"
         yield f'<h2 id="g{number}">{_text(graph.name)} <small>{count}</small></h2>'
         if not graph.nodes_before:
-            yield '<p class="dim">Nothing that any pattern looks for: not drawn.</p>'
+            why = "this report does not hold its nodes" if own else "nothing that any pattern looks for"
+            yield f'<p class="dim">Not drawn: {why}.</p>'
             return
         found, left_out = scenes(graph, [m for _, m in own])
         scene_of = {m: i for i, s in enumerate(found) for marks in (s.marks, *s.alike) for m in marks}
@@ -223,6 +221,12 @@ class _Drawing:
             for side, nodes in (("b", scene.before), ("a", scene.after)):
                 for node in nodes:
                     self.home.setdefault((side, node.name), index)
+        self.listings = {
+            side: listing.Listing.of(
+                code, self.sides[side].nodes, lambda n, s=side: (s, n) in self.marked, lambda n, s=side: self.is_drawn(s, n)
+            )
+            for side, code in (("b", graph.before), ("a", graph.after))
+        }
 
     def identifier(self, side: str, name: str) -> str:
         return f"g{self.number}{side}{self.sides[side].position[name]}"
@@ -251,8 +255,12 @@ class _Drawing:
             users=self.sides[side].users,
             classes=lambda n: self.classes(side, n),
             identifier=lambda n: self.identifier(side, n) if self.home.get((side, n)) == index else None,
-            link=lambda n: f"{self.identifier(side, n)}c",
+            link=lambda n: f"{self.identifier(side, n)}c" if n in self.listings[side] else None,
         )
+
+
+def _cells(tag: str, *cells: str) -> str:
+    return "".join(f"<{tag}>{c}</{tag}>" for c in cells)
 
 
 def _operators(names: Iterable[str]) -> str:
