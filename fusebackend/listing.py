@@ -100,6 +100,7 @@ def _line(line: str, name: str | None, side: str, drawing: Any) -> str:
         text = f'{indent}<a href="#{identifier}">{word}</a>{text[len(indent) + len(word) :]}'
     mark = drawing.marked.get((side, name))
     if mark is not None:
-        text += f'  <a class="tag {mark.kind}" href="#{mark.row}">{html.escape(mark.pattern)}</a>'
+        pattern = html.escape(mark.pattern)
+        text = f'<a class="to {mark.kind}" href="#{mark.row}" title="{pattern}" aria-label="{pattern}">◆</a>{text}'
     kind = f' class="{drawing.classes(side, name)}"' if mark is not None else ""
     return f'<div{kind} id="{identifier}c">{text}</div>'

@@ -11,6 +11,7 @@ import collections
 import hashlib
 import html
 import linecache
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -81,6 +82,12 @@ class _Page:
             yield from self.substitutions()
         if self.misses:
             yield from self.near_misses()
+        if "<svg" in "".join(graphs):
+            yield (
+                '<h2>Graphs</h2><p class="dim"><span class="tag gone">replaced</span> <span class="tag sub">new</span> '
+                '<span class="tag miss">near miss</span> · dotted stubs lead to nodes that are not drawn · a node leads to its line of '
+                "code, a name in the code to its node, ◆ to the row of the table.</p>"
+            )
         yield from graphs
 
     def summary(self) -> Iterable[str]:
@@ -296,11 +303,11 @@ def _source(source: Source) -> str:
     )
     if linecache.getline(source.file, source.line).strip() != source.code or not source.code:
         return f'{head}<pre class="snippet"><b>{_text(source.code)}</b></pre>' if source.code else head
-    lines = []
-    for number in range(max(1, source.line - _CONTEXT), source.line + _CONTEXT + 1):
-        line = _text(linecache.getline(source.file, number).rstrip("\n"))
-        line = f"{number:4} {line}"
-        lines.append(f"<b>{line}</b>" if number == source.line else line)
-    around = "\n".join(lines)
+    first = max(1, source.line - _CONTEXT)
+    near = [linecache.getline(source.file, i) for i in range(first, source.line + _CONTEXT + 1)]
+    near = textwrap.dedent("".join(near)).rstrip("\n").split("\n")
+    lines = [f"{first + i:4}  {_text(line)}" for i, line in enumerate(near)]
+    at = source.line - first
+    around = "\n".join([*lines[:at], f"<b>{lines[at]}</b>", *lines[at + 1 :]])
     code = f"<summary><code>{_text(source.code)}</code></summary>"
     return f'{head}<details>{code}<pre class="snippet">{around}</pre></details>'
