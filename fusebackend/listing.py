@@ -7,9 +7,12 @@ import functools
 import html
 import re
 from collections.abc import Callable, Container, Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .report import GraphCode
+
+if TYPE_CHECKING:
+    from .drawing import Drawing
 
 _WHOLE = 200  # code up to this many lines is shown whole
 _AROUND = 3  # else this many lines around each marked one
@@ -52,7 +55,7 @@ class Listing:
         return frozenset(name for _, _, name in self.lines if name)
 
 
-def panels(graph: GraphCode, drawing: Any) -> Iterable[str]:
+def panels(graph: GraphCode, drawing: Drawing) -> Iterable[str]:
     """The two panels as HTML. ``drawing`` knows the nodes' identifiers, marks, places and listings."""
     changed = graph.after != graph.before
     yield f'<details id="g{drawing.number}code"><summary>Code{" before and after" if changed else ""}</summary>'
@@ -63,7 +66,7 @@ def panels(graph: GraphCode, drawing: Any) -> Iterable[str]:
     yield "</div></div></details>"
 
 
-def _panel(title: str, side: str, drawing: Any) -> Iterable[str]:
+def _panel(title: str, side: str, drawing: Drawing) -> Iterable[str]:
     yield f'<div class="side code"><h3>{title}</h3><div class="listing mono">'
     last = -1
     for i, line, name in drawing.listings[side].lines:
@@ -85,7 +88,7 @@ def _node(line: str) -> str | None:
     return found["name"] if found else "output" if line.lstrip().startswith("return ") else None
 
 
-def _line(line: str, name: str | None, side: str, drawing: Any) -> str:
+def _line(line: str, name: str | None, side: str, drawing: Drawing) -> str:
     if len(line) > _LONGEST:
         line = f"{line[:_LONGEST]} … {len(line) - _LONGEST:,} characters"
     text = html.escape(line) or " "

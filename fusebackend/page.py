@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from . import listing
-from .draw import svg
+from .drawing import Drawing
 from .report import GraphCode, Rejection, Report, Source, Substitution
-from .scenes import HOPS, Mark, Scene, Side, scenes
+from .scenes import HOPS, Mark, Scene, scenes
 
 _CONTEXT = 2  # lines of the user's file around the one that is shown
 _FEW = 8  # places named in a row before the rest folds
@@ -171,7 +171,7 @@ class _Page:
         found, left_out = scenes(graph, [m for _, m in own])
         scene_of = {m: i for i, s in enumerate(found) for marks in (s.marks, *s.alike) for m in marks}
         shown = {m for s in found for m in s.marks}
-        drawing = _Drawing(number, graph, [m for _, m in own], found)
+        drawing = Drawing(number, graph, [m for _, m in own], found)
         for what, mark in own:
             scene = scene_of.get(mark)
             if scene is not None:
@@ -190,7 +190,7 @@ class _Page:
             yield f'<p class="elided">{left_out} more places, which look different from these, are in the code and the tables only.</p>'
         yield from listing.panels(graph, drawing)
 
-    def scene(self, number: int, index: int, scene: Scene, drawing: _Drawing) -> Iterable[str]:
+    def scene(self, number: int, index: int, scene: Scene, drawing: Drawing) -> Iterable[str]:
         patterns = sorted({self.patterns.index(m.pattern) for m in scene.marks})
         yield f'<section class="scene" id="g{number}v{index}" data-p="{" ".join(f"p{p}" for p in patterns)}"><header>'
         rows = collections.Counter((m.row, m.kind, m.pattern, m.label) for m in scene.marks)
@@ -205,65 +205,6 @@ class _Page:
         if changed:
             yield f'<div class="side"><h3>After</h3>{drawing.side("a", index)}</div>'
         yield "</div></section>"
-
-
-class _Drawing:
-    """The identifiers and marks of one graph's nodes, on both sides (``"b"`` before, ``"a"`` after)."""
-
-    def __init__(self, number: int, graph: GraphCode, marks: list[Mark], found: list[Scene]):
-        self.number = number
-        self.name = graph.name
-        self.found = found
-        self.sides = {"b": Side(graph.nodes_before), "a": Side(graph.nodes_after)}
-        self.marked: dict[tuple[str, str], Mark] = {}
-        for mark in sorted(marks, key=lambda m: m.kind == "sub"):  # a substitution's colour covers a near miss's
-            self.marked.update({("b", n): mark for n in mark.before} | {("a", n): mark for n in mark.after})
-        # A node may stand in several scenes; its identifier belongs to the one that it is marked in, else to the first.
-        self.home: dict[tuple[str, str], int] = {}
-        for index, scene in enumerate(found):
-            for mark in scene.marks:
-                for key in [*(("b", n) for n in mark.before), *(("a", n) for n in mark.after)]:
-                    self.home.setdefault(key, index)
-        for index, scene in enumerate(found):
-            for side, nodes in (("b", scene.before), ("a", scene.after)):
-                for node in nodes:
-                    self.home.setdefault((side, node.name), index)
-        self.listings = {
-            side: listing.Listing.of(
-                code, self.sides[side].nodes, lambda n, s=side: (s, n) in self.marked, lambda n, s=side: self.is_drawn(s, n)
-            )
-            for side, code in (("b", graph.before), ("a", graph.after))
-        }
-
-    def identifier(self, side: str, name: str) -> str:
-        return f"g{self.number}{side}{self.sides[side].position[name]}"
-
-    def is_drawn(self, side: str, name: str) -> bool:
-        index = self.home.get((side, name))
-        if index is None or name not in self.sides[side].nodes:
-            return False
-        return side == "b" or any(m.kind == "sub" for m in self.found[index].marks)
-
-    def place(self, mark: Mark) -> str | None:
-        """The identifier of the first of the mark's nodes that is drawn."""
-        return next((self.identifier("b", n) for n in mark.before if self.is_drawn("b", n)), None)
-
-    def classes(self, side: str, name: str) -> str:
-        mark = self.marked.get((side, name))
-        if mark is None:
-            return ""
-        return "gone" if mark.kind == "sub" and side == "b" else mark.kind
-
-    def side(self, side: str, index: int) -> str:
-        scene = self.found[index]
-        return svg(
-            scene.before if side == "b" else scene.after,
-            title=f"Part of the graph {self.name}, {'before' if side == 'b' else 'after'} rewriting",
-            users=self.sides[side].users,
-            classes=lambda n: self.classes(side, n),
-            identifier=lambda n: self.identifier(side, n) if self.home.get((side, n)) == index else None,
-            link=lambda n: f"{self.identifier(side, n)}c" if n in self.listings[side] else None,
-        )
 
 
 def _cells(tag: str, *cells: str) -> str:
