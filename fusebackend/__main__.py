@@ -35,9 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     commands.add_parser("patterns", help="the patterns that are looked for, and why").set_defaults(run=patterns)
 
-    command = commands.add_parser(
-        "explain", help="what would be rewritten in a model, what not and why; backward too if inputs require grad"
-    )
+    command = commands.add_parser("explain", help="what would be rewritten in a model, and why the rest would not")
     command.add_argument("factory", help=f"package.module:function, which returns {_MADE}")
     command.add_argument("--html", type=Path, metavar="FILE.html", help="write the report as a page, with the graphs drawn")
     command.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
