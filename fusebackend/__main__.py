@@ -41,6 +41,15 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
     command.set_defaults(run=explain)
 
+    command = commands.add_parser("verify", help="compare patterns with what they replace")
+    command.add_argument("names", nargs="*", metavar="pattern", help="default: all")
+    command.add_argument("--import", dest="module", help="a module that registers patterns, imported first")
+    command.set_defaults(run=verify)
+
+    command = commands.add_parser("bisect", help="find the substitution after which a check of yours fails")
+    command.add_argument("check", help="package.module:function, which returns False or raises if the result is wrong")
+    command.set_defaults(run=bisect)
+
     command = commands.add_parser("demo", help="train a small language model eagerly, with Inductor and with fuse")
     command.add_argument("--steps", type=int, default=20, help="training steps (default 20)")
     command.set_defaults(run=demo)
@@ -54,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         return chosen.run(chosen)
-    except (build.BuildError, cache.CacheError, UsageError) as error:
+    except (build.BuildError, cache.CacheError, UsageError, ValueError) as error:
         print(f"fusebackend: {error}", file=sys.stderr)
         return 1
 
@@ -123,30 +132,36 @@ def explain(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _find(name: str, what: str) -> Callable:
+    """What ``package.module:function`` names. UsageError if there is no such thing, or it can't be called."""
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise UsageError(f"{what} takes package.module:function, got {name!r}")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m fusebackend` has it; an installed script would not
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and what it imports is not
+        raise UsageError(f"no module {error.name!r} for {name!r}; looked in the current folder and the installed packages") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            names = ", ".join(n for n, v in vars(found).items() if callable(v) and getattr(v, "__module__", None) == module_name)
+            raise UsageError(f"{module_name} has no {part!r}; its own callables: {names or 'none'}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{name} must be a function, got {type(found).__name__}")
+    return found
+
+
 def _made_by(name: str) -> tuple[Callable, tuple, dict]:
     """The function or module, its args and kwargs, that the factory ``package.module:function`` returns.
 
     Raises:
         UsageError: there is no such factory, or it returns something else.
     """
-    module_name, colon, attribute = name.partition(":")
-    if not (module_name and colon and attribute):
-        raise UsageError(f"explain takes package.module:function, got {name!r}")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m fusebackend` has it; an installed script would not
-    try:
-        factory = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and what it imports is not
-        raise UsageError(f"no module {error.name!r} for {name!r}; looked in the current folder and the installed packages") from error
-    for part in attribute.split("."):
-        if not hasattr(factory, part):
-            names = ", ".join(n for n, v in vars(factory).items() if callable(v) and getattr(v, "__module__", None) == module_name)
-            raise UsageError(f"{module_name} has no {part!r}; its own callables: {names or 'none'}")
-        factory = getattr(factory, part)
-    if not callable(factory):
-        raise UsageError(f"{name} must be a function that returns {_MADE}, got {type(factory).__name__}")
+    factory = _find(name, "explain")
     made = factory()
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
         what = f"({', '.join(type(m).__name__ for m in made)})" if isinstance(made, tuple) else type(made).__name__
@@ -157,6 +172,25 @@ def _made_by(name: str) -> tuple[Callable, tuple, dict]:
             f"{name}() must return {_MADE}, args a tuple and kwargs a dict; got {type(args).__name__} and {type(kwargs).__name__}"
         )
     return fn, tuple(args), kwargs
+
+
+def verify(chosen: argparse.Namespace) -> int:
+    from .verify import verify
+
+    if chosen.module:
+        sys.path.insert(0, str(Path.cwd()))
+        importlib.import_module(chosen.module)
+    results = [verify(name) for name in chosen.names or [p.name for p in all_patterns()]]
+    print("\n".join(map(str, results)))
+    return 0 if all(r.ok for r in results) else 1
+
+
+def bisect(chosen: argparse.Namespace) -> int:
+    from .bisect import bisect
+
+    found = bisect(_find(chosen.check, "bisect"), print)
+    print(found)
+    return 0 if found.passes_without and found.culprit is None else 1
 
 
 def demo(chosen: argparse.Namespace) -> int:

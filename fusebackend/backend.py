@@ -27,6 +27,7 @@ from .rewrite import Fuel
 
 _fuel: dict[int, Fuel] = {}
 _reports: collections.deque[report.Report] = collections.deque(maxlen=256)
+_forced_fuel: contextvars.ContextVar[Fuel | None] = contextvars.ContextVar("forced_fuel", default=None)
 _collector: contextvars.ContextVar[list[report.Report] | None] = contextvars.ContextVar("collector", default=None)
 
 
@@ -53,10 +54,18 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
 
     patches = _inductor_patches(chosen)
     prefix = f"{len(explained)}: " if explained else ""  # several graphs of one explanation are told apart by number
-    common = {"strict": chosen.strict, "fuel": _fuel_for(chosen), "prefix": prefix, "done": lambda: _graph_done(result, name, traced)}
+    fuel = _forced_fuel.get() or _fuel_for(chosen)
+    cacheable = chosen.cacheable and fuel is None
+    common = {
+        "strict": chosen.strict,
+        "fuel": fuel,
+        "check": chosen.check == "numeric",
+        "prefix": prefix,
+        "done": lambda: _graph_done(result, name, traced),
+    }
     levels = {p.level for p in select(chosen.patterns)} | {"post_grad"}  # the post-grad pass also records the graph
     for level in levels:
-        own = FusePass(level, chosen.patterns, identity if chosen.cacheable else None, result, **common)
+        own = FusePass(level, chosen.patterns, identity if cacheable else None, result, **common)
         patches[SLOTS[level]] = chained(SLOTS[level], own, patches)
     if interpreted:
         patches.update(interpret.PATCHES)
@@ -120,6 +129,16 @@ def collecting() -> Iterator[list[report.Report]]:
         yield found
     finally:
         _collector.reset(token)
+
+
+@contextlib.contextmanager
+def forced_fuel(fuel: Fuel) -> Iterator[Fuel]:
+    """Compiles within share ``fuel``, whatever their options say, and use no cache."""
+    token = _forced_fuel.set(fuel)
+    try:
+        yield fuel
+    finally:
+        _forced_fuel.reset(token)
 
 
 def _inductor_patches(chosen: Options) -> dict[str, Any]:

@@ -18,6 +18,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
         "int >= 0 or None",
         "apply only the first n substitutions since torch._dynamo.reset(); switches Inductor's caches off",
     ),
+    "fuse.check": ('"off" or "numeric"', "run the original region beside each substitution; fusebackend.check.numeric_errors() tells"),
     "fuse.interpret": ("bool", "run the rewritten graph without Inductor's code generation (for debugging; slow)"),
 }
 
@@ -30,12 +31,13 @@ class Options:
     strict: bool = False
     fuel: int | None = None
     interpret: bool = False
+    check: str = "off"
     mode: str | None = None
     inductor: tuple[tuple[str, Any], ...] = ()
 
     def digest(self) -> str:
         """What of these options changes the compiled code: a part of the cache key."""
-        return repr((self.patterns, self.fuel))
+        return repr((self.patterns, self.fuel, self.check))
 
     @property
     def cacheable(self) -> bool:
@@ -83,6 +85,10 @@ def _checked(name: str, value: Any) -> Any:
         return tuple(names)
     if name == "fuse.fuel":
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise wrong
+        return value
+    if name == "fuse.check":
+        if value not in ("off", "numeric"):
             raise wrong
         return value
     if not isinstance(value, bool):

@@ -36,14 +36,18 @@ class FusePass(CustomGraphPass):
         *,
         strict: bool = False,
         fuel: Fuel | None = None,
+        check: bool = False,
         prefix: str = "",
         done: Callable[[], None] = lambda: None,
     ):
         self.level = level
         self.names = names
+        # Taken now: a backward is compiled later, when other patterns may be switched on, under the same cache key.
+        self.patterns = [p for p in select(names) if p.level == level]
         self.result = result if result is not None else report.Report()
         self.strict = strict
         self.fuel = fuel
+        self.check = check
         self.prefix = prefix
         self.done = done
         self._uuid = uuid
@@ -53,8 +57,7 @@ class FusePass(CustomGraphPass):
         began = time.perf_counter()
         name = self._graph_name(graph)
         self.result.drop_graph(name)
-        patterns = [p for p in select(self.names) if p.level == self.level]
-        rewrite(graph, patterns, name, self.result, strict=self.strict, fuel=self.fuel)
+        rewrite(graph, self.patterns, name, self.result, strict=self.strict, fuel=self.fuel, check=self.check)
         self.done()
         self.result.seconds += time.perf_counter() - began
 

@@ -26,23 +26,29 @@ class Fuel:
 
     def __init__(self, limit: int | None = None):
         self.limit = limit
-        self.used = 0
+        self.applied: list[report.Substitution] = []
 
-    def take(self) -> bool:
-        if self.limit is not None and self.used >= self.limit:
-            return False
-        self.used += 1
-        return True
+    @property
+    def empty(self) -> bool:
+        return self.limit is not None and len(self.applied) >= self.limit
 
 
 def rewrite(
-    graph: fx.Graph, patterns: Sequence[Pattern], name: str, result: report.Report, *, strict: bool = False, fuel: Fuel | None = None
+    graph: fx.Graph,
+    patterns: Sequence[Pattern],
+    name: str,
+    result: report.Report,
+    *,
+    strict: bool = False,
+    fuel: Fuel | None = None,
+    check: bool = False,
 ) -> int:
     """Applies ``patterns`` to ``graph`` and records what happened in ``result`` under the graph's ``name``.
 
     Args:
         strict: raise what a pattern raises, instead of recording it and leaving the site alone.
         fuel: a limit on the number of substitutions.
+        check: keep each original region beside its replacement and record how far they differ when they run.
 
     Returns:
         The number of substitutions.
@@ -73,14 +79,15 @@ def rewrite(
         # Earlier substitutions have changed the graph around this node: ask again.
         answer = _ask(pattern, node, strict) if applied else match
         if isinstance(answer, Match):
-            if not fuel.take():
+            if fuel.empty:
                 answer = Reject("out of fuel (option fuse.fuel)")
             else:
                 fake_mode = fake_mode or detect_fake_mode([g.value(n) for n in graph.nodes if g.is_tensor(n)])
-                answer = _apply(pattern, answer, name, fake_mode, strict)
+                answer = _apply(pattern, answer, name, fake_mode, strict, check)
         if isinstance(answer, report.Substitution):
             taken.update(dict.fromkeys(match.nodes, pattern))
             result.substitutions.append(answer)
+            fuel.applied.append(answer)
             log.info("%s in %s at %s: %s", answer.pattern, name, answer.source, answer.note or " ".join(answer.replacement))
             applied += 1
         elif isinstance(answer, Reject):
@@ -125,7 +132,7 @@ def _record_rejection(result: report.Report, name: str, pattern: Pattern, anchor
     log.debug("%s in %s left to Inductor at %s (%s): %s", pattern.name, name, source, node.name, reject.reason)
 
 
-def _apply(pattern: Pattern, match: Match, name: str, fake_mode, strict: bool) -> report.Substitution | Reject:
+def _apply(pattern: Pattern, match: Match, name: str, fake_mode, strict: bool, check: bool) -> report.Substitution | Reject:
     """Emits the replacement, checks it, and only then lets it take the place of the original."""
     anchor = min(match.outputs)
     inside = set(match.nodes)
@@ -151,10 +158,24 @@ def _apply(pattern: Pattern, match: Match, name: str, fake_mode, strict: bool) -
 
     _inherit_meta(match.outputs, new, set(emitter.nodes))
     record = report.describe_substitution(pattern.name, name, match.nodes, match.outputs, emitter.nodes, match.note)
+    if check:
+        _compare(match.outputs, new, f"{pattern.name} in {name}, {record.source}")
+        return record
     for old, replacement in zip(match.outputs, new):
         old.replace_all_uses_with(replacement)
     _erase(match.nodes)
     return record
+
+
+def _compare(outputs: Sequence[fx.Node], new: Sequence[fx.Node], site: str) -> None:
+    """Lets the users see the replacement through an operator that also looks at the original."""
+    from .check import compare
+
+    for old, replacement in zip(outputs, new):
+        with old.graph.inserting_after(max(old, replacement)):
+            checked = old.graph.call_function(compare, (replacement, old, site))
+        checked.meta.update(inherited_meta(old), val=g.value(replacement))
+        old.replace_all_uses_with(checked, delete_user_cb=lambda user, checked=checked: user is not checked)
 
 
 def _inherit_meta(outputs: Sequence[fx.Node], new: Sequence[fx.Node], emitted: set[fx.Node]) -> None:

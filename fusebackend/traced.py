@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -376,21 +377,34 @@ def _describe(node: fx.Node, names: Mapping[Any, Any]) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} of shape {shape} and strides {strides}"
 
 
-def _fingerprint(value: Any, where: str) -> str:
-    """A text that identifies a function and what it closes over, the same in every process."""
-    if value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype, torch._ops.OpOverload)):
+def _fingerprint(value: Any, where: str, seen: frozenset[int] = frozenset()) -> str:
+    """A text that identifies a function with all that it closes over and the globals that it reads, in every process."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype, torch._ops.OpOverload, torch.Size)):
         return repr(value)
+    if id(value) in seen:
+        return "recursion"
+    seen = seen | {id(value)}
     if isinstance(value, (tuple, list, set, frozenset)):
-        items = [_fingerprint(v, where) for v in value]
+        items = [_fingerprint(v, where, seen) for v in value]
         return f"{type(value).__name__}({', '.join(sorted(items) if isinstance(value, (set, frozenset)) else items)})"
     if isinstance(value, dict):
-        return f"dict({', '.join(f'{_fingerprint(k, where)}: {_fingerprint(v, where)}' for k, v in value.items())})"
+        return f"dict({', '.join(f'{_fingerprint(k, where, seen)}: {_fingerprint(v, where, seen)}' for k, v in value.items())})"
+    if inspect.ismodule(value) or inspect.isclass(value) or inspect.isbuiltin(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
     if inspect.isfunction(value):
         cells = zip(value.__code__.co_freevars, value.__closure__ or ())
-        closed = [f"{n}={_fingerprint(c.cell_contents, f'{where} closes over {n!r}')}" for n, c in cells]
-        constants = [repr(c) for c in value.__code__.co_consts if not inspect.iscode(c)]
-        return repr((value.__code__.co_code, constants, value.__code__.co_names, closed, _fingerprint(value.__defaults__, where)))
+        closed = [f"{n}={_fingerprint(c.cell_contents, f'{where} closes over {n!r}', seen)}" for n, c in cells]
+        codes = _codes(value.__code__)
+        names = sorted({n for code in codes for n in code.co_names if n in value.__globals__})
+        read = [f"{n}={_fingerprint(value.__globals__[n], f'{where} reads the global {n!r}', seen)}" for n in names]
+        text = [(c.co_code, c.co_names, [repr(k) for k in c.co_consts if not inspect.iscode(k)]) for c in codes]
+        return repr((text, closed, read, _fingerprint(value.__defaults__, where, seen)))
     raise RegistrationError(
         f"{where}, a {type(value).__name__}: compiled graphs are cached by what a pattern does, and this can't be told across "
-        "processes; numbers, strings, dtypes, containers of them and functions are accepted"
+        "processes; numbers, strings, dtypes, containers of them, functions, classes and modules are accepted"
     )
+
+
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    """A function's code and that of the functions inside it."""
+    return [code, *(inner for constant in code.co_consts if inspect.iscode(constant) for inner in _codes(constant))]

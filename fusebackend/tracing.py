@@ -91,9 +91,10 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
     ):
         try:
             torch.compile(call, backend=backend, dynamic=True, fullgraph=True)(*tensors)
-        except TraceError:
-            raise
         except Exception as error:
+            inner = getattr(error, "inner_exception", None)  # Dynamo wraps what a backend raises
+            if isinstance(inner, TraceError):
+                raise inner from None
             reason = str(error).strip().split("\n")[0]
             raise TraceError(f"{getattr(fn, '__name__', fn)} can't be traced: {type(error).__name__}: {reason}") from error
         finally:

@@ -178,11 +178,9 @@ def _misaligned(t: torch.Tensor) -> torch.Tensor:
 
 
 def _with_specials(t: torch.Tensor) -> torch.Tensor:
-    t = t.clone()
-    if t.numel() > 2:
-        t.view(-1)[:: max(t.numel() // 3, 1)] = float("inf")
-        t.view(-1)[-1] = float("nan")
-    return t
+    special = torch.tensor([float("inf"), -float("inf"), float("nan")], dtype=t.dtype, device=t.device)
+    drawn = torch.randint(12, t.shape, device=t.device)  # other places in each argument
+    return torch.where(drawn < 3, special[drawn.clamp(max=2)], t)
 
 
 _LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
