@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     command.set_defaults(run=demo)
 
     command = commands.add_parser("bench", help="measure the peers and ours in one run")
-    command.add_argument("what", choices=("kernels", "compile"), help="the families' kernels, or the time that compiling takes")
-    command.add_argument("families", nargs="*", help="with kernels: only these families")
+    command.add_argument("what", choices=("kernels", "models", "compile"), help="the families' kernels, public models, or compile time")
+    command.add_argument("names", nargs="*", help="with kernels: only these families; with models: model:kind, e.g. swin_b:training-fp32")
     command.add_argument("--output", type=Path, help="write the figures as JSON")
     command.set_defaults(run=bench)
 
@@ -204,7 +204,7 @@ def bench(chosen: argparse.Namespace) -> int:
 
     if chosen.what == "compile":
         return bench.compile_overhead(output=chosen.output)
-    return bench.kernels(chosen.families, chosen.output)
+    return {"kernels": bench.kernels, "models": bench.models}[chosen.what](chosen.names, chosen.output)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 ``kernels`` times the cases that the families bring along (``bench_cases`` in their files) eagerly, with Inductor static,
 dynamic and autotuned, and with ours static and dynamic, against a floor: the same bytes moved by the simplest kernel.
-``compile`` measures what the backend adds to the time of a compile.
+``models`` times steps of public models with Inductor and with ours. ``compile`` measures what the backend adds to the time
+of a compile.
 """
 
 from __future__ import annotations
@@ -144,6 +145,87 @@ def _ratios(row: dict[str, Any], case: Case) -> str:
     peers = "/".join(f"{row[w] / ours:.2f}" for w in list(WAYS)[:4])
     missed = "" if row["fuse substitutions"] and row["fuse dynamic substitutions"] else "   NOT SUBSTITUTED"
     return f"   {row['fuse'] / floor:.3f}/{row['fuse dynamic'] / floor:.3f} ({case.goal})   {peers}{missed}"
+
+
+#: What a model is timed at: name -> (training, dtype). bf16 training runs under autocast, as it is done.
+KINDS: dict[str, tuple[bool, torch.dtype]] = {
+    "training-fp32": (True, torch.float32),
+    "training-bf16": (True, torch.bfloat16),
+    "inference-bf16": (False, torch.bfloat16),
+    "inference-fp32": (False, torch.float32),
+}
+
+
+def run_model(name: str, kind: str, device: torch.device) -> dict[str, Any]:
+    """Times a step of one model with Inductor and with ours, in turn; ``difference`` is that of the outputs, relative."""
+    from .models import MODELS
+
+    training, dtype = KINDS[kind]
+    torch.manual_seed(0)
+    model, inputs = MODELS[name](device)
+    model.train(training)
+    if not training:
+        model, inputs = model.to(dtype), tuple(i.to(dtype) if i.is_floating_point() else i for i in inputs)
+    autocast = torch.autocast(device.type, dtype, enabled=training and dtype != torch.float32)
+    steps, outputs = {}, {}
+    for way in ("inductor", "fuse"):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend=way)
+
+        def step(compiled=compiled):
+            model.zero_grad()
+            with autocast, torch.set_grad_enabled(training):
+                out = compiled(*inputs)
+            if training:
+                out.float().square().mean().backward()
+            return out.detach()
+
+        outputs[way] = step().float()
+        steps[way] = step
+    counts: dict[str, int] = {}
+    for each in backend.reports():
+        for pattern, n in each.counts().items():
+            counts[pattern] = counts.get(pattern, 0) + n
+    row: dict[str, Any] = {"model": name, "kind": kind, "substitutions": counts}
+    difference = (outputs["fuse"] - outputs["inductor"]).norm() / outputs["inductor"].norm()
+    row["difference"] = difference.item()
+    rounds = {way: [] for way in steps}
+    for _ in range(3):  # in turn, so that what changes over time changes both alike
+        for way, step in steps.items():
+            rounds[way].append(median_ms(step, device))
+    row |= {way: statistics.median(times) for way, times in rounds.items()}
+    return row
+
+
+def models(names: list[str] | None = None, output: Path | None = None) -> int:
+    """Prints a row for each ``model:kind`` (default: every model that this device suits, training fp32 and inference bf16)."""
+    from .models import MODELS
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    suited = [m for m in MODELS if m != "byte_lm"] if device.type == "cuda" else ["byte_lm"]
+    wanted = names or [f"{m}:{k}" for m in suited for k in ("training-fp32", "inference-bf16")]
+    for each in wanted:
+        model, _, kind = each.partition(":")
+        if model not in MODELS or kind not in KINDS:
+            raise ValueError(f"bench models: {each!r}; model:kind of {', '.join(MODELS)} and {', '.join(KINDS)} is accepted")
+    facts = environment()
+    print(", ".join(f"{k} {v}" for k, v in facts.items()))
+    print(f"{'model':34}{'inductor ms':>12}{'fuse ms':>10}{'ratio':>8}{'difference':>12}   substitutions")
+    rows = []
+    for each in wanted:
+        model, _, kind = each.partition(":")
+        try:
+            row = run_model(model, kind, device)
+        except ImportError as error:
+            print(f"{each:34}not run: {error}; pip install 'fusebackend[models]'")
+            continue
+        rows.append(row)
+        found = ", ".join(f"{p} {n}" for p, n in row["substitutions"].items()) or "none"
+        ratio = row["inductor"] / row["fuse"]
+        print(f"{each:34}{row['inductor']:12.3f}{row['fuse']:10.3f}{ratio:8.2f}{row['difference']:12.1e}   {found}", flush=True)
+    if output:
+        output.write_text(json.dumps({"environment": facts, "models": rows}, indent=1))
+    return 0
 
 
 def compile_overhead(nodes: int = 1000, output: Path | None = None) -> int:

@@ -129,7 +129,7 @@ class Plan:
         return sorted(p for p in self.root.rglob("*") if p.is_file() and wanted(p))
 
     def cxx_flags(self) -> list[str]:
-        cuda_include = [f"-isystem{self.toolchain.cuda_home / 'include'}"] if self.cuda else []
+        cuda_include = [f"-isystem {self.toolchain.cuda_home / 'include'}"] if self.cuda else []
         march = cpu_baseline()
         return [
             *("-std=c++17 -O3 -fPIC -fvisibility=hidden -Wall -Wno-unknown-pragmas".split()),
@@ -150,7 +150,7 @@ class Plan:
 
     def _common_flags(self) -> list[str]:
         sm90 = ["-DFUSE_HAS_SM90A"] if "90a" in self.architectures else []
-        torch_flags = [f"-DTORCH_TARGET_VERSION={_TORCH_TARGET}", "-DUSE_CUDA", f"-isystem{Path(torch.__file__).parent / 'include'}"]
+        torch_flags = [f"-DTORCH_TARGET_VERSION={_TORCH_TARGET}", "-DUSE_CUDA", f"-isystem {Path(torch.__file__).parent / 'include'}"]
         return [f"-I{self.root}", f"-I{sources_root()}", *torch_flags, *sm90]
 
     def link_flags(self) -> list[str]:

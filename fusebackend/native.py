@@ -29,15 +29,16 @@ class Native:
     key: str = ""
     reason: str | None = None
 
-    def why_not(self, op: torch._ops.OpOverload, device: torch.device) -> str | None:
-        """None if ``op`` can be called on ``device``; otherwise the reason, as it goes into the report."""
+    def why_not(self, device: torch.device, *ops: torch._ops.OpOverload) -> str | None:
+        """None if ``ops`` can be called on ``device``; otherwise the reason, as it goes into the report."""
         if self.path is None:
             return f"no native library: {self.reason}"
         if device.type == "cuda" and not _covers(self.architectures, _capability(device)):
             return self.reason or f"the native library has no code for this GPU (built for {self.architectures})"
         key = {"cpu": "CPU", "cuda": "CUDA"}.get(device.type)
-        if key is None or not torch._C._dispatch_has_kernel_for_dispatch_key(op._schema.name, key):
-            return f"{op} has no kernel for device type {device.type!r}"
+        missing = next((o for o in ops if key and not torch._C._dispatch_has_kernel_for_dispatch_key(o._schema.name, key)), None)
+        if key is None or missing is not None:
+            return f"{missing or 'the native library'} has no kernel for device type {device.type!r}"
         return None
 
 

@@ -134,7 +134,7 @@ class TransposeAdd(Pattern):
         template = _autotuned_producer(node)
         if template is not None:
             return Reject(f"under max-autotune Inductor may add in the epilogue of {g.describe(template)}", node)
-        unavailable = native.load().why_not(transpose_add, out.device)
+        unavailable = native.load().why_not(out.device, transpose_add)
         if unavailable:
             return Reject(unavailable, node)
 

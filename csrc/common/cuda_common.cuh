@@ -13,7 +13,7 @@ struct FastDiv {
   uint32_t d = 1, multiplier = 0, shift = 0;
 
   FastDiv() = default;
-  explicit FastDiv(uint32_t divisor) : d(divisor) {
+  __host__ __device__ explicit FastDiv(uint32_t divisor) : d(divisor) {
     while (shift < 31 && (uint64_t(1) << shift) < d) ++shift;
     multiplier = uint32_t(((uint64_t(1) << 32) * ((uint64_t(1) << shift) - d)) / d + 1);
   }
@@ -36,14 +36,24 @@ struct alignas(sizeof(T) * N) Vec {
   T v[N];
 };
 
-// Asynchronous 16-byte copy from global to shared memory (past L1), and its groups.
+// Asynchronous 16-byte copy from global to shared memory (past L1), and its groups. Before sm_80 an ordinary copy.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global) : "memory");
+#else
+  *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
+#endif
 }
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_commit() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
 }
 
 // Raises a kernel's dynamic shared-memory limit once a device, so that the hot path pays only a load.

@@ -2,19 +2,21 @@
 //
 //   fusebackend::permute_copy(Tensor x, int[] order) -> Tensor
 //   fusebackend::transpose_add(Tensor x, Tensor y, float alpha, int ialpha, int[] order) -> Tensor
+//   fusebackend::tile_route(Tensor x, Tensor? y, int[] order) -> int     which CUDA kernel would serve either (CudaRoute); for tests
 //
 // `order` lists the output's dimensions from outermost to innermost in memory: its strides are those of torch.empty_permuted(shape, order).
 #pragma once
 
+#include <algorithm>
 #include <optional>
 
 #include "../common/binding.h"
-#include "tile.h"
+#include "cuda_plan.h"
 
 namespace fusebackend::tile {
 
-// A new tensor of `sizes` laid out in `order`, like `like` otherwise.
-inline Tensor empty_permuted(const Tensor& like, const std::vector<int64_t>& sizes, const std::vector<int64_t>& order) {
+// The strides of torch.empty_permuted(sizes, order).
+inline std::vector<int64_t> strides_in_order(const std::vector<int64_t>& sizes, const std::vector<int64_t>& order) {
   const size_t rank = sizes.size();
   STD_TORCH_CHECK(order.size() == rank, "order must name each of the ", rank, " output dimensions once, got ", order.size());
   std::vector<int64_t> strides(rank, -1);
@@ -25,7 +27,7 @@ inline Tensor empty_permuted(const Tensor& like, const std::vector<int64_t>& siz
     strides[d] = step;
     step *= sizes[d] > 0 ? sizes[d] : 1;
   }
-  return empty_strided_like(like, sizes, strides);
+  return strides;
 }
 
 // numpy broadcasting.
@@ -55,7 +57,10 @@ inline void set_operand(Problem& p, Role role, const Tensor& t) {
   p.data[role] = static_cast<char*>(t.data_ptr());
   const IntHeaderOnlyArrayRef sizes = t.sizes(), strides = t.strides();
   const int missing = p.rank - int(sizes.size());
-  for (int d = 0; d < p.rank; ++d) p.strides[role][d] = d < missing || (sizes[d - missing] == 1 && p.sizes[d] != 1) ? 0 : strides[d - missing];
+  for (int d = 0; d < p.rank; ++d) {
+    const bool broadcast = d < missing || (sizes[d - missing] == 1 && p.sizes[d] != 1);
+    p.strides[role][d] = broadcast ? 0 : strides[d - missing];
+  }
 }
 
 inline std::optional<AddType> add_type(ScalarType type) {
@@ -73,33 +78,59 @@ inline std::optional<AddType> add_type(ScalarType type) {
   }
 }
 
-// Both ops: check, allocate, describe; `run(problem)` or `run(problem, type, alpha)` does the work.
-template <typename Run>
-Tensor permute_copy_with(const Tensor& x, const std::vector<int64_t>& order, Run run) {
+// Both ops: check, describe, allocate; `run(problem)` or `run(problem, type, alpha)` does the work.
+inline Problem copy_problem(const Tensor& x, const std::vector<int64_t>& order, std::vector<int64_t>& out_strides) {
   const std::vector<int64_t> sizes = to_vector(x.sizes());
   Problem problem = make_problem(sizes, int(x.element_size()));
-  Tensor out = empty_permuted(x, sizes, order);
-  set_operand(problem, kOut, out);
+  out_strides = strides_in_order(sizes, order);
+  std::copy(out_strides.begin(), out_strides.end(), problem.strides[kOut]);
   set_operand(problem, kA, x);
+  return problem;
+}
+
+inline Problem add_problem(const Tensor& x, const Tensor& y, const std::vector<int64_t>& order, std::vector<int64_t>& out_strides) {
+  STD_TORCH_CHECK(x.scalar_type() == y.scalar_type(), "x and y must have one dtype");
+  STD_TORCH_CHECK(x.is_cuda() == y.is_cuda() && x.get_device_index() == y.get_device_index(), "x and y must be on one device");
+  const std::vector<int64_t> sizes = broadcast_sizes(x, y);
+  Problem problem = make_problem(sizes, int(x.element_size()));
+  problem.operands = 3;
+  out_strides = strides_in_order(sizes, order);
+  std::copy(out_strides.begin(), out_strides.end(), problem.strides[kOut]);
+  set_operand(problem, kA, x);
+  set_operand(problem, kB, y);
+  return problem;
+}
+
+inline Tensor allocate_output(Problem& problem, const Tensor& like, const std::vector<int64_t>& strides) {
+  Tensor out = empty_strided_like(like, {problem.sizes, problem.sizes + problem.rank}, strides);
+  problem.data[kOut] = static_cast<char*>(out.data_ptr());
+  return out;
+}
+
+template <typename Run>
+Tensor permute_copy_with(const Tensor& x, const std::vector<int64_t>& order, Run run) {
+  std::vector<int64_t> strides;
+  Problem problem = copy_problem(x, order, strides);
+  Tensor out = allocate_output(problem, x, strides);
   run(problem);
   return out;
 }
 
 template <typename Run>
 Tensor transpose_add_with(const Tensor& x, const Tensor& y, double alpha, int64_t ialpha, const std::vector<int64_t>& order, Run run) {
-  STD_TORCH_CHECK(x.scalar_type() == y.scalar_type(), "x and y must have one dtype");
-  STD_TORCH_CHECK(x.is_cuda() == y.is_cuda() && x.get_device_index() == y.get_device_index(), "x and y must be on one device");
   const std::optional<AddType> type = add_type(x.scalar_type());
-  STD_TORCH_CHECK(type.has_value(), "dtype is not supported");
-  const std::vector<int64_t> sizes = broadcast_sizes(x, y);
-  Problem problem = make_problem(sizes, int(x.element_size()));
-  problem.operands = 3;
-  Tensor out = empty_permuted(x, sizes, order);
-  set_operand(problem, kOut, out);
-  set_operand(problem, kA, x);
-  set_operand(problem, kB, y);
+  STD_TORCH_CHECK(type.has_value(), "transpose_add does not take this dtype");
+  std::vector<int64_t> strides;
+  Problem problem = add_problem(x, y, order, strides);
+  Tensor out = allocate_output(problem, x, strides);
   run(problem, *type, Alpha{alpha, ialpha});
   return out;
+}
+
+inline int64_t tile_route(const Tensor& x, const std::optional<Tensor>& y, const std::vector<int64_t>& order) {
+  std::vector<int64_t> strides;
+  const Problem problem = y ? add_problem(x, *y, order, strides) : copy_problem(x, order, strides);
+  return int64_t(cuda_route(make_plan(problem)));  // the output counts as aligned: it is allocated
 }
 
 }  // namespace fusebackend::tile

@@ -21,6 +21,7 @@ Tensor transpose_add(const Tensor& x, const Tensor& y, double alpha, int64_t ial
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) {
   m.impl("permute_copy", TORCH_BOX(&permute_copy));
   m.impl("transpose_add", TORCH_BOX(&transpose_add));
+  m.impl("tile_route", TORCH_BOX(&tile_route));
 }
 
 }  // namespace fusebackend::tile

@@ -3,213 +3,328 @@
 // set of other runs, contiguous in the output. Both are walked in 16-byte chunks at any alignment: a run is read from the aligned
 // chunk that holds its first element and keeps that shift in shared memory; the ends of an output run are written by elements.
 //
-// Where an output element lies in shared memory is the sum of two table entries, one for its place in its run and one for the run, so
-// the gather costs no division.
+// Along an output run, elements lie in shared memory as base(run) + table[i % T] + (i / T) * step: the run's leading short dimensions
+// are in the table (T < 64 elements), the next one is marched along. So a chunk costs one division, an element one look-up, or none
+// where T is 1. That it is a sum needs input runs at equal distances; where their alignments differ, each one's place is looked up.
+// So it is where the march is from input run to input run, which lets their distances avoid bank conflicts.
 #pragma once
 
 #include "batch.cuh"
-#include "cuda_plan.h"
 #include "chunks.cuh"
+#include "cuda_plan.h"
 #include "ops.cuh"
 
 namespace fusebackend::tile {
 
 constexpr int kBoxThreads = 256;
 
+// How the place of element i of an output run is found.
+enum class Places {
+  kMarched,      // T is 1: base + i * step
+  kMarchedRuns,  // T is 1 and element i lies in input run i: base + the place of that run
+  kTabled,       // base + table[i % T] + i / T * step
+  kSwizzled,     // the same, with chunks exchanged, where a warp would meet few banks
+  kPerRun,       // the same sum gives the input run and the place in it; the run's own place is looked up
+};
+
+// A box's extents and what follows from them. Boxes at the end of a cut dimension are smaller.
+struct BoxShape {
+  uint32_t in_length, in_runs, out_length, out_runs, pitch, march_weight;
+  FastDiv in_chunks, out_chunks;  // of a run, at the worst alignment
+  FastDiv table;
+  uint32_t weight[kMaxRank];  // of a step along a dimension in shared memory: bytes, and for kPerRun 65536 times runs
+  FastDiv extent[kMaxRank];
+};
+
 struct BoxDim {
   uint32_t extent, size;
+  bool in_out_run;
   int64_t stride[3];  // by Role, bytes; kA is staged (and its partner), kB direct
 };
 
 struct BoxArgs {
   char* out;
   const char* staged;
-  const char* partner;
-  const char* direct;
+  const char* partner;  // the second input of a staged pair, or null
+  const char* direct;   // read in output order, or null
   Extent staged_extent, direct_extent;
   bool staged_is_b;
-  bool direct_follows;   // the direct input is contiguous wherever the output's runs are
+  bool chunked;         // input runs are read in chunks: their elements are neighbours, and there is no partner
+  bool ragged;          // output runs may begin or end within a chunk
+  bool direct_follows;  // the direct input lies as the output does within output runs
+  Places places;
   int rank, in_rank, out_rank;  // dimensions of the box, of an input run, of an output run
-  int64_t run_step;      // bytes between neighbours in an input run
-  BoxDim dim[kMaxRank];  // in the input's order, fastest first
-  int out_order[kMaxRank];  // dims in the output's order
-  // The other dimensions, and the boxes along each dimension of the box that is cut.
+  int64_t run_step;             // bytes between neighbours in an input run
+  BoxDim dim[kMaxRank];         // in the input's order, fastest first
+  int out_order[kMaxRank];      // indices of `dim` in the output's order
+  BoxShape whole;               // of a box that is not at an end
+  // The dimensions outside the box, and those in it that are cut.
   int grid_rank;
   FastDiv grid_count[kMaxRank];
   int64_t grid_stride[3][kMaxRank];
-  int grid_dim[kMaxRank];  // index into `dim`, or -1
-  // Shared memory: the box, then its tables, sized for whole boxes.
-  int run_capacity, in_runs_capacity, out_runs_capacity, tables_at;
+  int grid_dim[kMaxRank];  // index of `dim`, or -1
+  int64_t span;            // bytes that a whole box spans in the staged input
+  int tables_at;           // in shared memory, after the elements
 };
 
-// A box's extents and what follows from them. Boxes at the ends of a dimension are smaller.
-struct BoxRuns {
-  uint32_t extent[kMaxRank];
-  uint32_t weight[kMaxRank];  // of a step along a dimension of the box: within a run, or between runs (packed)
-  uint32_t in_length, in_runs, out_length, out_runs, pitch;
-};
+__host__ __device__ inline void shape_box(const BoxArgs& args, const uint32_t* extent, int element_bytes, BoxShape& s) {
+  const uint32_t count = kChunkBytes / element_bytes;
+  s.in_length = s.in_runs = s.out_length = s.out_runs = 1;
+  for (int k = 0; k < args.in_rank; ++k) {
+    s.weight[k] = s.in_length * element_bytes;
+    s.in_length *= extent[k];
+  }
+  // Room for any shift.
+  s.pitch = ((s.in_length * element_bytes + 2 * kChunkBytes - 2) / kChunkBytes | 1) * kChunkBytes;
+  for (int k = args.in_rank; k < args.rank; ++k) {
+    s.weight[k] = s.in_runs * (args.places == Places::kPerRun ? 65536 : s.pitch);
+    s.in_runs *= extent[k];
+  }
+  uint32_t table = 1;
+  for (int k = 0; k < args.rank; ++k) {
+    const int d = args.out_order[k];
+    if (k + 1 < args.out_rank) table *= extent[d];
+    if (k + 1 == args.out_rank) s.march_weight = s.weight[d];
+    (k < args.out_rank ? s.out_length : s.out_runs) *= extent[d];
+    s.extent[d] = FastDiv(extent[d]);
+  }
+  s.table = FastDiv(table);
+  s.in_chunks = FastDiv((s.in_length + 2 * count - 2) / count);
+  s.out_chunks = FastDiv((s.out_length + 2 * count - 2) / count);
+}
 
 template <typename Op>
-__global__ void __launch_bounds__(kBoxThreads) boxes_kernel(const __grid_constant__ BoxArgs args, const Op op) {
+struct Box {
   using E = typename Op::Element;
-  constexpr int W = sizeof(E), kCount = Chunk<E>::kCount;
-  extern __shared__ __align__(16) char box[];
-  __shared__ BoxRuns runs;
-  int64_t* in_offset = reinterpret_cast<int64_t*>(box + args.tables_at);  // of a run in the input
-  int64_t* out_offset = in_offset + args.in_runs_capacity;                // of a run in the output
-  int64_t* direct_offset = out_offset + args.out_runs_capacity;
-  int64_t* direct_in_run = direct_offset + (args.direct ? args.out_runs_capacity : 0);  // of an element in its output run
-  uint32_t* run_place = reinterpret_cast<uint32_t*>(direct_in_run + (args.direct && !args.direct_follows ? args.run_capacity : 0));
-  uint32_t* out_place = run_place + args.in_runs_capacity;
-  uint32_t* element_place = out_place + args.out_runs_capacity;
+  static constexpr int W = sizeof(E), kCount = Chunk<E>::kCount;
+  static constexpr int kTableCapacity = kMaxBoxTable + kCount;
 
-  const char* staged = args.staged;
-  const char* direct = args.direct;
-  char* out = args.out;
-  if (threadIdx.x < kMaxRank && int(threadIdx.x) < args.rank) runs.extent[threadIdx.x] = args.dim[threadIdx.x].extent;
-  __syncthreads();
-  uint32_t index = blockIdx.x;
-  for (int d = 0; d < args.grid_rank; ++d) {
-    uint32_t quotient, i;
-    args.grid_count[d].divmod(index, quotient, i);
-    index = quotient;
-    out += i * args.grid_stride[kOut][d];
-    staged += i * args.grid_stride[kA][d];
-    direct += i * args.grid_stride[kB][d];
-    const int k = args.grid_dim[d];
-    if (k >= 0 && threadIdx.x == 0) runs.extent[k] = min(args.dim[k].extent, args.dim[k].size - i * args.dim[k].extent);
-  }
-  if (threadIdx.x == 0) {
-    uint32_t length = 1, count = 1;
-    for (int k = 0; k < args.in_rank; ++k) {
-      runs.weight[k] = length * W;
-      length *= runs.extent[k];
-    }
-    for (int k = args.in_rank; k < args.rank; ++k) {
-      runs.weight[k] = count << 16;
-      count *= runs.extent[k];
-    }
-    runs.in_length = length;
-    runs.in_runs = count;
-    // An odd number of chunks between runs keeps neighbours in different banks.
-    runs.pitch = ((length * W + 2 * kChunkBytes - 2) / kChunkBytes | 1) * kChunkBytes;
-    length = count = 1;
-    for (int k = 0; k < args.rank; ++k) (k < args.out_rank ? length : count) *= runs.extent[args.out_order[k]];
-    runs.out_length = length;
-    runs.out_runs = count;
-  }
-  __syncthreads();
-  const uint32_t in_length = runs.in_length, in_runs = runs.in_runs, out_length = runs.out_length, out_runs = runs.out_runs;
+  const BoxArgs& args;
+  const Op& op;
+  const BoxShape& shape;  // in shared memory
+  char* out;
+  const char* staged;
+  const char* direct;
+  char* elements;
+  uint32_t* element_place;  // tables
+  uint32_t* run_place;
+  uint32_t* out_place;
+  int64_t* element_beside;
+  int64_t* in_offset;
+  int64_t* out_offset;
+  int64_t* direct_offset;
 
-  for (uint32_t r = threadIdx.x; r < in_runs; r += kBoxThreads) {
-    uint32_t rest = r;
-    int64_t offset = 0;
-    for (int k = args.in_rank; k < args.rank; ++k) {
-      const uint32_t n = runs.extent[k], i = rest % n;
-      rest /= n;
-      offset += i * args.dim[k].stride[kA];
-    }
-    in_offset[r] = offset;
-    run_place[r] = r * runs.pitch + (args.run_step == W && !args.partner ? phase_bytes(staged + offset) : 0);
+  __device__ void lay_out_tables(char* tables) {
+    element_beside = reinterpret_cast<int64_t*>(tables);
+    in_offset = element_beside + kTableCapacity;
+    out_offset = in_offset + shape.in_runs;
+    direct_offset = out_offset + shape.out_runs;
+    element_place = reinterpret_cast<uint32_t*>(direct_offset + shape.out_runs);
+    run_place = element_place + kTableCapacity;
+    out_place = run_place + shape.in_runs;
   }
-  __syncthreads();
 
-  // In.
-  const auto op_ordered = [&](E from_box, E from_direct) {
-    return args.staged_is_b ? op(from_direct, from_box) : op(from_box, from_direct);
-  };
-  if (args.run_step == W && !args.partner) {
-    const uint32_t per_run = (in_length + kCount - 1 + kCount - 1) / kCount;
-    for (uint32_t i = threadIdx.x; i < in_runs * per_run; i += kBoxThreads) {
-      const uint32_t r = i / per_run, j = i % per_run;
-      const uint32_t place = run_place[r], shift = place % kChunkBytes / W;
-      const int first = int(j * kCount) - int(shift);  // of the chunk's first element in the run
-      if (first >= int(in_length)) continue;
+  // Chunks keep their elements but change places within 128 bytes: strides that would meet few banks spread over all.
+  static __device__ uint32_t swizzle(uint32_t place) { return place ^ (((place >> 7 ^ place >> 10) & 7) << 4); }
+  __device__ uint32_t place_chunk(uint32_t place) const { return args.places == Places::kSwizzled ? swizzle(place) : place; }
+
+  __device__ void find_runs() const {
+    for (uint32_t r = threadIdx.x; r < shape.in_runs; r += kBoxThreads) {
+      uint32_t rest = r;
+      int64_t offset = 0;
+      for (int k = args.in_rank; k < args.rank; ++k) {
+        uint32_t i;
+        shape.extent[k].divmod(rest, rest, i);
+        offset += i * args.dim[k].stride[kA];
+      }
+      in_offset[r] = offset;
+      // Where runs are looked up, a chunk more every kCount runs spreads a warp's chunks over the banks.
+      const bool looked_up = args.places == Places::kPerRun || args.places == Places::kMarchedRuns;
+      const uint32_t skew = looked_up ? r / kCount * kChunkBytes : 0;
+      run_place[r] = r * shape.pitch + skew + (args.chunked ? phase_bytes(staged + offset) : 0);
+    }
+  }
+
+  __device__ void load() const {
+    const bool inside = args.staged_extent.holds(staged - kChunkBytes, args.span + 2 * kChunkBytes);
+    for (uint32_t i = threadIdx.x; i < shape.in_runs * shape.in_chunks.d; i += kBoxThreads) {
+      uint32_t r, j;
+      shape.in_chunks.divmod(i, r, j);
+      const uint32_t start = run_place[r], shift = start % kChunkBytes;
+      const int first = int(j * kCount) - int(shift / W);  // of the chunk's first element in the run
+      if (first >= int(shape.in_length)) continue;
       const char* from = staged + in_offset[r] + first * W;
-      char* to = box + place + first * W;
-      if (args.staged_extent.holds(from, kChunkBytes)) {
+      char* to = elements + place_chunk(start - shift + j * kChunkBytes);
+      if (inside || args.staged_extent.holds(from, kChunkBytes)) {
         cp_async_16(to, from);
       } else {
-        for (int e = max(0, -first); e < min(kCount, int(in_length) - first); ++e)
+#pragma unroll 1
+        for (int e = max(0, -first); e < min(kCount, int(shape.in_length) - first); ++e)
           reinterpret_cast<E*>(to)[e] = reinterpret_cast<const E*>(from)[e];
       }
     }
     cp_async_commit();
-  } else {
-    const int64_t partner_offset = args.partner - args.staged;
-    for (uint32_t i = threadIdx.x; i < in_runs * in_length; i += kBoxThreads) {
-      const uint32_t r = i / in_length, j = i % in_length;
+  }
+
+  __device__ void load_elements() const {
+    for (uint32_t i = threadIdx.x; i < shape.in_runs * shape.in_length; i += kBoxThreads) {
+      const uint32_t r = i / shape.in_length, j = i % shape.in_length;
       const char* from = staged + in_offset[r] + j * args.run_step;
       E value = *reinterpret_cast<const E*>(from);
       if constexpr (Op::kBinary) {
-        if (args.partner) value = op_ordered(value, *reinterpret_cast<const E*>(from + partner_offset));
+        if (args.partner) value = op(value, *reinterpret_cast<const E*>(from + (args.partner - args.staged)));
       }
-      *reinterpret_cast<E*>(box + run_place[r] + j * W) = value;
+      *reinterpret_cast<E*>(elements + place_chunk(run_place[r] + j * W)) = value;
     }
   }
 
-  // The output's tables, while the input is under way.
-  const bool gathers_direct = Op::kBinary && args.direct && !args.direct_follows;
-  for (uint32_t j = threadIdx.x; j < out_length; j += kBoxThreads) {
-    uint32_t rest = j, place = 0;
-    int64_t offset = 0;
-    for (int k = 0; k < args.out_rank; ++k) {
-      const int d = args.out_order[k];
-      const uint32_t n = runs.extent[d], i = rest % n;
-      rest /= n;
-      place += i * runs.weight[d];
-      offset += i * args.dim[d].stride[kB];
+  __device__ void find_places() const {
+    const int march = args.out_order[args.out_rank - 1];
+    for (uint32_t j = threadIdx.x; j < shape.table.d + kCount - 1; j += kBoxThreads) {
+      uint32_t rest = j, place = 0;
+      int64_t beside = 0;
+      for (int k = 0; k < args.out_rank; ++k) {
+        const int d = args.out_order[k];
+        uint32_t i = rest;
+        if (d != march) shape.extent[d].divmod(rest, rest, i);
+        place += i * shape.weight[d];
+        beside += i * args.dim[d].stride[kB];
+      }
+      element_place[j] = place;
+      element_beside[j] = beside;
     }
-    element_place[j] = place;
-    if (gathers_direct) direct_in_run[j] = offset;
-  }
-  for (uint32_t c = threadIdx.x; c < out_runs; c += kBoxThreads) {
-    uint32_t rest = c, place = 0;
-    int64_t offset = 0, beside = 0;
-    for (int k = args.out_rank; k < args.rank; ++k) {
-      const int d = args.out_order[k];
-      const uint32_t n = runs.extent[d], i = rest % n;
-      rest /= n;
-      place += i * runs.weight[d];
-      offset += i * args.dim[d].stride[kOut];
-      beside += i * args.dim[d].stride[kB];
+    const bool looked_up = args.places == Places::kPerRun || args.places == Places::kMarchedRuns;
+    const uint32_t shift = !looked_up && args.chunked ? phase_bytes(staged) : 0;
+    for (uint32_t c = threadIdx.x; c < shape.out_runs; c += kBoxThreads) {
+      uint32_t rest = c, place = shift;
+      int64_t offset = 0, beside = 0;
+      for (int k = args.out_rank; k < args.rank; ++k) {
+        const int d = args.out_order[k];
+        uint32_t i;
+        shape.extent[d].divmod(rest, rest, i);
+        place += i * shape.weight[d];
+        offset += i * args.dim[d].stride[kOut];
+        beside += i * args.dim[d].stride[kB];
+      }
+      out_place[c] = place;
+      out_offset[c] = offset;
+      direct_offset[c] = beside;
     }
-    out_place[c] = place;
-    out_offset[c] = offset;
-    if (Op::kBinary && args.direct) direct_offset[c] = beside;
   }
-  cp_async_wait<0>();
-  __syncthreads();
 
-  // Out.
-  const uint32_t per_run = (out_length + kCount - 1 + kCount - 1) / kCount;
-  for (uint32_t i = threadIdx.x; i < out_runs * per_run; i += kBoxThreads) {
-    const uint32_t c = i / per_run, j = i % per_run;
-    char* to = out + out_offset[c];
-    const int begin = int(j * kCount) - int(phase_bytes(to)) / W;  // of the chunk's first element in the run
-    const int first = max(0, -begin), last = min(kCount, int(out_length) - begin);
-    if (first >= last) continue;
-    Chunk<E> beside;
-    if constexpr (Op::kBinary) {
-      if (args.direct && args.direct_follows)
-        beside = load_chunk<E>(direct + direct_offset[c] + begin * W, W, first, last, args.direct_extent);
-    }
-    const uint32_t row = out_place[c];
-    Chunk<E> chunk;
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      if (k < first || k >= last) continue;
-      const uint32_t place = row + element_place[begin + k];
-      chunk.v[k] = *reinterpret_cast<const E*>(box + run_place[place >> 16] + (place & 0xffff));
+  template <Places kPlaces>
+  __device__ E element_at(uint32_t place) const {
+    if (kPlaces == Places::kPerRun) place = run_place[place >> 16] + (place & 0xffff);
+    if (kPlaces == Places::kSwizzled) place = swizzle(place);
+    return *reinterpret_cast<const E*>(elements + place);
+  }
+
+  template <Places kPlaces, bool kRagged>
+  __device__ void store() const {
+    constexpr bool kMarched = kPlaces == Places::kMarched || kPlaces == Places::kMarchedRuns;
+    const int64_t march_beside = args.dim[args.out_order[args.out_rank - 1]].stride[kB];
+    const uint32_t count = shape.out_runs * shape.out_chunks.d, march = shape.march_weight;
+    for (uint32_t i = threadIdx.x; i < count; i += kBoxThreads) {
+      uint32_t c, j;
+      shape.out_chunks.divmod(i, c, j);
+      char* to = out + out_offset[c];
+      const int begin = int(j * kCount) - int(phase_bytes(to)) / W;  // of the chunk's first element in the run
+      const int first = max(0, -begin), last = min(kCount, int(shape.out_length) - begin);
+      if (first >= last) continue;
+      // A chunk that begins before its run is taken from the run's first element on; the end is repeated past the run's last.
+      const int start = max(begin, 0), valid = kRagged ? last - first : kCount;
+      to += start * W;
+      const char* beside_run = direct + direct_offset[c];
+      Chunk<E> chunk, beside;
+      uint32_t period = start, in_period = 0;
+      if (!kMarched) shape.table.divmod(start, period, in_period);
       if constexpr (Op::kBinary) {
-        if (args.direct) {
-          if (!args.direct_follows) beside.v[k] = *reinterpret_cast<const E*>(direct + direct_offset[c] + direct_in_run[begin + k]);
-          chunk.v[k] = op_ordered(chunk.v[k], beside.v[k]);
+        if (args.direct_follows) {
+          beside = load_chunk<E>(beside_run + start * W, W, 0, valid, args.direct_extent);
+        } else if (args.direct) {
+#pragma unroll
+          for (int k = 0; k < kCount; ++k) {
+            const int e = kRagged ? min(k, valid - 1) : k;
+            beside.v[k] = *reinterpret_cast<const E*>(beside_run + period * march_beside + element_beside[in_period + e]);
+          }
         }
       }
+      const uint32_t place = out_place[c] + (kPlaces == Places::kMarchedRuns ? 0 : period * march);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const int e = kRagged ? min(k, valid - 1) : k;
+        chunk.v[k] = element_at<kPlaces>(place + (kPlaces == Places::kMarchedRuns ? run_place[start + e]
+                                                  : kMarched                      ? e * march
+                                                                                  : element_place[in_period + e]));
+      }
+      if constexpr (Op::kBinary) {
+        if (args.direct) op.apply(chunk.v, beside.v, args.staged_is_b);
+      }
+      store_chunk(to, W, 0, valid, true, chunk);
     }
-    store_chunk(to + begin * W, W, first, last, true, chunk);
   }
+
+  template <Places kPlaces>
+  __device__ void store_any() const {
+    if (args.ragged) store<kPlaces, true>();
+    else store<kPlaces, false>();
+  }
+
+  __device__ void run() const {
+    find_runs();
+    __syncthreads();
+    if (args.chunked) load();
+    else load_elements();
+    find_places();  // while the input is under way
+    cp_async_wait<0>();
+    __syncthreads();
+    switch (args.places) {
+      case Places::kMarched: return store_any<Places::kMarched>();
+      case Places::kMarchedRuns: return store_any<Places::kMarchedRuns>();
+      case Places::kTabled: return store_any<Places::kTabled>();
+      case Places::kSwizzled: return store_any<Places::kSwizzled>();
+      case Places::kPerRun: return store_any<Places::kPerRun>();
+    }
+  }
+};
+
+template <typename Op>
+__global__ void __launch_bounds__(kBoxThreads) boxes_kernel(const __grid_constant__ BoxArgs args, const Op op) {
+  extern __shared__ __align__(16) char shared[];
+  __shared__ __align__(8) char shape_bytes[sizeof(BoxShape)];
+  BoxShape& shape = reinterpret_cast<BoxShape&>(shape_bytes);
+  __shared__ uint32_t extent[kMaxRank];  // of a box at an end
+  Box<Op> box{args, op, shape, args.out, args.staged, args.direct, shared};
+  bool at_end = false;
+  const auto for_grid = [&](auto body) {
+    uint32_t index = blockIdx.x;
+    for (int g = 0; g < args.grid_rank; ++g) {
+      uint32_t i;
+      args.grid_count[g].divmod(index, index, i);
+      body(g, i);
+    }
+  };
+  for_grid([&](int g, uint32_t i) {
+    box.out += i * args.grid_stride[kOut][g];
+    box.staged += i * args.grid_stride[kA][g];
+    box.direct += i * args.grid_stride[kB][g];
+    const int k = args.grid_dim[g];
+    at_end |= k >= 0 && (i + 1) * args.dim[k].extent > args.dim[k].size;
+  });
+  if (!at_end) {
+    for (int w = threadIdx.x; w < int(sizeof(BoxShape) / 4); w += kBoxThreads)
+      reinterpret_cast<uint32_t*>(&shape)[w] = reinterpret_cast<const uint32_t*>(&args.whole)[w];
+  } else if (threadIdx.x == 0) {
+    for (int k = 0; k < args.rank; ++k) extent[k] = args.dim[k].extent;
+    for_grid([&](int g, uint32_t i) {
+      const int k = args.grid_dim[g];
+      if (k >= 0) extent[k] = min(extent[k], args.dim[k].size - i * extent[k]);
+    });
+    shape_box(args, extent, sizeof(typename Op::Element), shape);
+  }
+  __syncthreads();
+  box.lay_out_tables(shared + args.tables_at);
+  box.run();
 }
 
 template <typename Op>
@@ -231,20 +346,38 @@ cudaError_t launch_boxes(const Plan& plan, const BoxPlan& box, Op op, cudaStream
   args.in_rank = box.in_rank;
   args.out_rank = box.out_rank;
   args.run_step = p.strides[staged][box.dims[0]] * w;
+  args.chunked = args.run_step == w && !args.partner;
   const auto stride = [&](int role, int d) {
     const int source = role == kOut ? int(kOut) : role == kA ? staged : direct;
     return source < p.operands ? p.strides[source][d] * w : 0;
   };
   int index_in_box[kMaxRank];
   std::fill_n(index_in_box, kMaxRank, -1);
+  bool uniform = true;  // all input runs of a box have the same alignment
+  uint32_t extent[kMaxRank];
+  args.span = w;
   for (int k = 0; k < box.rank; ++k) {
     const int d = box.dims[k];
     index_in_box[d] = k;
-    args.dim[k] = {uint32_t(box.extent[d]), uint32_t(p.sizes[d]), {stride(kOut, d), stride(kA, d), stride(kB, d)}};
+    extent[k] = uint32_t(box.extent[d]);
+    args.dim[k] = {extent[k], uint32_t(p.sizes[d]), false, {stride(kOut, d), stride(kA, d), stride(kB, d)}};
+    args.span += (box.extent[d] - 1) * stride(kA, d);
+    if (k >= box.in_rank && args.chunked) uniform = uniform && stride(kA, d) % kChunkBytes == 0;
   }
   int n = 0;
   for (int d = 0; d < p.rank; ++d)
     if (index_in_box[d] >= 0) args.out_order[n++] = index_in_box[d];
+  for (int k = 0; k < box.out_rank; ++k) args.dim[args.out_order[k]].in_out_run = true;
+  args.places = uniform ? Places::kTabled : Places::kPerRun;
+  shape_box(args, extent, int(w), args.whole);
+  if (args.out_rank == 1 && box.rank == box.in_rank + 1 && args.out_order[0] == box.in_rank) {
+    args.places = Places::kMarchedRuns;  // an output run takes an element from every input run
+  } else if (uniform) {
+    // Neighbouring lanes are kCount elements apart: an odd number of chunks of shared memory apart if they march by an odd one.
+    const bool marched = args.whole.table.d == 1;
+    const bool few_banks = marched ? args.whole.march_weight / w % 2 == 0 : args.whole.table.d % 4 == 0;
+    args.places = few_banks ? Places::kSwizzled : marched ? Places::kMarched : Places::kTabled;
+  }
   args.grid_rank = 0;
   int64_t boxes = 1;
   for (int d = 0; d < p.rank; ++d) {
@@ -256,10 +389,16 @@ cudaError_t launch_boxes(const Plan& plan, const BoxPlan& box, Op op, cudaStream
     args.grid_dim[g] = index_in_box[d];
     boxes *= count;
   }
-  args.run_capacity = box.out_length;
-  args.in_runs_capacity = box.in_runs;
-  args.out_runs_capacity = box.out_runs;
   args.tables_at = box.data_bytes;
+  // Output runs are whole chunks if all begin and end at multiples of 16 bytes.
+  uintptr_t ends = reinterpret_cast<uintptr_t>(args.out);
+  for (int d = 0; d < p.rank; ++d) {
+    const bool in_run = index_in_box[d] >= 0 && args.dim[index_in_box[d]].in_out_run;
+    ends |= stride(kOut, d) * (in_run ? box.extent[d] : 1);
+  }
+  const BoxDim& last = args.dim[args.out_order[box.out_rank - 1]];
+  ends |= last.stride[kOut] * (last.size % last.extent);
+  args.ragged = ends % kChunkBytes != 0;
   boxes_kernel<Op><<<unsigned(boxes), kBoxThreads, box.shared_bytes, stream>>>(args, op);
   return cudaGetLastError();
 }

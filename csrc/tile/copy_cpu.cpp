@@ -22,7 +22,7 @@ void copy(const Plan& plan, int64_t begin, int64_t end) {
       return copy_elements<E>(p.data[kA] + block.offset[kA], in_o, in_q, out, out_o, out_q, block.o, block.q);
     }
     const Rows rows = block_rows<E>(plan, kA, block, buffer);
-    for (int64_t q = 0; q < block.q; ++q) std::memcpy(out + q * out_q, rows.data + q * rows.stride, block.o * kW);
+    for (int64_t q = 0; q < block.q; ++q) copy_row(out + q * out_q, rows.data + q * rows.stride, block.o * kW);
   });
 }
 

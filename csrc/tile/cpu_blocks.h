@@ -101,7 +101,8 @@ struct SquareTranspose {
 
 // A strided two-dimensional copy by elements. Arguments by value: through references, every store might change them.
 template <typename E>
-void copy_elements(const char* from, int64_t from_o, int64_t from_q, char* to, int64_t to_o, int64_t to_q, int64_t o_count, int64_t q_count) {
+void copy_elements(const char* from, int64_t from_o, int64_t from_q, char* to, int64_t to_o, int64_t to_q, int64_t o_count,
+                   int64_t q_count) {
   // The shorter loop inside would cost more than it saves.
   if (o_count < q_count) {
     std::swap(from_o, from_q);
@@ -111,8 +112,22 @@ void copy_elements(const char* from, int64_t from_o, int64_t from_q, char* to, i
   for (int64_t q = 0; q < q_count; ++q) {
     const char* source = from + q * from_q;
     char* target = to + q * to_q;
-    for (int64_t o = 0; o < o_count; ++o, source += from_o, target += to_o) std::memcpy(target, source, sizeof(E));
+#pragma GCC unroll 8
+    for (int64_t o = 0; o < o_count; ++o) std::memcpy(target + o * to_o, source + o * from_o, sizeof(E));
   }
+}
+
+// memcpy for rows that are mostly short: a call costs as much as the copy.
+inline void copy_row(char* to, const char* from, int64_t bytes) {
+  typedef char Vector __attribute__((vector_size(32), aligned(1), may_alias));
+  constexpr int64_t kBytes = sizeof(Vector);
+  if (bytes < kBytes || bytes > 4096) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  for (int64_t i = 0; i + kBytes <= bytes; i += kBytes) *reinterpret_cast<Vector*>(to + i) = *reinterpret_cast<const Vector*>(from + i);
+  const int64_t last = bytes - kBytes;  // overlaps what was copied
+  *reinterpret_cast<Vector*>(to + last) = *reinterpret_cast<const Vector*>(from + last);
 }
 
 // to[q][o] = from[o][q]: rows of `to` are contiguous and `to_stride` bytes apart.

@@ -5,8 +5,9 @@
 namespace fusebackend::tile {
 namespace {
 
-constexpr int64_t kChunk = 16;
-constexpr int64_t kRunBytes = 256;         // wanted of every run in global memory
+constexpr int64_t kChunk = 16, kSector = 32;
+constexpr int64_t kOutRunBytes = 256;      // wanted of every run in global memory; short writes cost more than short reads
+constexpr int64_t kInRunBytes = 128;
 constexpr int64_t kMinRowBytes = 512;      // shorter rows that are not aligned go through boxes
 constexpr int64_t kMaxSharedBytes = 48 * 1024;
 constexpr double kMinTileUse = 0.75;       // fraction of tile elements that are not padding
@@ -22,18 +23,17 @@ double tile_use(const Plan& plan) {
 // Extent of a dimension that contributes at least `wanted` of its `size` elements: all of it if that is not much more, else pieces of
 // like size, whole chunks each.
 int64_t cut(int64_t size, int64_t wanted, int64_t chunk) {
-  if (wanted * 3 / 2 >= size) return size;
+  if (wanted * 5 / 2 >= size) return size;
   const int64_t even = ceil_div(size, ceil_div(size, wanted));
   return std::min(size, ceil_div(even, chunk) * chunk);
 }
 
 // Grows extents along `order` until a run has `wanted` elements.
 void grow(const Problem& p, const int* order, int64_t wanted, int64_t* extent) {
-  const int64_t chunk = kChunk / p.element_bytes;
   int64_t run = 1;
   for (int i = 0; i < p.rank && run < wanted; ++i) {
     const int d = order[i];
-    extent[d] = std::max(extent[d], cut(p.sizes[d], ceil_div(wanted, run), chunk));
+    extent[d] = std::max(extent[d], cut(p.sizes[d], ceil_div(wanted, run), i == 0 ? kSector / p.element_bytes : 1));
     run *= extent[d];
   }
 }
@@ -44,7 +44,7 @@ int64_t volume(const Problem& p, const int64_t* extent) {
   return v;
 }
 
-BoxPlan box_of(const Plan& plan, int64_t run_bytes, int64_t box_bytes) {
+BoxPlan box_of(const Plan& plan, int64_t out_run, int64_t in_run, int64_t box_bytes) {
   const Problem& p = plan.problem;
   const int64_t w = p.element_bytes;
   BoxPlan box;
@@ -55,49 +55,48 @@ BoxPlan box_of(const Plan& plan, int64_t run_bytes, int64_t box_bytes) {
     if ((in_stride[x] == 0) != (in_stride[y] == 0)) return in_stride[y] == 0;
     return in_stride[x] != in_stride[y] ? in_stride[x] < in_stride[y] : x < y;
   });
-  const int64_t wanted = std::max<int64_t>(run_bytes / w, 2);
-  grow(p, out_order, wanted, box.extent);
-  grow(p, in_order, wanted, box.extent);
+  grow(p, out_order, std::max<int64_t>(out_run / w, 2), box.extent);
+  grow(p, in_order, std::max<int64_t>(in_run / w, 2), box.extent);
   // Small boxes take in more of the output's next dimensions.
   for (int d = 0; d < p.rank && volume(p, box.extent) * w < box_bytes; ++d) {
     const int64_t others = volume(p, box.extent) / box.extent[d];
-    box.extent[d] = std::max(box.extent[d], cut(p.sizes[d], box_bytes / w / others, d == 0 ? kChunk / w : 1));
+    box.extent[d] = std::max(box.extent[d], cut(p.sizes[d], box_bytes / w / others, d == 0 ? kSector / w : 1));
   }
 
   for (int i = 0; i < p.rank; ++i)
     if (box.extent[in_order[i]] > 1) box.dims[box.rank++] = in_order[i];
   if (box.rank == 0) box.dims[box.rank++] = 0;
-  int64_t in_length = 1;
+  int64_t in_length = 1, in_runs = 1;
   for (int k = 0; k < box.rank; ++k) {
     const int d = box.dims[k], before = k ? box.dims[k - 1] : d;
     const bool joins = k == 0 || (box.in_rank == k && box.extent[before] == p.sizes[before] &&
                                   in_stride[d] == in_stride[before] * p.sizes[before]);
     if (joins) in_length *= box.extent[d], ++box.in_rank;
-    else box.in_runs *= int(box.extent[d]);
+    else in_runs *= box.extent[d];
   }
   const int direct = plan.staged == kA ? kB : kA;
   box.direct_follows = p.operands == 3 && !plan.staged_pair;
+  int64_t out_length = 1, out_runs = 1;
   int before = -1, seen = 0;
   for (int d = 0; d < p.rank; ++d) {
     if (box.extent[d] == 1 && d != box.dims[0]) continue;
-    const bool joins = before < 0 || (box.out_rank == seen && box.extent[before] == p.sizes[before] &&
+    const bool joins = before < 0 || (box.out_rank == seen && out_length < kMaxBoxTable && box.extent[before] == p.sizes[before] &&
                                       p.strides[kOut][d] == p.strides[kOut][before] * p.sizes[before]);
     if (joins) {
-      box.out_length *= int(box.extent[d]);
+      out_length *= box.extent[d];
       ++box.out_rank;
       if (p.operands == 3 && p.strides[direct][d] != p.strides[kOut][d]) box.direct_follows = false;
     } else {
-      box.out_runs *= int(box.extent[d]);
+      out_runs *= box.extent[d];
     }
     ++seen;
     before = d;
   }
   const int64_t pitch = ((in_length * w + 2 * kChunk - 2) / kChunk | 1) * kChunk;
-  const int64_t direct_tables = p.operands == 3 ? 8 : 0;
-  const int64_t data = box.in_runs * pitch;
-  const int64_t shared = data + box.in_runs * 12 + box.out_runs * (12 + direct_tables) + box.out_length * (4 + direct_tables);
+  const int64_t data = ceil_div(in_runs * pitch + ceil_div(in_runs, kChunk / w) * kChunk, 128) * 128;
+  const int64_t tables = (kMaxBoxTable + kChunk) * 12 + in_runs * 12 + out_runs * 20;
   box.data_bytes = int(std::min<int64_t>(data, kMaxSharedBytes + 1));
-  box.shared_bytes = int(std::min<int64_t>(shared, kMaxSharedBytes + 1));
+  box.shared_bytes = int(std::min<int64_t>(data + tables, kMaxSharedBytes + 1));
   return box;
 }
 
@@ -131,14 +130,16 @@ CudaRoute cuda_route(const Plan& plan) {
 }
 
 BoxPlan plan_box(const Plan& plan) {
-  int64_t run = kRunBytes, bytes = kTileBytes;
-  BoxPlan box = box_of(plan, run, bytes);
-  while (box.shared_bytes > kMaxSharedBytes - 1024 && run > 16) {  // 1 KB: the kernel's static part
-    run /= 2;
+  int64_t out_run = kOutRunBytes, in_run = kInRunBytes, bytes = kTileBytes;
+  BoxPlan box = box_of(plan, out_run, in_run, bytes);
+  while (!box_fits(box) && out_run > 16) {
+    (in_run * 2 > out_run ? in_run : out_run) /= 2;
     bytes /= 2;
-    box = box_of(plan, run, bytes);
+    box = box_of(plan, out_run, in_run, bytes);
   }
   return box;
 }
+
+bool box_fits(const BoxPlan& box) { return box.shared_bytes <= kMaxSharedBytes - 1024; }  // 1 KB: the kernel's static part
 
 }  // namespace fusebackend::tile

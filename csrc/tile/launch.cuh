@@ -34,8 +34,7 @@ cudaError_t launch_plan(const Plan& plan, Op op, cudaStream_t stream) {
     case CudaRoute::kTiles: return launch_tiles(plan, op, stream);
     case CudaRoute::kBoxes: {
       const BoxPlan box = plan_box(plan);
-      // Only strides that no torch view has defeat every box: rows are right for them too.
-      return box.shared_bytes <= 48 * 1024 - 1024 ? launch_boxes(plan, box, op, stream) : launch_rows(plan, op, stream);
+      return box_fits(box) ? launch_boxes(plan, box, op, stream) : launch_rows(plan, op, stream);
     }
   }
   return cudaErrorInvalidValue;

@@ -31,6 +31,8 @@ struct CopyOp {
   using Element = Bits<kBytes>;
   static constexpr bool kBinary = false;
   __device__ Element operator()(Element a, Element) const { return a; }
+  template <int kCount>
+  __device__ void apply(Element (&)[kCount], const Element (&)[kCount], bool) const {}
 };
 
 // Product and sum contract into one fma for floating types, as PyTorch's kernels do. Integers are unsigned here: they wrap.
@@ -38,27 +40,31 @@ template <typename T>
 struct Arithmetic {
   static_assert(std::is_unsigned_v<T>);
   using Scalar = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
-  __device__ static T apply(T a, T b, Scalar alpha) { return T(a + alpha * b); }
+  __device__ static T add(T a, T b, Scalar alpha) { return T(a + alpha * b); }
 };
 template <>
 struct Arithmetic<double> {
   using Scalar = double;
-  __device__ static double apply(double a, double b, double alpha) { return fma(b, alpha, a); }
+  __device__ static double add(double a, double b, double alpha) { return fma(b, alpha, a); }
 };
 template <>
 struct Arithmetic<float> {
   using Scalar = float;
-  __device__ static float apply(float a, float b, float alpha) { return fmaf(b, alpha, a); }
+  __device__ static float add(float a, float b, float alpha) { return fmaf(b, alpha, a); }
 };
+// 16-bit floats add in fp32 and round once. A plain sum may as well be added in 16 bits, two at a time: fp32 has at least 2p + 2 bits
+// for both formats' p (8 and 11), so rounding to fp32 first never changes the rounded sum (Figueroa 1995).
 template <>
 struct Arithmetic<__half> {
   using Scalar = float;
-  __device__ static __half apply(__half a, __half b, float alpha) { return __float2half_rn(fmaf(__half2float(b), alpha, __half2float(a))); }
+  using Pair = __half2;
+  __device__ static __half add(__half a, __half b, float alpha) { return __float2half_rn(fmaf(__half2float(b), alpha, __half2float(a))); }
 };
 template <>
 struct Arithmetic<__nv_bfloat16> {
   using Scalar = float;
-  __device__ static __nv_bfloat16 apply(__nv_bfloat16 a, __nv_bfloat16 b, float alpha) {
+  using Pair = __nv_bfloat162;
+  __device__ static __nv_bfloat16 add(__nv_bfloat16 a, __nv_bfloat16 b, float alpha) {
     return __float2bfloat16_rn(fmaf(__bfloat162float(b), alpha, __bfloat162float(a)));
   }
 };
@@ -68,16 +74,41 @@ struct AddOp {
   using Element = Bits<sizeof(T)>;
   using Scalar = typename Arithmetic<T>::Scalar;
   static constexpr bool kBinary = true;
+  static constexpr bool kPairs = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
   Scalar alpha;
 
-  __device__ Element operator()(Element a, Element b) const {
-    T x, y;
-    memcpy(&x, &a, sizeof(T));
-    memcpy(&y, &b, sizeof(T));
-    const T sum = Arithmetic<T>::apply(x, y, alpha);
-    Element bits;
-    memcpy(&bits, &sum, sizeof(T));
-    return bits;
+  __device__ Element operator()(Element a, Element b) const { return cast<Element>(Arithmetic<T>::add(cast<T>(a), cast<T>(b), alpha)); }
+
+  // first[i] = a[i] + alpha * b[i], where first and second are a and b, or b and a if `swapped`.
+  template <int kCount>
+  __device__ void apply(Element (&first)[kCount], const Element (&second)[kCount], bool swapped) const {
+    if constexpr (kPairs && kCount % 2 == 0) {
+      if (alpha == Scalar(1)) {
+        using Pair = typename Arithmetic<T>::Pair;
+#pragma unroll
+        for (int i = 0; i < kCount; i += 2) {
+          Pair& sum = reinterpret_cast<Pair&>(first[i]);
+          sum = __hadd2_rn(sum, reinterpret_cast<const Pair&>(second[i]));
+        }
+        return;
+      }
+    }
+    if (swapped) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) first[i] = (*this)(second[i], first[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) first[i] = (*this)(first[i], second[i]);
+    }
+  }
+
+ private:
+  template <typename To, typename From>
+  __device__ static To cast(const From& from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof(To));
+    return to;
   }
 };
 

@@ -74,8 +74,7 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(const __grid_constant
 #pragma unroll
   for (int u = 0; u < kRowUnroll; ++u) {
     if (last[u] <= first[u]) continue;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) a[u].v[i] = op(a[u].v[i], b[u].v[i]);
+    op.apply(a[u].v, b[u].v, false);
     if constexpr (kWhole) store_aligned(out[u], a[u]);
     else store_chunk(out[u], args.out_step, first[u], last[u], contiguous, a[u]);
   }

@@ -17,15 +17,13 @@
 namespace fusebackend::tile {
 
 constexpr int kTileThreads = 256;
-constexpr int kPhaseBytes = 32;  // shifted output chunks are grouped by sectors, so that no two blocks write to one
+constexpr int kPhaseBytes = 32;  // a sector: two blocks that write parts of one cost several times the bytes
 
-// kOutBytes: the output's chunks, 16 wherever kShiftOut.
-template <int W, int kOutBytes, bool kShiftIn, bool kShiftOut>
+template <int W, bool kShiftIn, bool kShiftOut>
 struct TileShape {
-  static_assert(!kShiftOut || kOutBytes == kChunkBytes);
-  static constexpr int kCount = kChunkBytes / W, kOutCount = kOutBytes / W;  // elements a chunk
+  static constexpr int kCount = kChunkBytes / W;  // elements a chunk
   static constexpr int kO = tile_o(W), kQ = tile_q(W);
-  static constexpr int kOutChunks = kO / kOutCount, kInChunks = kQ / kCount;
+  static constexpr int kOutChunks = kO / kCount, kInChunks = kQ / kCount;
   static constexpr int kHalo = kShiftOut ? kPhaseBytes / W - 1 : 0;  // rows in front
   static constexpr int kRows = kO + kHalo;
   static constexpr int kRowChunks = kInChunks + (kShiftIn ? 1 : 0);
@@ -33,12 +31,15 @@ struct TileShape {
   static constexpr int kBytes = kRows * kPitch + (kRows / kCount + 1) * kChunkBytes;
   static_assert((kCount * kPitch / kChunkBytes + 1) % 2 == 1, "the skew must reach all banks");
 
-  // Out: a unit is one chunk in each of kGroup columns, which are gathered together as 4-byte words.
+  // Out: a unit is one chunk in each of kGroup columns, which are gathered together as 4-byte words. Neighbouring threads take
+  // neighbouring chunks (128 bytes), then columns; a pass is a unit a thread; kBandPasses passes cover all columns of 8 chunks.
   static constexpr int kGroup = W < 4 && !kShiftIn && !kShiftOut ? 4 / W : 1;
-  static constexpr int kColumns = kQ / kGroup;
-  static constexpr int kPasses = kOutChunks * kColumns / kTileThreads;
-  static constexpr int kLanesO = kOutChunks < 128 / kOutBytes ? kOutChunks : 128 / kOutBytes;  // neighbouring lanes write 128 bytes
-  static_assert(kOutChunks * kColumns % kTileThreads == 0 && kTileThreads / kLanesO * W % kPhaseBytes == 0);
+  static constexpr int kLanes = 8;
+  static constexpr int kPassColumns = kTileThreads / kLanes * kGroup;
+  static constexpr int kBandPasses = kQ / kPassColumns;
+  static constexpr int kPasses = kOutChunks / kLanes * kBandPasses;
+  static_assert(kOutChunks % kLanes == 0 && kQ % kPassColumns == 0);
+  static_assert(!kShiftOut || kPassColumns * W % kPhaseBytes == 0, "all of a thread's columns share their phases");
 
   __host__ __device__ static constexpr int row_offset(int row) { return row * kPitch + row / kCount * kChunkBytes; }
 };
@@ -58,13 +59,12 @@ struct TileArgs {
 };
 
 // One block's tile. All pointers are at its q = 0 and at o = 0 of the tensor.
-template <typename Op, int kOutBytes, bool kShiftIn, bool kShiftOut>
+template <typename Op, bool kShiftIn, bool kShiftOut>
 struct Tile {
   using E = typename Op::Element;
   static constexpr int W = sizeof(E);
-  using Shape = TileShape<W, kOutBytes, kShiftIn, kShiftOut>;
-  static constexpr int kCount = Shape::kCount, kOutCount = Shape::kOutCount;
-  using OutChunk = Chunk<E, kOutBytes>;
+  using Shape = TileShape<W, kShiftIn, kShiftOut>;
+  static constexpr int kCount = Shape::kCount;
 
   const TileArgs& args;
   const Op& op;
@@ -75,16 +75,11 @@ struct Tile {
   int64_t o0;   // of the first row; negative in the halo of the first tile
   int q_count;  // columns in range
 
-  __device__ E combine(E from_tile, E from_direct) const {
-    return args.staged_is_b ? op(from_direct, from_tile) : op(from_tile, from_direct);
+  // A thread's unit in a pass.
+  static __device__ int chunk_of(int pass) { return threadIdx.x % Shape::kLanes + pass / Shape::kBandPasses * Shape::kLanes; }
+  static __device__ int column_of(int pass) {
+    return threadIdx.x / Shape::kLanes * Shape::kGroup + pass % Shape::kBandPasses * Shape::kPassColumns;
   }
-
-  // Thread t's unit in a pass: neighbouring lanes along o, then columns. All passes of a thread have the same output phase.
-  static __device__ int chunk_of(int pass) {
-    const int unit = pass * kTileThreads + threadIdx.x;
-    return unit % Shape::kLanesO + unit / (Shape::kLanesO * Shape::kColumns) * Shape::kLanesO;
-  }
-  static __device__ int column_of(int pass) { return (pass * kTileThreads + threadIdx.x) / Shape::kLanesO % Shape::kColumns * Shape::kGroup; }
   // The tile's row of the first element of chunk 0 in column q.
   __device__ int first_row(int q) const { return Shape::kHalo - (kShiftOut ? int(phase_bytes<kPhaseBytes>(out + q * args.out_q)) / W : 0); }
   __device__ int in_shift(int row) const { return kShiftIn ? int(phase_bytes(staged + (o0 + row) * args.staged_o)) : 0; }
@@ -93,9 +88,9 @@ struct Tile {
   template <bool kInterior>
   __device__ void load() const {
     constexpr int kChunks = Shape::kRows * Shape::kRowChunks;
-#pragma unroll
+#pragma unroll(kInterior ? (kChunks + kTileThreads - 1) / kTileThreads : 1)
     for (int first = 0; first < kChunks; first += kTileThreads) {
-      const int i = first + threadIdx.x;
+      const unsigned i = first + threadIdx.x;
       if (kChunks % kTileThreads && i >= kChunks) break;
       const int row = i / Shape::kRowChunks, j = i % Shape::kRowChunks;
       const int64_t o = o0 + row;
@@ -109,6 +104,7 @@ struct Tile {
       if (kInterior || (kShiftIn ? args.staged_extent.holds(from, kChunkBytes) : q + kCount <= q_count)) {
         cp_async_16(to, from);
       } else {
+#pragma unroll 1
         for (int e = max(0, -q); e < min(kCount, q_count - q); ++e) reinterpret_cast<E*>(to)[e] = reinterpret_cast<const E*>(from)[e];
       }
     }
@@ -117,6 +113,7 @@ struct Tile {
 
   // For inputs that are not contiguous along q, and for pairs: element by element, unshifted.
   __device__ void load_elements() const {
+#pragma unroll 4
     for (int i = threadIdx.x; i < Shape::kRows * Shape::kQ; i += kTileThreads) {
       const int row = i / Shape::kQ, q = i % Shape::kQ;
       const int64_t o = o0 + row;
@@ -124,94 +121,88 @@ struct Tile {
       const char* from = staged + o * args.staged_o + q * args.staged_q;
       E value = *reinterpret_cast<const E*>(from);
       if constexpr (Op::kBinary) {
-        if (args.partner) value = combine(value, *reinterpret_cast<const E*>(from + (args.partner - args.staged)));
+        if (args.partner) {  // a pair is staged as a and b
+          value = op(value, *reinterpret_cast<const E*>(from + (args.partner - args.staged)));
+        }
       }
       *reinterpret_cast<E*>(shared + Shape::row_offset(row) + in_shift(row) + q * W) = value;
     }
   }
 
-  // One chunk in each of kGroup columns, from tile rows first_row + chunk * kOutCount ...
-  __device__ void gather(const int (&place)[kOutCount], int offset, OutChunk (&chunks)[Shape::kGroup]) const {
+  // Where the elements of chunk 0 in the thread's first column lie. Its other chunks and columns are a constant away from there.
+  __device__ void find_places(const char* (&place)[kCount]) const {
+    const int row0 = first_row(column_of(0)) + chunk_of(0) * kCount;
 #pragma unroll
-    for (int k = 0; k < kOutCount; ++k) {
+    for (int k = 0; k < kCount; ++k) place[k] = shared + Shape::row_offset(row0 + k) + in_shift(row0 + k) + column_of(0) * W;
+  }
+
+  __device__ void gather(const char* const (&place)[kCount], int pass, Chunk<E> (&chunks)[Shape::kGroup]) const {
+    const int band = pass / Shape::kBandPasses, offset_q = pass % Shape::kBandPasses * Shape::kPassColumns * W;
+    const int offset = Shape::row_offset(band * Shape::kLanes * kCount) + offset_q;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
       struct alignas(W * Shape::kGroup) Word {
         E v[Shape::kGroup];
       };
-      const Word word = *reinterpret_cast<const Word*>(shared + place[k] + offset);
+      const Word word = *reinterpret_cast<const Word*>(place[k] + offset);
 #pragma unroll
       for (int g = 0; g < Shape::kGroup; ++g) chunks[g].v[k] = word.v[g];
     }
   }
 
-  // A thread's columns share their phases (they are a multiple of kCount apart), so its places are those of chunk 0 in its first
-  // column plus a constant for each chunk and column.
-  __device__ void first_places(int (&place)[kOutCount]) const {
-    const int row0 = first_row(column_of(0));
-#pragma unroll
-    for (int k = 0; k < kOutCount; ++k) {
-      // A chunk of the output may be shorter than the skew's period: then rows are counted from the thread's own chunk.
-      const int row = row0 + k + (kOutCount < kCount ? chunk_of(0) * kOutCount : 0);
-      place[k] = Shape::row_offset(row) + in_shift(row);
-    }
-  }
-  __device__ int offset_of(int pass) const {
-    const int chunks = kOutCount < kCount ? chunk_of(pass) - chunk_of(0) : chunk_of(pass);
-    return Shape::row_offset(chunks * kOutCount) + column_of(pass) * W;
-  }
-
-  // kDirect: there is a direct input, and it has an aligned chunk for each of the output's.
+  // A tile with nothing special about it. kDirect: there is a direct input, and it has an aligned chunk for each of the output's.
   template <bool kDirect>
-  __device__ void store_interior() const {
-    OutChunk beside[kDirect ? Shape::kPasses : 1][Shape::kGroup];
-    const int row0 = first_row(column_of(0));
-    const auto offset_o = [&](int pass) { return (o0 + row0 + chunk_of(pass) * kOutCount) * W; };
+  __device__ void run_interior() const {
+    Chunk<E> beside[kDirect ? Shape::kPasses : 1][Shape::kGroup];
+    const int64_t offset_o = (o0 + first_row(column_of(0)) + chunk_of(0) * kCount) * W;
+    const auto at = [&](auto* base, int64_t stride_q, int pass, int g) {
+      return base + offset_o + pass / Shape::kBandPasses * Shape::kLanes * kChunkBytes + (column_of(pass) + g) * stride_q;
+    };
     if constexpr (kDirect) {
 #pragma unroll
       for (int pass = 0; pass < Shape::kPasses; ++pass)
 #pragma unroll
-        for (int g = 0; g < Shape::kGroup; ++g)
-          beside[pass][g] = load_aligned<E, kOutBytes>(direct + (column_of(pass) + g) * args.direct_q + offset_o(pass));
+        for (int g = 0; g < Shape::kGroup; ++g) beside[pass][g] = load_aligned<E>(at(direct, args.direct_q, pass, g));
     }
-    int place[kOutCount];
-    first_places(place);
+    load<true>();  // after the direct input's: the compiler would move those behind the wait
+    const char* place[kCount];
+    find_places(place);
     cp_async_wait<0>();
     __syncthreads();
 #pragma unroll
     for (int pass = 0; pass < Shape::kPasses; ++pass) {
-      OutChunk chunks[Shape::kGroup];
-      gather(place, offset_of(pass), chunks);
+      Chunk<E> chunks[Shape::kGroup];
+      gather(place, pass, chunks);
 #pragma unroll
       for (int g = 0; g < Shape::kGroup; ++g) {
-        if constexpr (kDirect)
-#pragma unroll
-          for (int k = 0; k < kOutCount; ++k) chunks[g].v[k] = combine(chunks[g].v[k], beside[pass][g].v[k]);
-        store_aligned(out + (column_of(pass) + g) * args.out_q + offset_o(pass), chunks[g]);
+        if constexpr (kDirect) op.apply(chunks[g].v, beside[pass][g].v, args.staged_is_b);
+        store_aligned(at(out, args.out_q, pass, g), chunks[g]);
       }
     }
   }
 
   __device__ void store_edge() const {
-    int place[kOutCount];
-    first_places(place);
+    const char* place[kCount];
+    find_places(place);
     cp_async_wait<0>();
     __syncthreads();
+#pragma unroll 1
     for (int pass = 0; pass < Shape::kPasses; ++pass) {
       const int column = column_of(pass);
-      if (column >= q_count) continue;
-      const int64_t o = o0 + first_row(column) + chunk_of(pass) * kOutCount;
-      const int first = o < 0 ? int(-o) : 0, last = int(min(int64_t(kOutCount), args.o_size - o));
-      if (first >= last) continue;
-      OutChunk chunks[Shape::kGroup];
-      gather(place, offset_of(pass), chunks);
+      const int64_t o = o0 + first_row(column_of(0)) + chunk_of(pass) * kCount;
+      const int first = o < 0 ? int(-o) : 0, last = int(min(int64_t(kCount), args.o_size - o));
+      if (column >= q_count || first >= last) continue;
+      Chunk<E> chunks[Shape::kGroup];
+      gather(place, pass, chunks);
 #pragma unroll
       for (int g = 0; g < Shape::kGroup; ++g) {
         const int q = column + g;
         if (q >= q_count) break;
         if constexpr (Op::kBinary) {
           if (args.direct) {
-            const OutChunk beside = load_chunk<E, kOutBytes>(direct + q * args.direct_q + o * args.direct_o, args.direct_o, first, last, args.direct_extent);
-#pragma unroll
-            for (int k = 0; k < kOutCount; ++k) chunks[g].v[k] = combine(chunks[g].v[k], beside.v[k]);
+            const char* from = direct + q * args.direct_q + o * args.direct_o;
+            const Chunk<E> beside = load_chunk<E>(from, args.direct_o, first, last, args.direct_extent);
+            op.apply(chunks[g].v, beside.v, args.staged_is_b);
           }
         }
         store_chunk(out + q * args.out_q + o * W, W, first, last, true, chunks[g]);
@@ -226,21 +217,20 @@ struct Tile {
     const bool interior = in_range && chunked &&
                           (!kShiftIn || (args.staged_extent.holds(staged + o0 * args.staged_o - kChunkBytes, kChunkBytes) &&
                                          args.staged_extent.holds(staged + last_row * args.staged_o + Shape::kQ * W, kChunkBytes)));
-    if (interior) load<true>();
-    else if (chunked) load<false>();
+    if (interior && args.direct == nullptr) return run_interior<false>();
+    if (Op::kBinary && interior && args.direct_is_wide) return run_interior<Op::kBinary>();
+    if (chunked) load<false>();
     else load_elements();
-    if (in_range && (!Op::kBinary || args.direct == nullptr)) store_interior<false>();
-    else if (Op::kBinary && in_range && args.direct_is_wide) store_interior<Op::kBinary>();
-    else store_edge();
+    store_edge();
   }
 };
 
-template <typename Op, int kOutBytes, bool kShiftIn, bool kShiftOut>
+template <typename Op, bool kShiftIn, bool kShiftOut>
 __global__ void __launch_bounds__(kTileThreads) tiles_kernel(const __grid_constant__ TileArgs args, const Op op) {
-  using T = Tile<Op, kOutBytes, kShiftIn, kShiftOut>;
+  using T = Tile<Op, kShiftIn, kShiftOut>;
   extern __shared__ __align__(16) char shared[];
-  uint32_t rest, q_tile, o_tile, item;
-  // Neighbouring blocks follow the output: scattered writes cost more than scattered reads.
+  // Neighbouring blocks follow the output to the end of its rows: DRAM minds scattered writes far more than scattered reads.
+  uint32_t rest, o_tile, q_tile, item;
   args.o_tiles.divmod(blockIdx.x, rest, o_tile);
   args.q_tiles.divmod(rest, item, q_tile);
   const char* staged = args.staged;
@@ -253,14 +243,14 @@ __global__ void __launch_bounds__(kTileThreads) tiles_kernel(const __grid_consta
   tile.run();
 }
 
-template <typename Op, int kOutBytes, bool kShiftIn, bool kShiftOut>
+template <typename Op, bool kShiftIn, bool kShiftOut>
 cudaError_t launch_tiles_as(TileArgs args, int64_t items, Op op, cudaStream_t stream) {
-  using Shape = TileShape<sizeof(typename Op::Element), kOutBytes, kShiftIn, kShiftOut>;
+  using Shape = TileShape<sizeof(typename Op::Element), kShiftIn, kShiftOut>;
   const int64_t o_tiles = (args.o_size + Shape::kHalo + Shape::kO - 1) / Shape::kO;
   const int64_t q_tiles = (args.q_size + Shape::kQ - 1) / Shape::kQ;
   args.o_tiles = FastDiv(uint32_t(o_tiles));
   args.q_tiles = FastDiv(uint32_t(q_tiles));
-  tiles_kernel<Op, kOutBytes, kShiftIn, kShiftOut><<<unsigned(o_tiles * q_tiles * items), kTileThreads, Shape::kBytes, stream>>>(args, op);
+  tiles_kernel<Op, kShiftIn, kShiftOut><<<unsigned(o_tiles * q_tiles * items), kTileThreads, Shape::kBytes, stream>>>(args, op);
   return cudaGetLastError();
 }
 
@@ -287,28 +277,31 @@ cudaError_t launch_tiles(const Plan& plan, Op op, cudaStream_t stream) {
   args.staged_is_b = staged == kB;
 
   // Every address of an operand has the low bits that these have in common.
-  uintptr_t in_bits = reinterpret_cast<uintptr_t>(args.staged) | args.staged_o, out_bits = reinterpret_cast<uintptr_t>(args.out) | args.out_q;
+  uintptr_t in_bits = reinterpret_cast<uintptr_t>(args.staged) | args.staged_o;
+  uintptr_t out_bits = reinterpret_cast<uintptr_t>(args.out) | args.out_q;
   // Chunks of the direct input follow the output's if their distance is always a multiple of a chunk.
   uintptr_t apart = uintptr_t(args.direct - args.out) | (args.direct_q - args.out_q);
   int64_t items = 1;
   for (int d = 1; d < p.rank; ++d) {
     if (d == q) continue;
     args.batch.push(p, d);
-    int64_t* stride[3] = {&args.batch.stride[kOut][args.batch.rank - 1], &args.batch.stride[kA][args.batch.rank - 1], &args.batch.stride[kB][args.batch.rank - 1]};
-    if (staged == kB) std::swap(*stride[kA], *stride[kB]);
-    in_bits |= *stride[kA];
-    out_bits |= *stride[kOut];
-    apart |= *stride[kB] - *stride[kOut];
+    const int b = args.batch.rank - 1;
+    auto& stride = args.batch.stride;
+    if (staged == kB) std::swap(stride[kA][b], stride[kB][b]);
+    in_bits |= stride[kA][b];
+    out_bits |= stride[kOut][b];
+    apart |= stride[kB][b] - stride[kOut][b];
     items *= p.sizes[d];
   }
   args.direct_is_wide = has_direct && args.direct_o == w && apart % kChunkBytes == 0;
   const bool in_aligned = in_bits % kChunkBytes == 0 || args.staged_q != w || plan.staged_pair;
-  const bool out_aligned = out_bits % kChunkBytes == 0;
+  const bool out_aligned = out_bits % kPhaseBytes == 0;
   if constexpr (sizeof(typename Op::Element) < kChunkBytes) {
-    if (!in_aligned) return out_aligned ? launch_tiles_as<Op, 16, true, false>(args, items, op, stream) : launch_tiles_as<Op, 16, true, true>(args, items, op, stream);
-    if (!out_aligned) return launch_tiles_as<Op, 16, false, true>(args, items, op, stream);
+    if (!in_aligned && !out_aligned) return launch_tiles_as<Op, true, true>(args, items, op, stream);
+    if (!in_aligned) return launch_tiles_as<Op, true, false>(args, items, op, stream);
+    if (!out_aligned) return launch_tiles_as<Op, false, true>(args, items, op, stream);
   }
-  return launch_tiles_as<Op, 16, false, false>(args, items, op, stream);
+  return launch_tiles_as<Op, false, false>(args, items, op, stream);
 }
 
 }  // namespace fusebackend::tile

@@ -1,0 +1,85 @@
+// Which route, and the initialisation that all routes but the self-initialising ones share. See Route for what each is for; the figures
+// behind the thresholds were measured on an H200.
+#include <algorithm>
+
+#include "launch.h"
+
+namespace fusebackend::accumulate {
+namespace {
+
+int64_t slice_bytes(const Params& p) { return p.columns() * element_size(p.dtype); }
+
+Route choose(const Params& p, const Device& device) {
+  const int64_t pieces = std::max<int64_t>(slice_bytes(p) / 16, 1);  // what threads share of a slice
+  const bool half = is_half(p.dtype);
+  // Many additions meet in each row, and there is work enough to pay for a second kernel.
+  const bool crowded = p.n >= 32 * p.rows && (p.n * slice_bytes(p) >= 1 << 20 || p.n >= 2048 * p.rows);
+
+  if (p.deterministic || (half && p.precise)) {
+    if (own_fits(p) && (p.n <= 32 || pieces >= 64)) return Route::kOwn;
+    if (crowded && table_fits(p, device)) return Route::kTable;
+    return !p.deterministic && p.rows <= 2 * p.n ? Route::kWide : Route::kSorted;
+  }
+  // A few entries with enormous slices: owned columns read and write out as a stream, and merge equal rows on the way.
+  if (p.n <= 64 && pieces >= int64_t(device.sm_count) * 512) return Route::kOwn;
+  if (crowded && table_fits(p, device)) return Route::kTable;
+  if (half && p.n >= 16 * p.rows) return own_fits(p) ? Route::kOwn : Route::kWide;  // rounding at each addition would add up
+  return Route::kReduce;
+}
+
+bool initialises_itself(Route r) { return r == Route::kTable || r == Route::kWide; }
+
+}  // namespace
+
+cudaError_t query_device(Device& device) {
+  constexpr int kDevices = 64;
+  static Device cache[kDevices];
+  static bool known[kDevices];
+  int id;
+  if (cudaError_t error = cudaGetDevice(&id); error != cudaSuccess) return error;
+  if (id < kDevices && known[id]) {
+    device = cache[id];
+    return cudaSuccess;
+  }
+  cudaError_t error = cudaDeviceGetAttribute(&device.sm_count, cudaDevAttrMultiProcessorCount, id);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&device.major, cudaDevAttrComputeCapabilityMajor, id);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, id);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&device.shared_bytes_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&device.l2_bytes, cudaDevAttrL2CacheSize, id);
+  if (error == cudaSuccess && id < kDevices) {
+    cache[id] = device;
+    known[id] = true;  // after the contents; every thread writes the same ones
+  }
+  return error;
+}
+
+Plan make_plan(const Params& p, const Device& device) {
+  if (p.n == 0) return {Route::kReduce, 0};
+  const Route route = choose(p, device);
+  switch (route) {
+    case Route::kWide: return {route, wide_bytes(p)};
+    case Route::kTable: return {route, table_bytes(p, device)};
+    case Route::kSorted: return {route, sorted_bytes(p, device)};
+    default: return {route, 0};
+  }
+}
+
+cudaError_t launch(const Params& p, const Plan& plan, void* workspace, const Device& device, cudaStream_t stream) {
+  if (!p.in_place() && (p.n == 0 || !initialises_itself(plan.route))) {
+    const size_t bytes = size_t(p.out_numel) * element_size(p.dtype);
+    const cudaError_t error = p.initial ? cudaMemcpyAsync(p.out, p.initial, bytes, cudaMemcpyDeviceToDevice, stream)
+                                        : cudaMemsetAsync(p.out, 0, bytes, stream);
+    if (error != cudaSuccess) return error;
+  }
+  if (p.n == 0) return cudaSuccess;
+  switch (plan.route) {
+    case Route::kReduce: return launch_reduce(p, device, stream);
+    case Route::kOwn: return launch_own(p, stream);
+    case Route::kWide: return launch_wide(p, workspace, device, stream);
+    case Route::kTable: return launch_table(p, workspace, device, stream);
+    case Route::kSorted: return launch_sorted(p, workspace, device, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace fusebackend::accumulate

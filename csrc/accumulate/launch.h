@@ -1,0 +1,45 @@
+// The CUDA side's interface: choose a route, say what workspace it wants, run it. Never synchronises, never allocates.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "accumulate.h"
+
+namespace fusebackend::accumulate {
+
+enum class Route {
+  kReduce,  // vector reductions straight into out
+  kOwn,     // few entries, wide slices: each thread owns a column; deterministic
+  kWide,    // 16-bit out with many additions a row: reductions into an fp32 copy, rounded once
+  kTable,   // few rows, many entries: partial sums in shared memory; deterministic
+  kSorted,  // deterministic for any shape: stable sort, segmented sums
+};
+
+struct Plan {
+  Route route;
+  size_t workspace_bytes;
+};
+
+struct Device {
+  int sm_count, major, shared_bytes, shared_bytes_per_block, l2_bytes;
+};
+
+cudaError_t query_device(Device& device);  // of the current device; cached
+Plan make_plan(const Params& p, const Device& device);
+cudaError_t launch(const Params& p, const Plan& plan, void* workspace, const Device& device, cudaStream_t stream);
+
+// The routes. Each wants out initialised already, except kTable and kWide, which read p.initial themselves.
+cudaError_t launch_reduce(const Params& p, const Device& device, cudaStream_t stream);
+bool flat_fits(const Params& p, int vector_width, const Device& device);  // small kReduce work in one thread a piece
+cudaError_t launch_flat(const Params& p, int vector_width, cudaStream_t stream);
+size_t wide_bytes(const Params& p);
+cudaError_t launch_wide(const Params& p, void* workspace, const Device& device, cudaStream_t stream);
+bool own_fits(const Params& p);
+cudaError_t launch_own(const Params& p, cudaStream_t stream);
+bool table_fits(const Params& p, const Device& device);
+size_t table_bytes(const Params& p, const Device& device);
+cudaError_t launch_table(const Params& p, void* workspace, const Device& device, cudaStream_t stream);
+size_t sorted_bytes(const Params& p, const Device& device);
+cudaError_t launch_sorted(const Params& p, void* workspace, const Device& device, cudaStream_t stream);
+
+}  // namespace fusebackend::accumulate

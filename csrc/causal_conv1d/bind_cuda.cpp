@@ -1,0 +1,131 @@
+#include <algorithm>
+
+#include "bind.h"
+#include "conv1d_cuda.h"
+
+namespace fusebackend::conv1d {
+namespace {
+
+enum class Layout { kTime, kChannel, kOther };
+
+Layout layout(const Strides& s, int64_t channels) {
+  if (s.c == 1 && s.t != 1 && channels > 1) return Layout::kChannel;
+  return s.t == 1 ? Layout::kTime : Layout::kOther;
+}
+
+// The one-pass kernels: causal, few taps, every tensor in the same memory order.
+bool short_enough(int64_t batch, int64_t channels, int64_t in_len, int64_t out_len, int64_t taps, int64_t left,
+                  std::initializer_list<Strides> tensors) {
+  if (taps > kMaxShortTaps || left != taps - 1 || in_len != out_len || batch * (in_len + 8) >= (int64_t{1} << 31)) return false;
+  const Layout first = layout(*tensors.begin(), channels);
+  for (const Strides& s : tensors) {
+    if (layout(s, channels) != first) return false;
+  }
+  return first != Layout::kOther;
+}
+
+// Scratch of `count` fp32 numbers.
+Tensor scratch(const Tensor& like, int64_t count) { return empty_like_sized(like, {count * 4 / static_cast<int64_t>(like.element_size())}); }
+float* numbers(const Tensor& scratch) { return static_cast<float*>(scratch.data_ptr()); }
+
+// From here on tensor cores beat FFMA (measured on an H200); forward, with one or two batch entries, most of their rows are
+// empty. Weight gradients of few taps are so accurate in fp32 that the planes' 23 bits would show.
+constexpr int64_t kToeplitzTaps = 16, kToeplitzGradTapsFp32 = 65, kToeplitzBatch = 3;
+
+// Picoseconds a channel, measured on an H200: an FFT of a pair of rows by points, tensor cores by products with whole groups of
+// eight rows, FFMA by products.
+constexpr double kFftPicoseconds = 17, kToeplitzPicosecondsFp32 = 0.019, kToeplitzPicoseconds = 0.0072, kWindowPicoseconds = 0.1;
+constexpr int64_t kFftTaps = 256;
+
+bool fft_is_faster(const ConvParams& p) {
+  if (p.taps < kFftTaps) return false;
+  int64_t points = 8192;
+  while (points < p.in_len + p.taps - 1) points *= 2;
+  const double fft = (static_cast<double>((p.batch + 1) / 2) + 0.5) * static_cast<double>(points) * kFftPicoseconds;
+  const double products = static_cast<double>(std::min(p.in_len, p.taps)) * static_cast<double>(p.out_len) * (p.taps >= p.in_len ? 0.5 : 1.0);
+  if (p.batch < kToeplitzBatch || !toeplitz_supported(p)) return fft < products * static_cast<double>(p.batch) * kWindowPicoseconds;
+  const double toeplitz = p.dtype == Dtype::kFloat ? kToeplitzPicosecondsFp32 : kToeplitzPicoseconds;
+  return fft < products * static_cast<double>((p.batch + 7) / 8 * 8) * toeplitz;
+}
+
+cudaError_t convolve(const ConvParams& p, const Tensor& like, cudaStream_t stream) {
+  if (p.batch * p.channels * p.out_len == 0) return cudaSuccess;
+  if (p.epilogue != Epilogue::kSiluGrad && short_enough(p.batch, p.channels, p.in_len, p.out_len, p.taps, p.left, {p.xs, p.outs}))
+    return launch_short_forward(p, stream);
+  if (fft_is_faster(p)) {
+    if (const int64_t count = fft_forward_scratch(p)) {
+      Tensor spectrum = scratch(like, count);
+      return launch_fft_forward(p, numbers(spectrum), stream);
+    }
+  }
+  if (p.taps >= kToeplitzTaps && p.batch >= kToeplitzBatch && toeplitz_supported(p)) return launch_toeplitz_forward(p, stream);
+  return launch_window_forward(p, stream);
+}
+
+Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t left, int64_t right, double shift,
+                     bool silu, bool channels_last) {
+  const int64_t length = check_forward(x, weight, bias, left, right);
+  const CudaScope scope(x);
+  Tensor out = empty_rows(x, x.size(0), x.size(1), length, channels_last);
+  check_cuda(convolve(forward_params(x, weight, bias, left, out, shift, silu), x, scope.stream()), "causal_conv1d");
+  return out;
+}
+
+void weight_gradient(const BackwardParams& b, const Tensor& g, const Tensor& like, cudaStream_t stream) {
+  WeightGradParams p = {};
+  p.x = b.x, p.g = g.data_ptr(), p.dw = b.dw, p.db = b.db;
+  p.batch = b.batch, p.channels = b.channels, p.in_len = b.in_len, p.out_len = b.out_len, p.taps = b.taps, p.left = b.left;
+  p.xs = b.xs, p.gs = strides_of(g);
+  p.dtype = b.dtype;
+  const int64_t taps = p.dtype == Dtype::kFloat ? kToeplitzGradTapsFp32 : kToeplitzTaps;
+  const bool toeplitz = p.batch > 0 && p.taps >= taps && toeplitz_weight_grad_supported(p);
+  p.splits = toeplitz ? toeplitz_weight_grad_splits(p) : window_weight_grad_splits(p);
+  Tensor partial = scratch(like, p.splits * p.channels * (p.taps + 1));
+  p.partial = numbers(partial);
+  check_cuda(toeplitz ? launch_toeplitz_weight_grad(p, stream) : launch_window_weight_grad(p, stream), "causal_conv1d_backward");
+}
+
+std::tuple<Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                          const std::optional<Tensor>& bias, int64_t left, double shift, bool silu,
+                                                          bool channels_last, bool need_x, bool need_weight, bool need_bias) {
+  check_backward(grad, x, weight, bias, left);
+  const CudaScope scope(x);
+  Backward b(grad, x, weight, bias, left, shift, silu, channels_last, need_x, need_weight, need_bias);
+  BackwardParams& p = b.params;
+  if (p.channels == 0) return {b.dx, b.dw, b.db};
+
+  // Of no samples at all the window kernels make zero gradients.
+  const bool empty = p.batch == 0 || p.in_len == 0 || p.out_len == 0;
+  if (!empty && short_enough(p.batch, p.channels, p.in_len, p.out_len, p.taps, p.left, {p.xs, p.dys, need_x ? p.dxs : p.xs})) {
+    p.splits = short_backward_splits(p);
+    Tensor partial = scratch(x, p.splits * p.channels * (p.taps + 1));
+    p.partial = numbers(partial);
+    check_cuda(launch_short_backward(p, scope.stream()), "causal_conv1d_backward");
+    return {b.dx, b.dw, b.db};
+  }
+
+  Tensor g = grad;
+  if (silu) {
+    g = empty_rows(x, p.batch, p.channels, p.out_len, layout(p.dys, p.channels) == Layout::kChannel);
+    ConvParams pre = forward_params(x, weight, bias, left, g, shift, false);
+    pre.dy = p.dy, pre.dys = p.dys, pre.epilogue = Epilogue::kSiluGrad;
+    check_cuda(convolve(pre, x, scope.stream()), "causal_conv1d_backward");
+  }
+  if (need_x) {
+    ConvParams d = forward_params(g, weight, std::nullopt, p.taps - 1 - left, b.dx, 0, false);
+    d.w = static_cast<const char*>(p.w) + (p.taps - 1) * p.w_k * static_cast<int64_t>(weight.element_size());
+    d.w_k = -p.w_k;
+    check_cuda(convolve(d, x, scope.stream()), "causal_conv1d_backward");
+  }
+  if (need_weight || need_bias) weight_gradient(p, g, x, scope.stream());
+  return {b.dx, b.dw, b.db};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) {
+  m.impl("causal_conv1d", TORCH_BOX(&causal_conv1d));
+  m.impl("causal_conv1d_backward", TORCH_BOX(&causal_conv1d_backward));
+}
+
+}  // namespace fusebackend::conv1d

@@ -1,0 +1,37 @@
+// Launchers of the CUDA kernels. Each checks nothing but what selects a kernel; the binding checks shapes.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "conv1d.h"
+
+namespace fusebackend::conv1d {
+
+constexpr int kMaxShortTaps = 4;
+
+// One pass in registers, taps 1..4. Time-contiguous or channel-contiguous tensors (all of one kind).
+cudaError_t launch_short_forward(const ConvParams&, cudaStream_t);
+int short_backward_splits(const BackwardParams&);
+cudaError_t launch_short_backward(const BackwardParams&, cudaStream_t);
+
+// Any taps, any strides: shared memory and FFMA.
+cudaError_t launch_window_forward(const ConvParams&, cudaStream_t);
+int window_weight_grad_splits(const WeightGradParams&);
+cudaError_t launch_window_weight_grad(const WeightGradParams&, cudaStream_t);
+
+// Long kernels on tensor cores (sm_80 and later).
+bool toeplitz_supported(const ConvParams&);
+cudaError_t launch_toeplitz_forward(const ConvParams&, cudaStream_t);
+bool toeplitz_weight_grad_supported(const WeightGradParams&);
+int toeplitz_weight_grad_splits(const WeightGradParams&);
+cudaError_t launch_toeplitz_weight_grad(const WeightGradParams&, cudaStream_t);
+
+// Rows of thousands of samples with as many taps, by FFT. Scratch is in fp32 numbers; 0 if the case is not supported. There
+// is none for the weight gradient: its FFT errs 2.5 times as much as a sum of products does.
+int64_t fft_forward_scratch(const ConvParams&);
+cudaError_t launch_fft_forward(const ConvParams&, float* scratch, cudaStream_t);
+
+// dw, db <- the sum over splits of partial[split][channel][taps+1] (the last is db).
+cudaError_t launch_reduce_partials(const float* partial, int splits, int64_t channels, int64_t taps, void* dw, void* db,
+                                   Dtype, cudaStream_t);
+
+}  // namespace fusebackend::conv1d

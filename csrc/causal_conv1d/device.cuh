@@ -1,0 +1,79 @@
+// Device helpers shared by the kernels of this folder: conversion, 16-byte access, SiLU.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <type_traits>
+
+#include "../common/cuda_common.cuh"
+#include "conv1d.h"
+
+namespace fusebackend::conv1d {
+
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+template <typename T>
+__device__ __forceinline__ T from_float(float v);
+template <>
+__device__ __forceinline__ float from_float<float>(float v) { return v; }
+template <>
+__device__ __forceinline__ __half from_float<__half>(float v) { return __float2half_rn(v); }
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
+
+template <typename T, int N>
+__device__ __forceinline__ void unpack(const Vec<T, N>& raw, float* out) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && N % 2 == 0) {  // one instruction an element: half of a word is a float
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      const uint32_t two = reinterpret_cast<const uint32_t*>(&raw)[i / 2];
+      out[i] = __uint_as_float(two << 16);
+      out[i + 1] = __uint_as_float(two & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) out[i] = to_float(raw.v[i]);
+  }
+}
+
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> pack(const float* in) {
+  Vec<T, N> raw;
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && N % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2)
+      reinterpret_cast<__nv_bfloat162*>(&raw)[i / 2] = __floats2bfloat162_rn(in[i], in[i + 1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) raw.v[i] = from_float<T>(in[i]);
+  }
+  return raw;
+}
+
+// Without the scaling that keeps __expf exact below 2^-126: 1 + that is 1.
+__device__ __forceinline__ float sigmoid(float v) {
+  float e, s;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v * -1.4426950408889634f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.f + e));
+  return s;
+}
+__device__ __forceinline__ float silu(float v) { return v * sigmoid(v); }
+__device__ __forceinline__ float silu_grad(float v) {
+  const float s = sigmoid(v);
+  return s * fmaf(v, 1.f - s, 1.f);
+}
+
+template <typename F>
+cudaError_t dispatch_dtype(Dtype dtype, F&& f) {
+  switch (dtype) {
+    case Dtype::kFloat: return f(float{});
+    case Dtype::kHalf: return f(__half{});
+    case Dtype::kBFloat16: return f(__nv_bfloat16{});
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace fusebackend::conv1d

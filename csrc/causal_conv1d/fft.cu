@@ -1,0 +1,338 @@
+// Rows of thousands of samples with about as many taps: convolution by FFT, in fp32, inside one block's shared memory.
+//
+// Two batch rows are the real and the imaginary part of one complex signal; taps are real, so convolving it convolves both.
+// Forward transforms decimate in frequency and leave their result in digit-reversed order, inverse ones decimate in time
+// and take it so: nothing is ever reordered. A transform is three passes of 16-point butterflies in registers and one of
+// N / 4096 points, in place; the first reads device memory and the last inverse one writes it.
+//
+// Rows are scaled to a norm of about 1, or the larger row of a pair would drown the smaller in its rounding errors.
+#include <algorithm>
+
+#include "conv1d_cuda.h"
+#include "device_limits.h"
+#include "device.cuh"
+
+namespace fusebackend::conv1d {
+namespace {
+
+__device__ __forceinline__ float2 operator+(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
+__device__ __forceinline__ float2 operator-(float2 a, float2 b) { return {a.x - b.x, a.y - b.y}; }
+__device__ __forceinline__ float2 operator*(float2 a, float2 b) { return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x}; }
+
+// a * -i forwards, a * i backwards.
+template <bool INVERSE>
+__device__ __forceinline__ float2 quarter_turn(float2 a) {
+  return INVERSE ? float2{-a.y, a.x} : float2{a.y, -a.x};
+}
+
+template <bool INVERSE>
+__device__ __forceinline__ void dft4(float2& a, float2& b, float2& c, float2& d) {
+  const float2 s = a + c, t = a - c, u = b + d, v = quarter_turn<INVERSE>(b - d);
+  a = s + u, b = t + v, c = s - u, d = t - v;
+}
+
+// In place, natural order in and out: four by four.
+template <bool INVERSE>
+__device__ __forceinline__ void dft16(float2 (&v)[16]) {
+  constexpr float kCos[10] = {1.f, 0.923879532511f, 0.707106781187f, 0.382683432365f, 0.f, -0.382683432365f, -0.707106781187f, -0.923879532511f, -1.f, -0.923879532511f};
+  constexpr float kSin[10] = {0.f, 0.382683432365f, 0.707106781187f, 0.923879532511f, 1.f, 0.923879532511f, 0.707106781187f, 0.382683432365f, 0.f, -0.382683432365f};
+#pragma unroll
+  for (int n = 0; n < 4; ++n) dft4<INVERSE>(v[n], v[4 + n], v[8 + n], v[12 + n]);
+#pragma unroll
+  for (int k = 1; k < 4; ++k) {
+#pragma unroll
+    for (int n = 1; n < 4; ++n) v[4 * k + n] = v[4 * k + n] * float2{kCos[k * n], INVERSE ? kSin[k * n] : -kSin[k * n]};
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) dft4<INVERSE>(v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+#pragma unroll
+    for (int n = k + 1; n < 4; ++n) {
+      const float2 t = v[4 * k + n];
+      v[4 * k + n] = v[4 * n + k];
+      v[4 * n + k] = t;
+    }
+  }
+}
+
+// v[k] *= w^k.
+__device__ __forceinline__ void twiddle16(float2 (&v)[16], float2 w) {
+  const float2 w2 = w * w, w3 = w2 * w, w4 = w2 * w2;
+  float2 base = {1.f, 0.f};
+#pragma unroll
+  for (int k = 0; k < 16; k += 4) {
+    if (k) v[k] = v[k] * base;
+    v[k + 1] = v[k + 1] * (k ? base * w : w);
+    v[k + 2] = v[k + 2] * (k ? base * w2 : w2);
+    v[k + 3] = v[k + 3] * (k ? base * w3 : w3);
+    base = k ? base * w4 : w4;
+  }
+}
+
+template <int LOG_N>
+struct Fft {
+  static constexpr int N = 1 << LOG_N, kThreads = LOG_N == 14 ? 512 : 256, kTurns = N / 16 / kThreads;
+  static constexpr int kBlocks = LOG_N == 14 ? 1 : 2;  // on an SM: what registers and shared memory allow
+  static constexpr int kLast = N >> 12;        // points of the last butterflies
+  static constexpr int kPoints = N / kThreads;  // of a thread
+  static_assert(LOG_N >= 13 && LOG_N <= 14);
+
+  // Four complex numbers of padding every 64 keep the 4-strided pass off shared banks.
+  static __device__ __forceinline__ int at(int i) { return i + i / 64 * 4; }
+  static constexpr int kSharedBytes = (N + N / 64 * 4) * 8;
+
+  // One in-place pass over blocks of M points; M == N reads from `load` instead of shared memory.
+  template <int M, typename Load>
+  static __device__ __forceinline__ void forward_pass(float2* shared, Load&& load) {
+    constexpr int S = M / 16;
+#pragma unroll 1
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int i = threadIdx.x + turn * kThreads, within = i % S, first = i / S * M + within;
+      float2 v[16], w;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) v[j] = M == N ? load(first + S * j) : shared[at(first + S * j)];
+      dft16<false>(v);
+      sincospif(-2.f / M * within, &w.y, &w.x);
+      twiddle16(v, w);
+#pragma unroll
+      for (int j = 0; j < 16; ++j) shared[at(first + S * j)] = v[j];
+    }
+    __syncthreads();
+  }
+
+  template <int M, typename Store>
+  static __device__ __forceinline__ void inverse_pass(float2* shared, Store&& store) {
+    constexpr int S = M / 16;
+#pragma unroll 1
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int i = threadIdx.x + turn * kThreads, within = i % S, first = i / S * M + within;
+      float2 v[16], w;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) v[j] = shared[at(first + S * j)];
+      sincospif(2.f / M * within, &w.y, &w.x);
+      twiddle16(v, w);
+      dft16<true>(v);
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        if constexpr (M == N) store(first + S * j, v[j]);
+        else shared[at(first + S * j)] = v[j];
+      }
+    }
+    __syncthreads();
+  }
+
+  template <bool INVERSE>
+  static __device__ __forceinline__ void last_dft(float2 (&v)[kLast]) {
+    if constexpr (kLast == 2) {
+      const float2 t = v[0];
+      v[0] = t + v[1], v[1] = t - v[1];
+    } else if constexpr (kLast == 4) {
+      dft4<INVERSE>(v[0], v[1], v[2], v[3]);
+    }
+  }
+
+  // The transform of load(n), 0 <= n < N, handed to visit(place, value): a thread's own kPoints places.
+  template <typename Load, typename Visit>
+  static __device__ __forceinline__ void forward(float2* shared, Load&& load, Visit&& visit) {
+    forward_pass<N>(shared, load);
+    forward_pass<N / 16>(shared, load);
+    forward_pass<N / 256>(shared, load);
+#pragma unroll
+    for (int m = 0; m < kPoints / kLast; ++m) {
+      const int first = (threadIdx.x + m * kThreads) * kLast;
+      alignas(16) float2 v[kLast];
+#pragma unroll
+      for (int r = 0; r < kLast; r += 2) reinterpret_cast<float4*>(v)[r / 2] = *reinterpret_cast<const float4*>(shared + at(first + r));
+      last_dft<false>(v);
+#pragma unroll
+      for (int r = 0; r < kLast; ++r) visit(m * kLast + r, v[r]);
+    }
+  }
+
+  // store(n, value), n < N, of the inverse transform (not divided by N) of value(place).
+  template <typename Value, typename Store>
+  static __device__ __forceinline__ void inverse(float2* shared, Value&& value, Store&& store) {
+#pragma unroll
+    for (int m = 0; m < kPoints / kLast; ++m) {
+      const int first = (threadIdx.x + m * kThreads) * kLast;
+      alignas(16) float2 v[kLast];
+#pragma unroll
+      for (int r = 0; r < kLast; ++r) v[r] = value(m * kLast + r);
+      last_dft<true>(v);
+#pragma unroll
+      for (int r = 0; r < kLast; r += 2) *reinterpret_cast<float4*>(shared + at(first + r)) = reinterpret_cast<const float4*>(v)[r / 2];
+    }
+    __syncthreads();
+    inverse_pass<N / 256>(shared, store);
+    inverse_pass<N / 16>(shared, store);
+    inverse_pass<N>(shared, store);
+  }
+};
+
+// Powers of two that make a row's norm about 1, and whether the row is finite. All threads get the same answer.
+struct RowScale {
+  int exponent;
+  bool finite;
+};
+
+template <typename T>
+__device__ RowScale row_scale(const T* row, int len, int64_t stride) {
+  __shared__ double sums[32];
+  double sum = 0;
+#pragma unroll 16
+  for (int t = threadIdx.x; t < len; t += blockDim.x) {
+    const double v = to_float(row[t * stride]);
+    sum += v * v;
+  }
+#pragma unroll
+  for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) sum += sums[i];
+  const bool finite = sum <= 1e300;  // not for inf, nor for NaN
+  return {finite && sum > 0 ? max(-126, min(126, -ilogb(sum) / 2)) : 0, finite};
+}
+
+// 2^e for |e| <= 126.
+__device__ __forceinline__ float power_of_two(int e) { return __uint_as_float(static_cast<uint32_t>(e + 127) << 23); }
+
+// One row's outputs.
+template <typename T>
+struct RowOut {
+  T* out;
+  const T* dy;
+  int64_t out_t, dy_t;
+  Epilogue epilogue;
+  float bias;
+
+  __device__ __forceinline__ RowOut(const ConvParams& p, int64_t b, int64_t c, float bias_)
+      : out(static_cast<T*>(p.out) + b * p.outs.b + c * p.outs.c), dy(static_cast<const T*>(p.dy) + b * p.dys.b + c * p.dys.c),
+        out_t(p.outs.t), dy_t(p.dys.t), epilogue(p.epilogue), bias(bias_) {}
+  __device__ __forceinline__ void operator()(int t, float y) const {
+    y += bias;
+    if (epilogue == Epilogue::kSilu) y = silu(y);
+    if (epilogue == Epilogue::kSiluGrad) y = to_float(dy[t * dy_t]) * silu_grad(y);
+    out[t * out_t] = from_float<T>(y);
+  }
+};
+
+template <typename T, int LOG_N>
+__global__ void __launch_bounds__(Fft<LOG_N>::kThreads, Fft<LOG_N>::kBlocks) fft_forward(const ConvParams p, const int groups, float2* scratch) {
+  using F = Fft<LOG_N>;
+  extern __shared__ __align__(16) float2 shared[];
+  const int in_len = static_cast<int>(p.in_len), out_len = static_cast<int>(p.out_len), taps = static_cast<int>(p.taps);
+  const int offset = taps - 1 - static_cast<int>(p.left);  // output t is sample t + offset of the full convolution
+  float2* spectrum = scratch + static_cast<int64_t>(blockIdx.x) * F::N + threadIdx.x;
+  for (int64_t unit = blockIdx.x; unit < p.channels * groups; unit += gridDim.x) {
+    const int64_t c = unit / groups, group = unit - c * groups;
+    const T* w = static_cast<const T*>(p.w) + c * p.w_c + (taps - 1) * p.w_k;  // reversed: a convolution, not a correlation
+    const float bias = static_cast<float>(p.shift) + (p.bias ? to_float(static_cast<const T*>(p.bias)[c * p.bias_c]) : 0.f);
+    const RowScale ws = row_scale(w, taps, -p.w_k);
+    const float w_scale = power_of_two(ws.exponent);
+    __syncthreads();
+    F::forward(
+        shared, [&](int n) { return float2{n < taps ? w_scale * to_float(w[-n * p.w_k]) : 0.f, 0.f}; },
+        [&](int place, float2 v) { spectrum[place * F::kThreads] = {v.x / F::N, v.y / F::N}; });
+    for (int64_t b = 2 * group; b < p.batch; b += 2 * groups) {
+      const bool two = b + 1 < p.batch;
+      const T* x0 = static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c;
+      const T* x1 = two ? x0 + p.xs.b : x0;
+      const RowOut<T> out0(p, b, c, bias), out1(p, b + 1, c, bias);
+      const RowScale s0 = row_scale(x0, in_len, p.xs.t), s1 = row_scale(x1, in_len, p.xs.t);
+      if (!(ws.finite && s0.finite && s1.finite)) {
+        // An inf or a NaN would spread over both rows: one output by one, from device memory.
+        for (int64_t i = threadIdx.x; i < p.out_len * (two ? 2 : 1); i += F::kThreads) {
+          const int64_t t = i % p.out_len;
+          const T* x = i < p.out_len ? x0 : x1;
+          float y = 0.f;
+          for (int64_t k = max(int64_t{0}, p.left - t); k < min(p.taps, p.in_len + p.left - t); ++k)
+            y = fmaf(to_float(w[(k - taps + 1) * p.w_k]), to_float(x[(t - p.left + k) * p.xs.t]), y);
+          RowOut<T>(p, b + (i >= p.out_len), c, bias)(static_cast<int>(t), y);
+        }
+        continue;
+      }
+      const float scale0 = power_of_two(s0.exponent), scale1 = two ? power_of_two(s1.exponent) : 0.f;
+      const float unscale0 = power_of_two(-s0.exponent), unscale1 = power_of_two(-s1.exponent), w_unscale = power_of_two(-ws.exponent);
+      float2 z[F::kPoints];
+      __syncthreads();
+      F::forward(
+          shared,
+          [&](int n) {
+            if (n >= in_len) return float2{0.f, 0.f};
+            return float2{scale0 * to_float(x0[n * p.xs.t]), scale1 * to_float(x1[n * p.xs.t])};
+          },
+          [&](int place, float2 v) { z[place] = v * spectrum[place * F::kThreads]; });
+      F::inverse(
+          shared, [&](int place) { return z[place]; },
+          [&](int n, float2 v) {
+            const int t = n - offset;
+            if (t < 0 || t >= out_len) return;
+            out0(t, v.x * unscale0 * w_unscale);
+            if (two) out1(t, v.y * unscale1 * w_unscale);
+          });
+    }
+  }
+}
+
+constexpr int kMinLog = 13, kMaxLog = 14;
+
+int log2_ceil(int64_t n) {
+  int log = kMinLog;
+  while (log <= kMaxLog && (int64_t{1} << log) < n) ++log;
+  return log;
+}
+
+// Points that keep what wraps around away from the outputs that are wanted; more than kMaxLog's: not supported.
+int log_of(const ConvParams& p) {
+  const int64_t offset = p.taps - 1 - p.left;
+  if (offset < 0) return kMaxLog + 1;
+  return log2_ceil(std::max({p.in_len + p.taps - 1 - offset, p.out_len + offset, p.in_len, p.taps}));
+}
+// As many as Fft::kBlocks lets run together.
+int blocks_at_once(int log_n) { return sm_count() * (log_n == kMaxLog ? 1 : 2); }
+
+bool shared_memory_holds(int log_n) { return log_n <= kMaxLog && ((1 << log_n) + (1 << log_n) / 16) * 8 <= max_shared_bytes(); }
+
+int forward_groups(const ConvParams& p, int log_n) {
+  const int64_t pairs = (p.batch + 1) / 2, wanted = (blocks_at_once(log_n) + p.channels - 1) / p.channels;
+  return static_cast<int>(std::clamp<int64_t>(wanted, 1, pairs));
+}
+
+int64_t forward_blocks(const ConvParams& p, int log_n) {
+  return std::min<int64_t>(blocks_at_once(log_n), p.channels * forward_groups(p, log_n));
+}
+
+template <typename F>
+cudaError_t dispatch_log(int log_n, F&& f) {
+  switch (log_n) {
+    case 13: return f(std::integral_constant<int, 13>{});
+    case 14: return f(std::integral_constant<int, 14>{});
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+int64_t fft_forward_scratch(const ConvParams& p) {
+  const int log_n = log_of(p);
+  return shared_memory_holds(log_n) ? (forward_blocks(p, log_n) << log_n) * 2 : 0;
+}
+
+cudaError_t launch_fft_forward(const ConvParams& p, float* scratch, cudaStream_t stream) {
+  return dispatch_dtype(p.dtype, [&](auto type) {
+    return dispatch_log(log_of(p), [&](auto log) {
+      constexpr int kLog = decltype(log)::value;
+      auto* kernel = fft_forward<decltype(type), kLog>;
+      static SharedMemoryOptIn opt_in;
+      if (const cudaError_t e = opt_in.ensure(kernel, Fft<kLog>::kSharedBytes); e != cudaSuccess) return e;
+      kernel<<<static_cast<unsigned>(forward_blocks(p, kLog)), Fft<kLog>::kThreads, Fft<kLog>::kSharedBytes, stream>>>(
+          p, forward_groups(p, kLog), reinterpret_cast<float2*>(scratch));
+      return cudaGetLastError();
+    });
+  });
+}
+
+}  // namespace fusebackend::conv1d

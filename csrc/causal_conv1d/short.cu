@@ -1,0 +1,179 @@
+#include <algorithm>
+
+#include "conv1d_cuda.h"
+#include "device_limits.h"
+#include "short_channel_major.cuh"
+#include "short_time_major.cuh"
+
+namespace fusebackend::conv1d {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool channel_major(const Strides& s, int64_t channels) { return s.c == 1 && s.t != 1 && channels > 1; }
+
+// How rows may be accessed, the same for all tensors.
+template <typename T>
+Access row_access(int64_t len, std::initializer_list<std::pair<const void*, Strides>> tensors) {
+  constexpr int64_t V = kVecElems<T>;
+  const auto& first = *tensors.begin();
+  bool whole = len % V == 0;
+  for (const auto& [data, s] : tensors) {
+    if (!data) continue;
+    const uintptr_t base = reinterpret_cast<uintptr_t>(data);
+    if (base % sizeof(T) || (base - reinterpret_cast<uintptr_t>(first.first)) % 16) return Access::kElement;
+    if ((s.b - first.second.b) % V || (s.c - first.second.c) % V) return Access::kElement;
+    whole = whole && base % 16 == 0 && s.b % V == 0 && s.c % V == 0;
+  }
+  return whole ? Access::kWhole : Access::kVector;
+}
+
+template <typename F>
+cudaError_t dispatch_access(Access access, F&& f) {
+  switch (access) {
+    case Access::kWhole: return f(std::integral_constant<Access, Access::kWhole>{});
+    case Access::kVector: return f(std::integral_constant<Access, Access::kVector>{});
+    default: return f(std::integral_constant<Access, Access::kElement>{});
+  }
+}
+
+template <typename T, int V>
+bool vector_aligned(std::initializer_list<std::pair<const void*, Strides>> tensors) {
+  for (const auto& [data, s] : tensors) {
+    if (data && (reinterpret_cast<uintptr_t>(data) % (V * sizeof(T)) || s.b % V || s.t % V)) return false;
+  }
+  return true;
+}
+
+template <typename T>
+ShortRows plan_rows(int64_t batch, int64_t len, Access access) {
+  constexpr int V = kVecElems<T>;
+  const int64_t per_row = ceil_div(len + (access == Access::kVector ? V - 1 : 0), V);
+  return {FastDiv(static_cast<uint32_t>(per_row)), batch * per_row};
+}
+
+// Blocks a channel: enough to fill the device several times over, none with less than two turns of work.
+int time_major_splits(int64_t channels, int64_t items) {
+  const int64_t wanted = ceil_div(int64_t{sm_count()} * 16, channels);
+  return static_cast<int>(std::clamp<int64_t>(std::min(wanted, ceil_div(items, 2 * kShortThreads)), 1, 65535));
+}
+
+template <int V>
+Strips plan_strips(int64_t batch, int64_t len, int64_t channels, int samples, int64_t max_blocks) {
+  Strips s;
+  s.len = samples;
+  s.per_row = FastDiv(static_cast<uint32_t>(ceil_div(len, samples)));
+  s.count = batch * s.per_row.d;
+  s.channel_blocks = FastDiv(static_cast<uint32_t>(ceil_div(channels, 32 * V)));
+  s.blocks = static_cast<int>(std::min(ceil_div(s.count, kStripThreads / 32), max_blocks));
+  return s;
+}
+
+template <typename F>
+cudaError_t dispatch_taps(int64_t taps, F&& f) {
+  switch (taps) {
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+// Samples a strip (measured on an H200). A strip reads K-1 samples that its neighbours read as well, backward twice that.
+constexpr int kStripLen = 32, kBackwardStripLen = 256;
+constexpr int64_t kMaxStripBlocks = 4096;
+
+template <typename T, int K, int V>
+cudaError_t channel_major_forward(const ConvParams& p, cudaStream_t stream) {
+  const Strips s = plan_strips<V>(p.batch, p.in_len, p.channels, kStripLen, kMaxStripBlocks);
+  auto* kernel = p.epilogue == Epilogue::kSilu ? short_channel_major_forward<T, K, V, 8, true>
+                                               : short_channel_major_forward<T, K, V, 8, false>;
+  kernel<<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
+  return cudaGetLastError();
+}
+
+// Long strips where they are many enough to fill the device.
+int backward_strip_len(const BackwardParams& p) {
+  int len = kBackwardStripLen;
+  while (len > 32 && p.batch * ceil_div(p.in_len, len) * ceil_div(p.channels, 4) < int64_t{sm_count()} * 512) len /= 2;
+  return len;
+}
+
+template <typename T, int K, int V>
+cudaError_t channel_major_backward(const BackwardParams& p, cudaStream_t stream) {
+  const Strips s = plan_strips<V>(p.batch, p.in_len, p.channels, backward_strip_len(p), p.splits);
+  auto* kernel = p.silu ? short_channel_major_backward<T, K, V, 4, true> : short_channel_major_backward<T, K, V, 4, false>;
+  kernel<<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
+  cudaError_t e = cudaGetLastError();
+  if (e != cudaSuccess || (!p.dw && !p.db)) return e;
+  return launch_reduce_partials(p.partial, s.blocks, p.channels, K, p.dw, p.db, p.dtype, stream);
+}
+
+template <typename T, int K>
+cudaError_t time_major_forward(const ConvParams& p, cudaStream_t stream) {
+  const Access access = row_access<T>(p.in_len, {{p.x, p.xs}, {p.out, p.outs}});
+  const ShortRows rows = plan_rows<T>(p.batch, p.in_len, access);
+  const dim3 grid(static_cast<unsigned>(p.channels), time_major_splits(p.channels, rows.items));
+  return dispatch_access(access, [&](auto how) {
+    constexpr Access A = decltype(how)::value;
+    auto* kernel = p.epilogue == Epilogue::kSilu ? short_time_major_forward<T, K, 2, true, A> : short_time_major_forward<T, K, 2, false, A>;
+    kernel<<<grid, kShortThreads, 0, stream>>>(p, rows);
+    return cudaGetLastError();
+  });
+}
+
+template <typename T, int K>
+cudaError_t time_major_backward(const BackwardParams& p, cudaStream_t stream) {
+  const Access access = row_access<T>(p.in_len, {{p.x, p.xs}, {p.dy, p.dys}, {p.dx, p.dxs}});
+  const ShortRows rows = plan_rows<T>(p.batch, p.in_len, access);
+  const cudaError_t e = dispatch_access(access, [&](auto how) {
+    constexpr Access A = decltype(how)::value;
+    auto* kernel = p.silu ? short_time_major_backward<T, K, true, A> : short_time_major_backward<T, K, false, A>;
+    kernel<<<dim3(static_cast<unsigned>(p.channels), p.splits), kShortThreads, 0, stream>>>(p, rows);
+    return cudaGetLastError();
+  });
+  if (e != cudaSuccess || p.splits == 1 || (!p.dw && !p.db)) return e;
+  return launch_reduce_partials(p.partial, p.splits, p.channels, K, p.dw, p.db, p.dtype, stream);
+}
+
+}  // namespace
+
+cudaError_t launch_short_forward(const ConvParams& p, cudaStream_t stream) {
+  return dispatch_dtype(p.dtype, [&](auto type) {
+    using T = decltype(type);
+    return dispatch_taps(p.taps, [&](auto taps) {
+      constexpr int K = decltype(taps)::value;
+      if (channel_major(p.xs, p.channels)) {
+        if (p.channels % 4 == 0 && vector_aligned<T, 4>({{p.x, p.xs}, {p.out, p.outs}}))
+          return channel_major_forward<T, K, 4>(p, stream);
+        return channel_major_forward<T, K, 1>(p, stream);
+      }
+      return time_major_forward<T, K>(p, stream);
+    });
+  });
+}
+
+int short_backward_splits(const BackwardParams& p) {
+  if (channel_major(p.xs, p.channels)) {
+    const int64_t strips = p.batch * ceil_div(p.in_len, backward_strip_len(p));
+    return static_cast<int>(std::min<int64_t>(ceil_div(strips, kStripThreads / 32), kMaxStripBlocks));
+  }
+  return time_major_splits(p.channels, p.batch * ceil_div(p.in_len, p.dtype == Dtype::kFloat ? 4 : 8));
+}
+
+cudaError_t launch_short_backward(const BackwardParams& p, cudaStream_t stream) {
+  return dispatch_dtype(p.dtype, [&](auto type) {
+    using T = decltype(type);
+    return dispatch_taps(p.taps, [&](auto taps) {
+      constexpr int K = decltype(taps)::value;
+      if (!channel_major(p.xs, p.channels)) return time_major_backward<T, K>(p, stream);
+      constexpr int V = 4;  // 8 a thread would halve the occupancy: taps, sums and two windows are in registers
+      if (p.channels % V == 0 && vector_aligned<T, V>({{p.x, p.xs}, {p.dy, p.dys}, {p.dx, p.dxs}}))
+        return channel_major_backward<T, K, V>(p, stream);
+      return channel_major_backward<T, K, 1>(p, stream);
+    });
+  });
+}
+
+}  // namespace fusebackend::conv1d

@@ -1,0 +1,128 @@
+//   fusebackend::matmul(Tensor a, Tensor b, Tensor? d, float alpha, float beta,
+//                       Tensor? a_planes=None, int a_inner=-1, Tensor? b_planes=None, int b_inner=-1) -> Tensor
+//   fusebackend::matmul_planes(Tensor x, int inner) -> Tensor
+//
+// alpha * a @ b + beta * d for two fp32 matrices, or two batches of them, of any strides; d broadcasts to the result and is not read where
+// beta is 0. The result is contiguous. Temporary memory: 1.5 times the bytes of operands that come without planes, and at most 17 MB more.
+//
+// matmul_planes(x, inner) splits an operand that several products share, laid out with dimension `inner` (-1 or -2) innermost; hand the
+// result to matmul as a_planes or b_planes together with the inner dimension, which is that of a or b: transposing x swaps -1 and -2.
+#include <optional>
+
+#include "../common/binding.h"
+#include "matmul.h"
+#include "planes.h"
+
+namespace fusebackend::matmul {
+namespace {
+
+[[maybe_unused]] int sm_count(int device) {
+  static int counts[64] = {};        // a race writes the same value twice
+  if (device < 64 && counts[device]) return counts[device];
+  int count = 0;
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "matmul");
+  if (device < 64) counts[device] = count;
+  return count;
+}
+
+bool is_fp32_on(const Tensor& t, const Tensor& like) {
+  return t.scalar_type() == ScalarType::Float && t.is_cuda() && t.get_device_index() == like.get_device_index();
+}
+
+// t as a batch of matrices of these sizes; dimensions that are missing or of size 1 broadcast.
+Matrix matrix(const Tensor& t, int64_t batch, int64_t rows, int64_t columns) {
+  const int64_t rank = t.dim(), wanted[3] = {batch, rows, columns};
+  int64_t strides[3];
+  for (int64_t i = 0; i < 3; ++i) {
+    const int64_t d = i - (3 - rank);
+    const int64_t size = d < 0 ? 1 : t.size(d);
+    STD_TORCH_CHECK(size == wanted[i] || size == 1, "matmul: an operand's size ", size, " does not fit ", wanted[i]);
+    strides[i] = size == 1 ? (wanted[i] == 1 && d >= 0 && i > 0 ? t.stride(d) : 0) : t.stride(d);
+  }
+  return {static_cast<const float*>(t.data_ptr()), strides[1], strides[2], strides[0]};
+}
+
+void check_inner(int64_t inner) { STD_TORCH_CHECK(inner == -1 || inner == -2, "matmul: the inner dimension is -1 or -2, not ", inner); }
+
+// Sizes of the planes of a rank 2 or 3 operand.
+std::vector<int64_t> plane_sizes(const Tensor& x, int64_t inner) {
+  const int64_t rank = x.dim(), pitch = (x.size(rank + inner) + 63) / 64 * 64;
+  return {rank == 3 ? x.size(0) : 1, kPlanes, x.size(rank - 3 - inner), pitch};
+}
+
+void set_planes(Matrix& matrix, const Tensor& x, const std::optional<Tensor>& planes, int64_t inner) {
+  if (!planes) return;
+  check_inner(inner);
+  STD_TORCH_CHECK(planes->scalar_type() == ScalarType::BFloat16 && planes->is_contiguous() && planes->is_cuda() &&
+                      planes->get_device_index() == x.get_device_index() && to_vector(planes->sizes()) == plane_sizes(x, inner),
+                  "matmul: these are not the operand's planes");
+  matrix.planes = planes->data_ptr();
+  matrix.planes_column_major = inner == -2;
+}
+
+Tensor matmul_planes(const Tensor& x, int64_t inner) {
+  check_inner(inner);
+  STD_TORCH_CHECK(is_fp32_on(x, x) && (x.dim() == 2 || x.dim() == 3),
+                  "matmul_planes: x must be an fp32 matrix, or a batch of them, on a GPU");
+  const std::vector<int64_t> sizes = plane_sizes(x, inner);
+  std::vector<int64_t> strides(4, 1);
+  for (int d = 2; d >= 0; --d) strides[d] = strides[d + 1] * sizes[d + 1];
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(4, sizes.data(), strides.data(), aoti_torch_dtype_bfloat16(),
+                                                  aoti_torch_device_type_cuda(), x.get_device_index(), &handle));
+  Tensor planes(handle);
+  if (x.numel() == 0) return planes;
+  const int64_t rows = x.size(x.dim() - 2), columns = x.size(x.dim() - 1);
+  const Matrix m = matrix(x, sizes[0], rows, columns);
+  // Rows as the product's free index. A batch that is broadcast in x is written out.
+  const Operand op{m.data, rows, columns, sizes[0], m.row, m.col, m.batch, inner == -2, sizes[0] > 1};
+  const CudaScope scope(x);
+  check_cuda(launch_split(&op, planes.data_ptr(), nullptr, nullptr, nullptr, 0, scope.stream()), "matmul_planes");
+  return planes;
+}
+
+Tensor matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& d, double alpha, double beta,
+              const std::optional<Tensor>& a_planes, int64_t a_inner, const std::optional<Tensor>& b_planes, int64_t b_inner) {
+  const int64_t rank = a.dim();
+  STD_TORCH_CHECK((rank == 2 || rank == 3) && b.dim() == rank, "matmul: a and b must both have 2 or both have 3 dimensions");
+  STD_TORCH_CHECK(is_fp32_on(a, a) && is_fp32_on(b, a) && (!d || is_fp32_on(*d, a)), "matmul: operands must be fp32 on one GPU");
+  STD_TORCH_CHECK(a.size(rank - 1) == b.size(rank - 2) && (rank == 2 || a.size(0) == b.size(0)), "matmul: sizes of a and b do not fit");
+  STD_TORCH_CHECK(!d || d->dim() <= rank, "matmul: d has more dimensions than the result");
+
+  Problem p;
+  p.m = a.size(rank - 2), p.n = b.size(rank - 1), p.k = a.size(rank - 1), p.batch = rank == 3 ? a.size(0) : 1;
+  std::vector<int64_t> sizes{p.m, p.n};
+  if (rank == 3) sizes.insert(sizes.begin(), p.batch);
+  Tensor c = empty_like_sized(a, sizes);
+  if (p.m == 0 || p.n == 0 || p.batch == 0) return c;
+
+  const bool add = d && beta != 0;
+  p.a = matrix(a, p.batch, p.m, p.k);
+  p.b = matrix(b, p.batch, p.k, p.n);
+  p.d = add ? matrix(*d, p.batch, p.m, p.n) : Matrix{nullptr, 0, 0, 0};
+  p.c = static_cast<float*>(c.data_ptr());
+  p.c_row = p.n, p.c_col = 1, p.c_batch = p.m * p.n;
+  p.alpha = float(alpha), p.beta = add ? float(beta) : 0.f;
+  set_planes(p.a, a, a_planes, a_inner);
+  set_planes(p.b, b, b_planes, b_inner);
+
+  const CudaScope scope(a);
+#ifdef FUSE_HAS_SM90A
+  const int sms = sm_count(a.get_device_index());
+  const Plan how = plan(p, sms);
+  const Tensor workspace = empty_like_sized(a, {int64_t(workspace_bytes(p, how, sms) / sizeof(float)) + 1});
+  check_cuda(launch(p, how, workspace.data_ptr(), sms, scope.stream()), "matmul");
+  return c;
+#else
+  STD_TORCH_CHECK(false, "matmul: the library was built without code for compute capability 9.0");
+#endif
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) {
+  m.impl("matmul", TORCH_BOX(&matmul));
+  m.impl("matmul_planes", TORCH_BOX(&matmul_planes));
+}
+
+}  // namespace fusebackend::matmul

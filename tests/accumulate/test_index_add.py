@@ -1,0 +1,500 @@
+"""index_add: the kernels against a reference in higher precision, and the spellings that become them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fusebackend
+from fusebackend import native
+from fusebackend.backend import fuse
+from fusebackend.patterns import index_add as family
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, cuda])]
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+INTS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+
+# self's shape, the indexed dimension, the number of entries: none to all of them in one row, slices of one element to
+# thousands,
+# odd widths, few columns and many.
+SHAPES = [
+    ((1000,), 0, 15),
+    ((5,), 0, 4000),
+    ((7, 64), 0, 1000),
+    ((16, 256), 0, 6000),
+    ((1, 384), 0, 5000),
+    ((100, 33), 0, 513),
+    ((300, 1030), 0, 77),
+    ((3, 11, 24), 1, 200),
+    ((4, 50), -1, 333),
+    ((5, 9, 3), 1, 64),
+    ((2, 3, 4, 5), 2, 21),
+    ((4, 20000), 0, 20),
+    ((50, 8), 0, 1),
+    ((50, 8), 0, 0),
+    ((50, 0), 0, 3),
+]
+
+
+@pytest.fixture(autouse=True)
+def library():
+    reason = native.load().why_not(torch.device("cpu"))
+    if reason:
+        pytest.skip(reason)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def random(shape, dtype, device):
+    if dtype.is_floating_point:
+        return torch.randn(shape, dtype=torch.float64, device=device).to(dtype)
+    return torch.randint(0 if dtype is torch.uint8 else -3, 4, shape, device=device).to(dtype)
+
+
+def case(shape, dim, n, dtype, device, index_dtype=torch.int64):
+    source_shape = list(shape)
+    source_shape[dim] = n
+    index = torch.randint(0, shape[dim], (n,), device=device, dtype=index_dtype)
+    return random(shape, dtype, device), index, random(source_shape, dtype, device)
+
+
+def options(
+    dim,
+    index,
+    source,
+    *,
+    weight=None,
+    source_index=None,
+    alpha=1.0,
+    ignore_index=None,
+    bounds=family.STRICT,
+    precise=False,
+    det=False,
+):
+    return (dim, index, source, weight, source_index, alpha, ignore_index, bounds, precise, det)
+
+
+def call(self, *args, **kwargs):
+    return torch.ops.fusebackend.index_add(self, *options(*args, **kwargs))
+
+
+def error(found, exact):
+    return float((found.double() - exact.double()).norm() / exact.double().norm().clamp_min(1e-300))
+
+
+def check(found, self, exact, eager):
+    """No worse than eager, up to what chance in the order of additions makes of it; integers exactly."""
+    assert found.dtype == self.dtype and found.shape == self.shape
+    if not self.is_floating_point():
+        assert torch.equal(found, exact.to(self.dtype))
+        return
+    slack = {torch.float64: 1e-15, torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}[self.dtype]
+    assert error(found, exact) <= 1.1 * error(eager, exact) + slack
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", FLOATS + INTS)
+@pytest.mark.parametrize("shape, dim, n", SHAPES)
+@pytest.mark.parametrize("det", [False, True])
+def test_equals_reference(shape, dim, n, dtype, device, det):
+    self, index, source = case(shape, dim, n, dtype, device, torch.int32 if n % 2 else torch.int64)
+    before = self.clone()
+    eager = self.index_add(dim, index, source)
+    wide = torch.float64 if dtype.is_floating_point else torch.int64
+    exact = self.to(wide).index_add(dim, index, source.to(wide))
+    check(call(self, dim, index, source, det=det), self, exact, eager)
+    assert torch.equal(self, before)
+
+    in_place = self.clone()
+    torch.ops.fusebackend.index_add_(in_place, *options(dim, index, source, det=det))
+    check(in_place, self, exact, eager)
+
+    zeros = torch.ops.fusebackend.index_add_zeros(shape[dim], *options(dim, index, source, det=det))
+    check(zeros, self, exact - self.to(wide), eager - self)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("shape, dim, n", [s for s in SHAPES if s[2] and 0 not in s[0]])
+@pytest.mark.parametrize("precise", [False, True])
+def test_scale_weight_gather_and_bounds(shape, dim, n, dtype, device, precise):
+    self, index, source = case(shape, dim, n, dtype, device)
+    rows = shape[dim]
+    weight = torch.randint(1, 3, (n,), device=device).to(dtype)
+    source_index = torch.randint(-n, n, (n,), device=device, dtype=torch.int32)
+    many = {"weight": weight, "source_index": source_index, "alpha": 2.0}
+    for bounds, shifted in [(family.STRICT, index), (family.WRAP, index - rows), (family.DROP, index * 2 - rows // 2)]:
+        for ignore in (None, int(shifted[0])):
+            found = call(self, dim, shifted, source, bounds=bounds, ignore_index=ignore, precise=precise, **many)
+            exact = family.reference(self.double(), dim, shifted, source.double(), weight.double(), source_index, 2.0, ignore, bounds)
+            if dtype is torch.int32:
+                assert torch.equal(found.double(), exact)
+            else:
+                contention = max(1, n // rows)
+                bound = {
+                    torch.float32: 1e-6 * contention**0.5,
+                    torch.bfloat16: 4e-3 if precise or device == "cpu" else 4e-3 * contention**0.5 + 4e-3,
+                }[dtype]
+                assert error(found, exact) < bound
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_strides(dtype, device):
+    self, index, source = case((40, 6, 32), 0, 100, dtype, device)
+    exact = self.double().index_add(0, index, source.double())
+    eager = self.index_add(0, index, source)
+    backwards = source.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    strided = torch.randn(100, 12, 70, device=device).to(dtype)[:, ::2, 3:35]
+    strided.copy_(source)
+    for other in (backwards, strided):
+        check(call(self, 0, index, other), self, exact, eager)
+    for layout in [(2, 0, 1), (0, 2, 1), (1, 2, 0)]:
+        other = self.permute(layout).contiguous().permute([layout.index(d) for d in range(3)])
+        found = call(other, 0, index, source)
+        assert found.stride() == other.stride()
+        check(found, self, exact, eager)
+    view = torch.zeros(40, 7, 33, device=device, dtype=dtype)[:, 1:, 1:]
+    view.copy_(self)
+    torch.ops.fusebackend.index_add_(view, *options(0, index[::1], backwards))
+    check(view, self, exact, eager)
+    row = torch.randn(1, 6, 32, device=device).to(dtype)
+    rows = row.expand(100, 6, 32)
+    check(
+        call(self, 0, index, rows),
+        self,
+        self.double().index_add(0, index, rows.double()),
+        self.index_add(0, index, rows),
+    )
+    doubled = torch.stack([index, index], 1)[:, 0]
+    check(call(self, 0, doubled, source), self, exact, eager)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_error_is_no_larger_than_eagers(device):
+    """Contention from none to one row: never much larger (additions come in no fixed order), and not on average."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(low, high):
+        return int(torch.randint(low, high, (), generator=generator))
+
+    ratios = []
+    for k in range(120):
+        rows, columns, n, dtype = 2 ** draw(0, 12), draw(1, 200), 2 ** draw(0, 13), FLOATS[k % 4]
+        self, index, source = case((rows, columns), 0, n, dtype, device)
+        exact = self.double().index_add(0, index, source.double())
+        ours, theirs = error(call(self, 0, index, source), exact), error(self.index_add(0, index, source), exact)
+        assert ours <= 2 * theirs + torch.finfo(dtype).eps, (dtype, rows, columns, n)
+        if ours and theirs:
+            ratios.append(ours / theirs)
+    assert torch.tensor(ratios).log().mean().exp() <= 1.02
+
+
+def test_out_of_range_is_an_index_error_on_cpu():
+    self, index, source = case((7, 4), 0, 5, torch.float32, "cpu")
+    before = self.clone()
+    for bad, bounds in [(7, family.STRICT), (-1, family.STRICT), (7, family.WRAP), (-8, family.WRAP)]:
+        index[3] = bad
+        with pytest.raises(IndexError, match=f"index {bad} is out of bounds for a dimension of size 7"):
+            torch.ops.fusebackend.index_add_(self, *options(0, index, source, bounds=bounds))
+        assert torch.equal(self, before)
+    index[3] = 0
+    with pytest.raises(IndexError):
+        call(self, 0, index, source, source_index=torch.tensor([0, 1, 2, 3, 5]))
+
+
+@pytest.mark.parametrize(
+    "self, index, source",
+    [
+        (torch.zeros(4, 4), torch.zeros(3, dtype=torch.int64), torch.zeros(3, 5)),
+        (torch.zeros(4, 4), torch.zeros(3, dtype=torch.int64), torch.zeros(4, 4)),
+        (torch.zeros(4, 4), torch.zeros(3, dtype=torch.int16), torch.zeros(3, 4)),
+        (torch.zeros(4, 4), torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4, dtype=torch.float64)),
+        (torch.zeros(1, 4).expand(4, 4), torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4)),
+    ],
+)
+def test_what_does_not_fit_is_refused(self, index, source):
+    with pytest.raises(RuntimeError, match="index_add"):
+        torch.ops.fusebackend.index_add_(self, *options(0, index, source))
+
+
+def test_opcheck():
+    self, index, source = case((7, 4), 0, 5, torch.float32, "cpu")
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.fusebackend.index_add.default, (self, *options(0, index, source)), test_utils=tests)
+    torch.library.opcheck(torch.ops.fusebackend.index_add_zeros.default, (7, *options(0, index, source)), test_utils=tests)
+    torch.library.opcheck(torch.ops.fusebackend.index_add_.default, (self, *options(0, index, source)), test_utils=tests)
+
+
+@pytest.mark.cuda
+@cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows, columns, n", [(16, 256, 50000), (2000, 384, 60000), (1, 64, 30000), (5000, 64, 50000), (300, 1000, 200)])
+def test_deterministic_repeats_bit_for_bit(rows, columns, n, dtype):
+    self, index, source = case((rows, columns), 0, n, dtype, "cuda")
+    first = call(self, 0, index, source, det=True)
+    for _ in range(5):
+        assert torch.equal(first, call(self, 0, index, source, det=True))
+
+
+@pytest.mark.cuda
+@cuda
+@pytest.mark.parametrize(
+    "rows, columns, n, det", [(16, 256, 5000, False), (1000, 64, 5000, False), (1000, 64, 5000, True), (5, 8, 3, False)]
+)
+def test_cuda_graph_and_side_stream(rows, columns, n, det):
+    self, index, source = case((rows, columns), 0, n, torch.float32, "cuda")
+    exact = self.double().index_add(0, index, source.double())
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call(self, 0, index, source, det=det)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call(self, 0, index, source, det=det)
+    graph.replay()
+    assert error(found, exact) < 1e-6
+
+
+@pytest.mark.cuda
+@cuda
+def test_neighbours_of_16_bit_elements_keep_their_bits():
+    """A lone 16-bit element is reduced as one of a pair; the other must not change, not even -0."""
+    self = torch.full((64, 3), -0.0, device="cuda", dtype=torch.bfloat16)
+    index = torch.arange(0, 64, 2, device="cuda")
+    view = self[:, 1:2]
+    torch.ops.fusebackend.index_add_(view, *options(0, index, torch.ones(32, 1, device="cuda", dtype=torch.bfloat16)))
+    bits = self.view(torch.int16).cpu()
+    assert (bits[:, [0, 2]] == -32768).all() and (bits[1::2, 1] == -32768).all() and (self[::2, 1] == 1).all()
+
+
+@pytest.mark.cuda
+@cuda
+def test_more_than_2_to_the_31_elements():
+    far = 2**31 + 100
+    self = torch.zeros(far + 8, device="cuda", dtype=torch.int8)
+    index = torch.tensor([far, 3, far, far + 7], device="cuda")
+    torch.ops.fusebackend.index_add_(self, *options(0, index, torch.ones(4, device="cuda", dtype=torch.int8)))
+    assert self[far] == 2 and self[3] == 1 and self[far + 7] == 1 and self.count_nonzero() == 3
+    del self
+    source = torch.ones(70000, 32768, device="cuda", dtype=torch.int8)
+    index = torch.arange(70000, device="cuda") % 700
+    for det in (False, True):
+        found = torch.ops.fusebackend.index_add_zeros(700, *options(0, index, source, det=det))
+        assert (found == 100).all()
+
+
+# ---- spellings ----
+
+N, ROWS, COLUMNS = 30, 50, 8
+
+
+def embedding(x, i, padding):
+    return torch.nn.functional.embedding(i, x, padding).relu()
+
+
+def x_(dtype=torch.float32):
+    return torch.randn(ROWS, COLUMNS).to(dtype)
+
+
+def s_(dtype=torch.float32):
+    return torch.randn(N, COLUMNS).to(dtype)
+
+
+def i_(*shape, rows=ROWS):
+    return torch.randint(0, rows, shape or (N,))
+
+
+bf16 = torch.bfloat16
+SPELLINGS = {
+    "index_add": (lambda x, i, s: x.index_add(0, i, s), [x_, i_, s_]),
+    "index_add alpha": (lambda x, i, s: x.index_add(0, i, s, alpha=-2.5), [x_, i_, s_]),
+    "index_add last dim": (
+        lambda x, i, s: x.index_add(-1, i, s),
+        [x_, lambda: i_(rows=COLUMNS), lambda: torch.randn(ROWS, N)],
+    ),
+    "index_add bf16": (lambda x, i, s: x.index_add(0, i, s), [lambda: x_(bf16), i_, lambda: s_(bf16)]),
+    "index_add int32 index": (lambda x, i, s: x.index_add(0, i.int(), s), [x_, i_, s_]),
+    "index_add integers": (
+        lambda x, i, s: x.index_add(0, i, s, alpha=3),
+        [lambda: torch.arange(400).view(50, 8), i_, lambda: torch.arange(240).view(30, 8)],
+    ),
+    "index_add_ on an input": (lambda x, i, s: x.index_add_(0, i, s), [x_, i_, s_]),
+    "index_add_ inside": (lambda x, i, s: (x * 2).index_add_(0, i, s) + 1, [x_, i_, s_]),
+    "self used later": (lambda x, i, s: x.index_add(0, i, s) + x, [x_, i_, s_]),
+    "index_put": (lambda x, i, s: x.index_put((i,), s, accumulate=True), [x_, i_, s_]),
+    "index_put_ negative": (lambda x, i, s: x.index_put_((i - ROWS,), s, accumulate=True), [x_, i_, s_]),
+    "index_put dim 1": (
+        lambda x, i, s: torch.ops.aten.index_put(x, [None, i], s, True),
+        [lambda: torch.randn(3, 50, 8), i_, lambda: torch.randn(3, 30, 8)],
+    ),
+    "scatter_add": (lambda x, i, s: x.scatter_add(0, i[:, None].expand(-1, COLUMNS), s), [x_, i_, s_]),
+    "scatter_reduce": (lambda x, i, s: x.scatter_reduce(0, i[:, None].expand(-1, COLUMNS), s, "sum"), [x_, i_, s_]),
+    "message passing": (
+        lambda x, i, j, w: x.new_zeros(ROWS, COLUMNS).index_add(0, i, x[j] * w[:, None]),
+        [x_, i_, i_, lambda: torch.randn(N)],
+    ),
+    "message passing onto x": (lambda x, i, j: x.index_add(0, i, x[j]), [x_, i_, i_]),
+    "PyG message passing": (
+        lambda x, i, j: x.new_zeros(ROWS, COLUMNS).scatter_add_(0, i[:, None].expand(-1, COLUMNS), x[j]),
+        [lambda: x_().requires_grad_(), i_, i_],
+    ),
+    "counts": (lambda i: torch.zeros(ROWS, device=i.device).index_add(0, i, torch.ones(N, device=i.device)), [i_]),
+    "backward of x[i]": (lambda x, i: x[i] * 2, [lambda: x_().requires_grad_(), i_]),
+    "backward of x[i] bf16": (lambda x, i: x[i] * 2, [lambda: x_(bf16).requires_grad_(), i_]),
+    "backward of x[i, j-dim]": (lambda x, i: x[i].sin(), [lambda: x_().requires_grad_(), lambda: i_(4, 6)]),
+    "backward of x[:, i]": (lambda x, i: x[:, i].sin(), [lambda: torch.randn(3, 50, 8, requires_grad=True), i_]),
+    "backward of index_select": (lambda x, i: x.index_select(0, i).sin(), [lambda: x_().requires_grad_(), i_]),
+    "backward of embedding": (lambda x, i: embedding(x, i, None), [lambda: x_().requires_grad_(), lambda: i_(4, 6)]),
+    "backward of padded embedding": (
+        lambda x, i: embedding(x, i, 3),
+        [lambda: x_().requires_grad_(), lambda: i_(40, 6)],
+    ),
+    "backward of embedding bf16": (
+        lambda x, i: embedding(x, i, None),
+        [lambda: x_(bf16).requires_grad_(), lambda: i_(40, 6)],
+    ),
+}
+
+
+def run(function, inputs):
+    out = function(*inputs)
+    if out.requires_grad:
+        out.sum().backward()
+    return [out.detach(), *(t.detach() for t in inputs), *(t.grad for t in inputs if t.grad is not None)]
+
+
+def copies(inputs):
+    return [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+
+
+@pytest.mark.codegen
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spelling_is_replaced_and_right(name, device):
+    function, makers = SPELLINGS[name]
+    inputs = [t.detach().to(device).requires_grad_(t.requires_grad) for t in (make() for make in makers)]
+    report = fusebackend.explain(function, *copies(inputs))
+    if device == "cpu" or not report.rejections:
+        assert {s.pattern for s in report.substitutions} == {"index_add"}, report.rejections
+        assert not report.rejections
+    else:
+        assert all("inside its scatter" in r.reason for r in report.rejections)
+    torch._dynamo.reset()
+    expected = run(function, copies(inputs))
+    found = run(torch.compile(function, backend=fuse, options={"fuse.strict": True}), copies(inputs))
+    for a, b in zip(expected, found):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b, **({"rtol": 2e-2, "atol": 2e-2} if a.dtype is bf16 else {}))
+
+
+def reasons(function, *inputs):
+    report = fusebackend.explain(function, *inputs)
+    assert not report.substitutions
+    return " ".join(r.reason for r in report.rejections)
+
+
+@pytest.mark.codegen
+@pytest.mark.parametrize(
+    "reason, function, inputs",
+    [
+        (
+            "2 index tensors",
+            lambda x, i, j, s: x.index_put((i, j), s, accumulate=True),
+            [x_, i_, lambda: i_(rows=COLUMNS), lambda: torch.randn(N)],
+        ),
+        ("is bool", lambda x, s: x.index_put((x > 0,), s, accumulate=True), [x_, lambda: torch.tensor(1.0)]),
+        (
+            "are broadcast",
+            lambda x, i, s: x.index_put((i,), s, accumulate=True),
+            [x_, i_, lambda: torch.randn(COLUMNS)],
+        ),
+        ("not one entry a row", lambda x, i, s: x.scatter_add(0, i, s), [x_, lambda: i_(N, COLUMNS), s_]),
+        ("does not cover", lambda x, i, s: x.scatter_add(0, i[:, None].expand(-1, 5), s), [x_, i_, s_]),
+        (
+            "dtype complex64",
+            lambda x, i, s: x.index_add(0, i, s),
+            [lambda: x_(torch.complex64), i_, lambda: s_(torch.complex64)],
+        ),
+    ],
+)
+def test_refusal_gives_its_reason(reason, function, inputs):
+    assert reason in reasons(function, *(make() for make in inputs))
+
+
+@pytest.mark.codegen
+def test_overwriting_index_put_is_no_candidate():
+    assert reasons(lambda x, i, s: x.index_put((i,), s), x_(), torch.randperm(ROWS)[:N], s_()) == ""
+
+
+@pytest.mark.codegen
+@pytest.mark.parametrize("dtype", [torch.float32, bf16])
+def test_mutated_input_is_updated_without_a_copy(dtype):
+    from torch._inductor.utils import run_and_get_code
+
+    x, i, s = x_(dtype), i_(), s_(dtype)
+    expected = x.index_add(0, i, s)
+    compiled = torch.compile(lambda x, i, s: x.index_add_(0, i, s).sum(), backend=fuse)
+    _, (code, *_) = run_and_get_code(compiled, x, i, s)
+    torch.testing.assert_close(x, expected)
+    body = code[code.index("def call(") :]
+    assert "index_add_" in body
+    assert "copy_(" not in body and f"empty_strided_cpu(({ROWS}, {COLUMNS})" not in body
+
+
+@pytest.mark.codegen
+def test_embedding_absorbs_its_mask_and_its_rounding():
+    i = i_(40, 6)
+    report = fusebackend.explain(lambda x: embedding(x, i, 3), x_(bf16).requires_grad_())
+    (substitution,) = report.substitutions
+    assert "rounded once" in substitution.note
+    assert not [name for name in substitution.replacement if "convert" in name]
+
+
+@pytest.mark.codegen
+def test_dynamic_shapes_need_one_compile():
+    def function(x, i, w):
+        return torch.zeros(x.shape[0], COLUMNS).index_add(0, i, x[i] * w[:, None])
+
+    compiled = torch.compile(function, backend=fuse, dynamic=True, fullgraph=True)
+    x = x_()
+    for n in (30, 7, 200):
+        i, w = i_(n), torch.randn(n)
+        torch.testing.assert_close(compiled(x, i, w), function(x, i, w))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.codegen
+def test_out_of_range_raises_from_compiled_code():
+    compiled = torch.compile(lambda x, i, s: x.index_add(0, i, s), backend=fuse)
+    with pytest.raises(IndexError):
+        compiled(x_(), torch.full((N,), ROWS), s_())
+
+
+@pytest.mark.codegen
+def test_deterministic_setting_is_honoured():
+    torch.use_deterministic_algorithms(True)
+    try:
+        report = fusebackend.explain(lambda x, i, s: x.index_add(0, i, s), x_(), i_(), s_())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "deterministic" in report.substitutions[0].note
+
+
+@pytest.mark.cuda
+@cuda
+@pytest.mark.codegen
+@pytest.mark.parametrize("contended", [False, True])
+def test_pointwise_source_is_left_to_inductor_unless_rows_are_crowded(contended):
+    rows, n = (8, 4096) if contended else (4096, 4096)
+    x, i, s = (
+        torch.randn(rows, 64, device="cuda"),
+        torch.randint(0, rows, (n,), device="cuda"),
+        torch.randn(n, 64, device="cuda"),
+    )
+    report = fusebackend.explain(lambda x, i, s: x.index_add(0, i, s.sin()), x, i, s)
+    assert bool(report.substitutions) == contended
+    if not contended:
+        assert "inside its scatter" in report.rejections[0].reason

@@ -1,0 +1,119 @@
+"""The fp32 matmul family without a GPU: the ops' references and fakes, what is matched, what is refused and why."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fusebackend import report, rewrite
+from fusebackend.patterns import matmul as family
+
+aten = torch.ops.aten
+ops = torch.ops.fusebackend
+
+
+@pytest.fixture(autouse=True)
+def a_gpu(monkeypatch):
+    monkeypatch.setattr(family, "unavailable", lambda device: None)
+    before = torch.backends.cuda.matmul.fp32_precision
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def rewritten(fn, *shapes, device="cuda", dtype=torch.float32):
+    """Traces ``fn`` on fake tensors of these shapes and rewrites the graph; returns the graph and the report."""
+    with FakeTensorMode():
+        args = [torch.empty(s, device=device, dtype=dtype) for s in shapes]
+        graph = make_fx(fn)(*args).graph
+    result = report.Report()
+    rewrite.rewrite(graph, [family.Fp32Matmul()], "forward", result, strict=True)
+    return graph, result
+
+
+def calls(graph, target):
+    return [n for n in graph.nodes if n.target is target]
+
+
+def test_every_spelling_becomes_one_op():
+    def f(a, b, bias, x, y, z):
+        return aten.mm(a, b), aten.addmm(bias, a, b, beta=0.5, alpha=2), aten.bmm(x, y), aten.baddbmm(z, x, y)
+
+    graph, _ = rewritten(f, (2048, 1024), (1024, 2048), (2048,), (4, 1024, 1024), (4, 1024, 1024), (4, 1024, 1024))
+    found = [(n.args[2] is not None, n.args[3], n.args[4]) for n in calls(graph, ops.matmul.default)]
+    assert found == [(False, 1.0, 0.0), (True, 2.0, 0.5), (False, 1.0, 0.0), (True, 1.0, 1.0)]
+
+
+def test_a_bias_that_is_scaled_by_zero_is_not_read():
+    graph, _ = rewritten(lambda d, a, b: aten.addmm(d, a, b, beta=0), (2048,), (2048, 2048), (2048, 2048))
+    (node,) = calls(graph, ops.matmul.default)
+    assert node.args[2] is None
+
+
+def test_the_gradient_of_a_linear_layer_is_split_once():
+    def backward(grad, weight, x):
+        return aten.mm(grad, weight), aten.mm(aten.permute(grad, [1, 0]), x)
+
+    graph, _ = rewritten(backward, (8192, 2304), (2304, 768), (8192, 768))
+    (planes,) = calls(graph, ops.matmul_planes.default)
+    dx, dw = calls(graph, ops.matmul.default)
+    assert planes.args[1] == -1
+    assert dx.args[5:7] == (planes, -1) and dw.args[5:7] == (planes, -2)
+    assert dx.args[7] is None and dw.args[7] is None
+
+
+def test_an_operand_of_one_product_is_split_inside_it():
+    graph, _ = rewritten(aten.mm, (2048, 1024), (1024, 2048))
+    assert not calls(graph, ops.matmul_planes.default)
+
+
+@pytest.mark.parametrize("shape", [(512, 512, 512), (256, 256, 50176), (200704, 128, 128), (8192, 8192, 16), (1, 8192, 8192)])
+def test_small_thin_and_shallow_products_stay_with_cublas(shape):
+    m, n, k = shape
+    graph, result = rewritten(aten.mm, (m, k), (k, n))
+    assert not calls(graph, ops.matmul.default)
+    assert "cuBLAS is as fast or faster" in result.rejections[0].reason
+
+
+@pytest.mark.parametrize("shape", [(1024, 1024, 1024), (8192, 768, 768), (768, 768, 8192), (8192, 50257, 768), (50176, 768, 256)])
+def test_model_sized_products_are_taken(shape):
+    assert family.pays(*shape)
+
+
+def test_a_lower_precision_setting_is_respected():
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    graph, result = rewritten(aten.mm, (2048, 2048), (2048, 2048))
+    assert not calls(graph, ops.matmul.default)
+    assert "'tf32'" in result.rejections[0].reason
+
+
+def test_a_missing_kernel_is_the_reason(monkeypatch):
+    monkeypatch.setattr(family, "unavailable", lambda device: "no native library: no compiler")
+    _, result = rewritten(aten.mm, (2048, 2048), (2048, 2048))
+    assert result.rejections[0].reason == "no native library: no compiler"
+
+
+@pytest.mark.parametrize("device, dtype", [("cpu", torch.float32), ("cuda", torch.bfloat16), ("cuda", torch.float64)])
+def test_what_is_no_fp32_product_on_a_gpu_is_no_candidate(device, dtype):
+    graph, result = rewritten(aten.mm, (2048, 2048), (2048, 2048), device=device, dtype=dtype)
+    assert not calls(graph, ops.matmul.default) and not result.rejections
+
+
+@pytest.mark.parametrize("alpha, beta", [(1.0, 0.0), (-0.5, 2.0)])
+def test_op_on_cpu(alpha, beta):
+    a, b, d = torch.randn(3, 5, 7), torch.randn(3, 9, 7).mT, torch.randn(9)
+    torch.library.opcheck(ops.matmul.default, (a, b, d, alpha, beta))
+    torch.testing.assert_close(ops.matmul(a, b, d, alpha, beta), alpha * (a @ b) + beta * d)
+
+
+@pytest.mark.parametrize("inner", [-1, -2])
+@pytest.mark.parametrize("shape", [(5, 70), (3, 5, 70)])
+def test_planes_sum_to_the_operand(shape, inner):
+    x = torch.randn(shape) * torch.exp(8 * torch.randn(shape))
+    x[..., 0, 0], x[..., 1, 1] = torch.finfo(torch.float32).max, torch.finfo(torch.float32).min
+    torch.library.opcheck(ops.matmul_planes.default, (x, inner))
+    planes = ops.matmul_planes(x, inner)
+    inner_size = x.shape[inner]
+    assert planes.shape[-1] % 64 == 0 and planes.isfinite().all()
+    total = planes[..., :inner_size].double().sum(1).float()
+    total = total if x.dim() == 3 else total[0]
+    assert torch.equal(total if inner == -1 else total.mT, x)

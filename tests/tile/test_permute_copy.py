@@ -1,0 +1,111 @@
+"""permute_copy moves bits: every dtype, order, stride and alignment, and nothing else changes."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from tile_tensors import MOVABLE, assert_same_bits, in_order, random_shape, strided, values
+
+
+def check(x, order):
+    assert_same_bits(torch.ops.fusebackend.permute_copy(x, order), in_order(x, order))
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_random_views_are_copied_bitwise(device, seed):
+    rng = random.Random(seed)
+    for _ in range(150):
+        shape = random_shape(rng)
+        order = list(range(len(shape)))
+        rng.shuffle(order)
+        check(strided(rng, shape, rng.choice(MOVABLE), device, expand=rng.random() < 0.2), order)
+
+
+@pytest.mark.parametrize("dtype", MOVABLE, ids=str)
+def test_every_order_of_every_dtype(device, dtype):
+    for shape in [(6, 20, 35), (3, 64, 8, 16), (5, 7, 3, 9)]:
+        x = values(shape, dtype, device)
+        for permutation in itertools.permutations(range(len(shape))):
+            check(x.permute(permutation), list(range(len(shape))))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.float32, torch.float64, torch.complex128], ids=str)
+def test_sizes_around_tiles_and_chunks(device, dtype):
+    for rows, columns in itertools.product([1, 2, 15, 16, 17, 63, 64, 65, 127, 129], [1, 3, 31, 33, 127, 128, 130]):
+        check(values((2, rows, columns), dtype, device).transpose(1, 2), [0, 1, 2])
+
+
+def test_every_alignment_of_both_sides(device):
+    for offset, pitch in itertools.product(range(9), [128, 129, 130, 132, 136]):
+        storage = values((pitch * 200 + 16,), torch.float16, device)
+        x = storage.as_strided((100, 121), (pitch, 1), offset)
+        check(x.t(), [0, 1])
+
+
+def test_nan_payloads_survive(device):
+    bits = torch.randint(-(2**31), 2**31 - 1, (300, 200), device=device).to(torch.int32) | 0x7F800000
+    result = torch.ops.fusebackend.permute_copy(bits.view(torch.float32).t(), [0, 1])
+    assert torch.equal(result.view(torch.int32), bits.t().contiguous())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.int16], ids=str)
+def test_elements_less_aligned_than_their_size(dtype):
+    """As views of files have them."""
+    buffer = bytearray(random.Random(0).randbytes(51 * 20 * 16 + 16))
+    for offset in (1, 2, 4, 8):
+        x = torch.frombuffer(buffer, dtype=dtype, count=51 * 20, offset=offset).view(51, 20)
+        check(x.t(), [0, 1])
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 5), (1, 1, 1), (1,)], ids=str)
+def test_empty_scalar_and_unit_shapes(device, shape):
+    x = values(shape, torch.float32, device)
+    check(x.permute(tuple(reversed(range(x.dim())))), list(range(x.dim())))
+
+
+def test_expanded_inputs(device):
+    check(values((40, 1, 30), torch.float32, device).expand(40, 7, 30).permute(2, 1, 0), [0, 1, 2])
+    check(values((1,), torch.int8, device).expand(100, 3), [1, 0])
+
+
+def test_rank_sixteen(device):
+    order = list(range(16))
+    random.Random(0).shuffle(order)
+    check(values((2,) * 16, torch.int16, device).permute(order), list(range(16)))
+
+
+def test_wrong_orders_are_refused(device):
+    x = values((2, 3), torch.float32, device)
+    for order in ([0], [0, 0], [0, 2], [-1, 0]):
+        with pytest.raises(RuntimeError, match="order must"):
+            torch.ops.fusebackend.permute_copy(x, order)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "shape, permutation", [((2, 1 << 15, (1 << 15) + 3), (0, 2, 1)), (((1 << 31) + 40, 3), (1, 0)), ((3, (1 << 30) + 9), (1, 0))]
+)
+def test_more_than_two_to_the_31_elements(shape, permutation):
+    x = torch.empty(shape, dtype=torch.uint8, device="cuda").random_()
+    result = torch.ops.fusebackend.permute_copy(x.permute(permutation), list(range(len(shape))))
+    inverse = [permutation.index(d) for d in range(len(shape))]
+    for part, expected in zip(
+        result.permute(inverse).split(1 << 29, dim=shape.index(max(shape))), x.split(1 << 29, dim=shape.index(max(shape)))
+    ):
+        assert torch.equal(part, expected)
+
+
+@pytest.mark.cuda
+def test_graph_capture_and_side_stream():
+    x = values((300, 200), torch.float32, torch.device("cuda"))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        check(x.t(), [0, 1])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = torch.ops.fusebackend.permute_copy(x.t(), [0, 1])
+    x.normal_()
+    graph.replay()
+    assert_same_bits(result, x.t().contiguous())

@@ -1,0 +1,53 @@
+"""Each CUDA kernel serves the problems it is meant for, so that the other tests have run them all. Planning needs no GPU."""
+
+import pytest
+import torch
+
+EMPTY, ROWS, TILES, BOXES = range(4)
+
+
+def route(x, y=None):
+    shape = x.shape if y is None else torch.broadcast_shapes(x.shape, y.shape)
+    return torch.ops.fusebackend.tile_route(x, y, list(range(len(shape))))
+
+
+def half(*shape, device):
+    return torch.zeros(shape, dtype=torch.float16, device=device)
+
+
+@pytest.mark.parametrize(
+    "shape, permutation, expected",
+    [
+        ((64, 1024, 1024), (0, 2, 1), TILES),
+        ((7, 1001, 4097), (0, 2, 1), TILES),
+        ((256, 256, 1024), (1, 0, 2), ROWS),
+        ((64, 8, 7, 8, 672), (0, 1, 3, 2, 4), ROWS),
+        ((64, 64, 64, 4), (0, 2, 1, 3), TILES),  # four halves move as one element
+        ((40, 512, 3), (0, 2, 1), BOXES),
+        ((40, 3, 512), (0, 2, 1), BOXES),
+        ((12, 34, 56, 7, 9), (4, 2, 0, 3, 1), BOXES),
+        ((50, 60, 33), (1, 0, 2), BOXES),  # rows of 66 bytes
+        ((50, 60, 701), (1, 0, 2), ROWS),
+        ((3, 0, 5), (2, 1, 0), EMPTY),
+        ((64, 64), (0, 1), ROWS),
+    ],
+    ids=str,
+)
+def test_copies(device, shape, permutation, expected):
+    assert route(half(*shape, device=device).permute(permutation)) == expected
+
+
+def test_adds(device):
+    x, y = half(512, 384, device=device), half(384, 512, device=device)
+    assert route(x.t(), y) == TILES
+    assert route(y, x.t()) == TILES
+    assert route(x.t(), half(512, 384, device=device).t()) == TILES
+    assert route(y, y) == ROWS
+    assert route(half(1000, 3, device=device).t(), half(3, 1000, device=device)) == BOXES
+    assert route(x[:, ::2].t(), half(192, 512, device=device)) == TILES
+    assert route(y, half(512, device=device)) == ROWS
+
+
+def test_unit_dimensions_do_not_matter(device):
+    x = half(1, 512, 1, 384, 1, device=device)
+    assert route(x.permute(4, 3, 2, 1, 0)) == route(half(512, 384, device=device).t()) == TILES
