@@ -183,12 +183,14 @@ def _from_index_add(node: fx.Node) -> Site | Reject | None:
     found = _one_index(node, [args["index"]])
     if isinstance(found, Reject):
         return found
-    return Site(node, args["self"], args["dim"] % g.value(args["self"]).dim(), args["index"], args["source"], args["alpha"])
+    return Site(node, args["self"], args["dim"] % max(g.value(args["self"]).dim(), 1), args["index"], args["source"], args["alpha"])
 
 
 def _row_index(index: fx.Node, dim: int, whole: torch.Tensor) -> fx.Node | Reject:
     """The one index a row that ``index`` (of scatter or gather) repeats along whole rows of ``whole``."""
     tensor = g.value(index)
+    if tensor.dim() != whole.dim():  # scalars count as vectors of one
+        return Reject("the index has another rank than what it indexes", index)
     for d in range(tensor.dim()):
         if d != dim and not g.same_size(tensor.shape[d], whole.shape[d]):
             return Reject("the index does not cover whole rows", index)
