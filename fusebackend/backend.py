@@ -60,6 +60,7 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         "strict": chosen.strict,
         "fuel": fuel,
         "check": chosen.check == "numeric",
+        "code": explained is not None,
         "prefix": prefix,
         "done": lambda: _graph_done(result, name, traced),
     }

@@ -37,6 +37,7 @@ class FusePass(CustomGraphPass):
         strict: bool = False,
         fuel: Fuel | None = None,
         check: bool = False,
+        code: bool = False,
         prefix: str = "",
         done: Callable[[], None] = lambda: None,
     ):
@@ -48,6 +49,8 @@ class FusePass(CustomGraphPass):
         self.strict = strict
         self.fuel = fuel
         self.check = check
+        # The graphs before forward and backward are parted are of interest only where something was found in them.
+        self.code = code if level == "post_grad" else None
         self.prefix = prefix
         self.done = done
         self._uuid = uuid
@@ -57,7 +60,7 @@ class FusePass(CustomGraphPass):
         began = time.perf_counter()
         name = self._graph_name(graph)
         self.result.drop_graph(name)
-        rewrite(graph, self.patterns, name, self.result, strict=self.strict, fuel=self.fuel, check=self.check)
+        rewrite(graph, self.patterns, name, self.result, strict=self.strict, fuel=self.fuel, check=self.check, code=self.code)
         self.done()
         self.result.seconds += time.perf_counter() - began
 

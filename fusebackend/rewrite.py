@@ -42,6 +42,7 @@ def rewrite(
     strict: bool = False,
     fuel: Fuel | None = None,
     check: bool = False,
+    code: bool | None = None,
 ) -> int:
     """Applies ``patterns`` to ``graph`` and records what happened in ``result`` under the graph's ``name``.
 
@@ -49,6 +50,8 @@ def rewrite(
         strict: raise what a pattern raises, instead of recording it and leaving the site alone.
         fuel: a limit on the number of substitutions.
         check: keep each original region beside its replacement and record how far they differ when they run.
+        code: whether a graph in which nothing was found is recorded too: with its code (True, costs milliseconds), without
+            it (False), or not at all (None).
 
     Returns:
         The number of substitutions.
@@ -65,6 +68,9 @@ def rewrite(
     # Of two that overlap, the higher priority goes first, then the larger; the sort keeps graph order otherwise.
     candidates.sort(key=lambda c: (-c[0].priority, -len(c[2].nodes)))
     shown = bool(candidates) or any(r.graph == name for r in result.rejections)
+    if not shown and code is None:
+        return 0
+    shown = shown or bool(code)
     before, nodes_before = (report.graph_code(graph), report.graph_nodes(graph)) if shown else ("", ())
 
     applied = 0

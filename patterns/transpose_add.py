@@ -134,6 +134,8 @@ class TransposeAdd(Pattern):
         template = _autotuned_producer(node)
         if template is not None:
             return Reject(f"under max-autotune Inductor may add in the epilogue of {g.describe(template)}", node)
+        if _autotunes_well(out):
+            return Reject("under max-autotune Inductor's kernel for these static, aligned sizes is as fast", node)
         unavailable = native.load().why_not(out.device, transpose_add)
         if unavailable:
             return Reject(unavailable, node)
@@ -165,6 +167,16 @@ def _runs_across(operand: torch.Tensor, out: torch.Tensor) -> bool | None:
     if fastest is None or along is None:
         return False
     return fastest != along and broadcast[along] != 0
+
+
+def _autotunes_well(out: torch.Tensor) -> bool:
+    """Measured on an H200: with its tile sizes tuned Inductor is within 5 % of the floor on static sizes, unless rows of
+    16-bit elements begin at odd ones."""
+    from torch._inductor import config
+
+    if not config.max_autotune or out.device.type != "cuda" or not all(isinstance(s, int) for s in out.shape):
+        return False
+    return all(s * out.itemsize % 4 == 0 for s in out.shape if s > 1)
 
 
 def _autotuned_producer(node: fx.Node) -> fx.Node | None:

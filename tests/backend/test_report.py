@@ -63,7 +63,7 @@ def test_explain_gives_reasons_and_counts_graph_breaks():
         return x.t().double() + y.double(), a
 
     report = fusebackend.explain(fn, torch.randn(8, 6), torch.randn(6, 8))
-    assert len(report.graphs) == 2
+    assert len(report.graphs) == 2 and all(c.before and c.after for c in report.graphs)
     assert any("Inductor fuses it with its neighbour aten.relu" in r.reason for r in report.rejections)
     assert all(r.source.file == __file__ for r in report.rejections)
 
