@@ -171,16 +171,17 @@ def is_fusable(node: fx.Node) -> bool:
     return True
 
 
-def _behind_boundary(start: fx.Node) -> set[fx.Node]:
-    """The nodes that depend on ``start`` by a way through something that is not fusable: no fusion can reach them."""
+def _behind_boundary(start: fx.Node, stop: fx.Node) -> set[fx.Node]:
+    """The nodes before ``stop`` that depend on ``start`` by a way through something that is not fusable: what uses them
+    can't be fused with ``start``."""
     reached, behind = {start}, set()
     node = start.next
-    while node.op != "root":
+    while node is not stop and node.op != "root":
         inputs = node.all_input_nodes
-        if any(i in behind for i in inputs):
+        if not behind.isdisjoint(inputs):
             behind.add(node)
             reached.add(node)
-        elif any(i in reached for i in inputs):
+        elif not reached.isdisjoint(inputs):
             reached.add(node)
             transparent = node.target in VIEWS or node.target is operator.getitem
             if not transparent and not is_fusable(node):
@@ -197,14 +198,14 @@ def fused_neighbour(node: fx.Node) -> fx.Node | None:
     """
     wanted = [c for c in consumers(node) if is_fusable(c)]
     if wanted:
-        behind = _behind_boundary(node)
+        behind = _behind_boundary(node, stop=max(wanted))
         for consumer in wanted:
             if not any(i in behind for i in consumer.all_input_nodes):
                 return consumer
     for operand in node.all_input_nodes:
         producer = through_views(operand)
         if is_fusable(producer):
-            behind = _behind_boundary(producer)
+            behind = _behind_boundary(producer, stop=node)
             if not any(i in behind for i in node.all_input_nodes):
                 return producer
     return None

@@ -146,6 +146,9 @@ def _apply(pattern: Pattern, match: Match, name: str, fake_mode, strict: bool, c
         outsider = next((u for u in node.users if u not in inside), None)
         if outsider is not None:
             return Reject(f"{g.describe(node)} inside the match is also used by {g.describe(outsider)}", node)
+    random = next((n for n in match.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
+    if random is not None:
+        return Reject(f"{g.describe(random)} draws random numbers: replacing it would draw others", random)
     mutation = g.mutation_between(min(inside), max(inside))
     if mutation is not None:
         return Reject(f"{g.describe(mutation)} mutates memory between the matched nodes", mutation)

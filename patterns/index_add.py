@@ -353,6 +353,9 @@ def _absorb_gather(site: Site) -> None:
 # So many entries a row on average that atomic additions queue up, and the kernels sum in shared memory first.
 CROWDED = 32
 
+# Beyond these sizes the fp32 copy of a 16-bit output, and the passes over it, are what takes the time.
+LARGE_ROWS, LARGE_ENTRIES = 4096, 65536
+
 # PyTorch's index_put sums 16-bit slices up to this size in fp32.
 NARROW = 32
 
@@ -403,6 +406,20 @@ def _fused_away(site: Site, anchor: fx.Node) -> Reject | None:
     )
 
 
+def _slow_route(site: Site) -> Reject | None:
+    """16-bit sums that the kernels round once, through an fp32 copy of an output too large for shared memory: three
+    times the time of additions in 16 bits, which is what Inductor does. GraphSAGE in bf16, 16 edges a node, ran at 0.45x."""
+    result = g.value(site.output)
+    if result.device.type != "cuda" or result.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    entries, rows = g.hint(g.value(site.index).numel()), g.hint(g.value(site.self).shape[site.dim])
+    if entries is None or rows is None or rows <= LARGE_ROWS or entries <= LARGE_ENTRIES:
+        return None
+    if entries >= 16 * rows or _is_narrow(site):
+        return Reject(f"{entries} 16-bit entries onto {rows} rows, each sum rounded once: Inductor rounds at each addition and is faster")
+    return None
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
     sizes, strides = g.hints(tensor.shape), g.hints(tensor.stride())
     return sizes is not None and strides is not None and 1 + sum((n - 1) * s for n, s in zip(sizes, strides)) == math.prod(sizes)
@@ -438,7 +455,7 @@ class IndexAdd(Pattern):
         while _absorb_scale(site):
             pass
         _absorb_gather(site)
-        refusal = _refusal(site) or _fused_away(site, node)
+        refusal = _refusal(site) or _slow_route(site) or _fused_away(site, node)
         if refusal:
             return refusal
         if not site.onto_zeros and _old_value_is_needed(site) and not _is_dense(target):

@@ -4,6 +4,8 @@
 // strides are.
 #pragma once
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -13,7 +15,8 @@
 namespace fusebackend::tile {
 
 constexpr int64_t kBlockElements = 4096;  // a block where nothing is transposed
-constexpr int64_t kTileBytes = 16384;     // a block where something is
+constexpr int64_t kTileEdge = 64;         // of a square block where something is
+constexpr int64_t kTileBytes = 32768;     // such a block where a dimension is shorter
 
 // The second dimension of blocks, 0 for none, and their elements along both. Where one dimension is short, the other is longer.
 inline int block_dim(const Plan& plan) { return plan.route == Route::kTiles ? plan.staged_dim : plan.problem.rank > 1 ? 1 : 0; }
@@ -27,6 +30,7 @@ inline BlockShape block_shape(const Plan& plan) {
   const bool tiles = plan.route == Route::kTiles;
   const int64_t elements = tiles ? kTileBytes / p.element_bytes : kBlockElements;
   const int64_t q_size = dim ? p.sizes[dim] : 1;
+  if (tiles && p.sizes[0] >= kTileEdge && q_size >= kTileEdge) return {kTileEdge, kTileEdge};
   const int64_t o = std::min(p.sizes[0], std::max(tiles ? elements / 64 : elements, elements / q_size));
   return {o, std::min(q_size, std::max<int64_t>(1, elements / o))};
 }
@@ -78,24 +82,67 @@ void for_blocks(const Plan& plan, int64_t begin, int64_t end, Body body) {
 template <typename E>
 struct SquareTranspose {
   static constexpr int kN = 16 / sizeof(E);
-  typedef E Vector __attribute__((vector_size(16)));
+
+  static __m128i low(__m128i x, __m128i y) {
+    if constexpr (kN == 16) return _mm_unpacklo_epi8(x, y);
+    else if constexpr (kN == 8) return _mm_unpacklo_epi16(x, y);
+    else if constexpr (kN == 4) return _mm_unpacklo_epi32(x, y);
+    else return _mm_unpacklo_epi64(x, y);
+  }
+  static __m128i high(__m128i x, __m128i y) {
+    if constexpr (kN == 16) return _mm_unpackhi_epi8(x, y);
+    else if constexpr (kN == 8) return _mm_unpackhi_epi16(x, y);
+    else if constexpr (kN == 4) return _mm_unpackhi_epi32(x, y);
+    else return _mm_unpackhi_epi64(x, y);
+  }
 
   static void run(const char* from, int64_t from_stride, char* to, int64_t to_stride) {
-    Vector a[kN], b[kN];
-    for (int i = 0; i < kN; ++i) std::memcpy(&a[i], from + i * from_stride, 16);
-    Vector low, high;
-    for (int i = 0; i < kN; ++i) {
-      low[i] = E(i / 2 + (i % 2) * kN);
-      high[i] = E(kN / 2 + i / 2 + (i % 2) * kN);
-    }
+    __m128i a[kN], b[kN];
+#pragma GCC unroll 16
+    for (int i = 0; i < kN; ++i) a[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * from_stride));
+#pragma GCC unroll 4
     for (int round = 1; round < kN; round *= 2) {
+#pragma GCC unroll 8
       for (int i = 0; i < kN / 2; ++i) {
-        b[2 * i] = __builtin_shuffle(a[i], a[i + kN / 2], low);
-        b[2 * i + 1] = __builtin_shuffle(a[i], a[i + kN / 2], high);
+        b[2 * i] = low(a[i], a[i + kN / 2]);
+        b[2 * i + 1] = high(a[i], a[i + kN / 2]);
       }
+#pragma GCC unroll 16
       for (int i = 0; i < kN; ++i) a[i] = b[i];
     }
-    for (int i = 0; i < kN; ++i) std::memcpy(to + i * to_stride, &a[i], 16);
+#pragma GCC unroll 16
+    for (int i = 0; i < kN; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * to_stride), a[i]);
+  }
+};
+
+// 8 x 8 elements of four bytes, in 32-byte vectors.
+template <>
+struct SquareTranspose<uint32_t> {
+  static constexpr int kN = 8;
+
+  static void run(const char* from, int64_t from_stride, char* to, int64_t to_stride) {
+    __m256 a[8], b[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(from + i * from_stride));
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {  // pairs of rows
+      b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+      b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {  // fours
+      a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+      a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
+      a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+      a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {  // halves
+      b[i] = _mm256_permute2f128_ps(a[i], a[i + 4], 0x20);
+      b[i + 4] = _mm256_permute2f128_ps(a[i], a[i + 4], 0x31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) _mm256_storeu_ps(reinterpret_cast<float*>(to + i * to_stride), b[i]);
   }
 };
 
@@ -133,7 +180,7 @@ inline void copy_row(char* to, const char* from, int64_t bytes) {
 // to[q][o] = from[o][q]: rows of `to` are contiguous and `to_stride` bytes apart.
 template <typename E>
 void transpose_block(const char* from, int64_t from_o, int64_t from_q, char* to, int64_t to_stride, int64_t o_count, int64_t q_count) {
-  constexpr int64_t kW = sizeof(E), kN = 16 / kW;
+  constexpr int64_t kW = sizeof(E), kN = SquareTranspose<E>::kN;
   int64_t o_done = 0;
   if constexpr (kN > 1) {
     if (from_q == kW && q_count >= kN) {

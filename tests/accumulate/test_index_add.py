@@ -498,3 +498,26 @@ def test_pointwise_source_is_left_to_inductor_unless_rows_are_crowded(contended)
     assert bool(report.substitutions) == contended
     if not contended:
         assert "inside its scatter" in report.rejections[0].reason
+
+
+def test_sixteen_bit_sums_onto_many_rows_stay_with_inductor():
+    """Decided on shapes alone, so fake CUDA tensors show it without a GPU."""
+    from torch._subclasses import FakeTensorMode
+
+    from fusebackend.patterns import index_add as family
+
+    def verdict(rows, entries, columns, dtype):
+        graph = torch.fx.Graph()
+        with FakeTensorMode():
+            shapes = {"self": (rows, columns), "index": (entries,), "values": (entries, columns)}
+            nodes = {name: graph.placeholder(name) for name in shapes}
+            for name, shape in shapes.items():
+                nodes[name].meta["val"] = torch.empty(shape, dtype=torch.int64 if name == "index" else dtype, device="cuda")
+        site = family.Site(nodes["self"], nodes["self"], 0, nodes["index"], nodes["values"], 1)
+        return family._slow_route(site)
+
+    assert "1600000 16-bit entries onto 100000 rows" in verdict(100_000, 1_600_000, 128, torch.bfloat16).reason
+    assert "onto 100000 rows" in verdict(100_000, 200_000, 8, torch.float16).reason
+    assert verdict(100_000, 1_000_000, 64, torch.bfloat16) is None
+    assert verdict(100_000, 1_600_000, 128, torch.float32) is None
+    assert verdict(2_000, 713_268, 384, torch.bfloat16) is None

@@ -37,6 +37,17 @@ def test_a_right_replacement_is_made(interpreted, temporary_pattern):
     assert "neg" in report.graphs[0].after and "neg" not in report.graphs[0].before
 
 
+class Noise(Replace):
+    anchors = (aten.rand_like.default, aten.bernoulli.default, torch.ops.prims.inductor_random.default)
+
+
+def test_a_random_operator_is_refused(interpreted, temporary_pattern):
+    temporary_pattern(Noise(lambda e, x: e.call(aten.zeros.default, [6, 4])))
+    with torch._inductor.config.patch(fallback_random=True):
+        interpreted(torch.rand_like)(torch.randn(6, 4))
+    assert "draws random numbers" in fusebackend.last_report().rejections[0].reason
+
+
 @pytest.mark.parametrize(
     ("emit", "reason"),
     [
