@@ -4,9 +4,9 @@ import random
 
 import pytest
 import torch
+from tile_tensors import FLOATS, INTEGERS, assert_same_bits, random_shape, strided, values
 
 from fusebackend.patterns.transpose_add import reference
-from tile_tensors import FLOATS, INTEGERS, assert_same_bits, random_shape, strided, values
 
 
 def check(x, y, alpha, order):

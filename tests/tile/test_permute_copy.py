@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-
 from tile_tensors import MOVABLE, assert_same_bits, in_order, random_shape, strided, values
 
 
