@@ -52,9 +52,10 @@ def _compare(replacement: torch.Tensor, original: torch.Tensor, site: str) -> to
 compare = ops.define(
     "numeric_check(Tensor replacement, Tensor original, str site) -> Tensor",
     fake=lambda replacement, original, site: torch.empty_like(replacement),
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe, torch.Tag.needs_exact_strides),
+    python_kernels={"CompositeExplicitAutograd": _compare},
+    layout=torch.Tag.needs_exact_strides,
+    tags=(torch.Tag.cudagraph_unsafe,),
 )
-ops._library.impl("numeric_check", _compare, "CompositeExplicitAutograd")
 
 
 def numeric_errors() -> list[SiteError]:

@@ -129,17 +129,14 @@ def memory_order(tensor: torch.Tensor) -> list[int] | None:
     return sorted(range(tensor.dim()), key=lambda d: (-strides[d], -sizes[d], d))
 
 
-def fastest_dim(tensor: torch.Tensor) -> int | None:
-    """The dim along which memory is contiguous (stride 1, more than one element); None if there is none."""
-    strides, sizes = hints(tensor.stride()), hints(tensor.shape)
-    if strides is None or sizes is None:
-        return None
-    return next((d for d in range(tensor.dim()) if strides[d] == 1 and sizes[d] > 1), None)
+def is_view(node: fx.Node) -> bool:
+    """Whether ``node`` only looks at what its first argument holds: a view, or one of several results."""
+    return node.op == "call_function" and (node.target in VIEWS or node.target is operator.getitem)
 
 
 def through_views(node: fx.Node) -> fx.Node:
     """The node whose memory ``node`` looks at, seen through views and getitem."""
-    while node.op == "call_function" and (node.target in VIEWS or node.target is operator.getitem):
+    while is_view(node):
         source = node.args[0]
         if not isinstance(source, fx.Node):
             break
@@ -150,7 +147,7 @@ def through_views(node: fx.Node) -> fx.Node:
 def consumers(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes that compute with ``node``'s memory, seen through views and getitem."""
     for user in node.users:
-        if user.op == "call_function" and (user.target in VIEWS or user.target is operator.getitem):
+        if is_view(user):
             yield from consumers(user)
         else:
             yield user
@@ -183,8 +180,7 @@ def _behind_boundary(start: fx.Node, stop: fx.Node) -> set[fx.Node]:
             reached.add(node)
         elif not reached.isdisjoint(inputs):
             reached.add(node)
-            transparent = node.target in VIEWS or node.target is operator.getitem
-            if not transparent and not is_fusable(node):
+            if not is_view(node) and not is_fusable(node):
                 behind.add(node)
         node = node.next
     return behind

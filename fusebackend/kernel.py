@@ -62,7 +62,9 @@ def load_kernel(
             raise KernelError(f"load_kernel: {argument}={value!r}; a function is needed")
 
     plan = _plan(_collect(sources))
-    library = _libraries.setdefault(namespace, torch.library.Library(namespace, "FRAGMENT"))
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    library = _libraries[namespace]
     library.define(f"{operator}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(operator, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(name, fake, lib=library)

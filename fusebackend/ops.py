@@ -6,7 +6,7 @@ native library when it is loaded, which dispatches in about 2 us where a Python 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -19,7 +19,9 @@ def define(
     fake: Callable,
     backward: Callable | None = None,
     setup_context: Callable | None = None,
-    tags: tuple[torch.Tag, ...] = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+    python_kernels: Mapping[str, Callable] | None = None,
+    layout: torch.Tag = torch.Tag.flexible_layout,
+    tags: tuple[torch.Tag, ...] = (),
 ) -> torch._ops.OpOverload:
     """Defines ``fusebackend::<schema>`` and returns its overload.
 
@@ -27,11 +29,15 @@ def define(
         schema: e.g. ``"transpose_add(Tensor x, Tensor y, float alpha) -> Tensor"``.
         fake: computes the outputs' shapes, strides and dtypes on fake tensors; must not guard on sizes.
         backward, setup_context: as for ``torch.library.register_autograd``, if the operator is differentiable.
-        tags: by default the kernel takes its inputs in any memory layout, so Inductor copies nothing for it; operators
-            whose kernels don't should name ``torch.Tag.needs_exact_strides``.
+        python_kernels: kernels written in Python, by dispatch key, e.g. ``{"CPU": reference}``.
+        layout: by default the kernel takes its inputs in any memory layout, so Inductor copies nothing for it; operators
+            whose kernels don't name ``torch.Tag.needs_exact_strides`` or ``torch.Tag.needs_fixed_stride_order``.
+        tags: further tags.
     """
     name = schema.split("(")[0]
-    _library.define(schema, tags=tags)
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag, layout, *tags))
+    for key, kernel in (python_kernels or {}).items():
+        _library.impl(name, kernel, key)
     torch.library.register_fake(f"fusebackend::{name}", fake, lib=_library)
     if backward is not None:
         torch.library.register_autograd(f"fusebackend::{name}", backward, setup_context=setup_context, lib=_library)

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import linecache
-import operator
 import os
 import re
 from pathlib import Path
@@ -279,7 +278,7 @@ def describe_substitution(pattern: str, graph_name: str, nodes, outputs, new_nod
         graph=graph_name,
         source=source_of(outputs[0]),
         replaced=tuple(g.describe(n) for n in sorted(inside)),
-        replacement=tuple(g.describe(n) for n in new_nodes if n.target not in g.VIEWS and n.target is not operator.getitem),
+        replacement=tuple(g.describe(n) for n in new_nodes if not g.is_view(n)),
         inputs=tuple(g.spec(g.value(n)) for n in inputs if g.is_tensor(n)),
         outputs=tuple(g.spec(g.value(n)) for n in outputs),
         node=outputs[0].name,

@@ -28,24 +28,12 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import graph as g
-from .. import native
+from .. import native, ops
 from ..pattern import Emitter, Match, Pattern, Reject
 from ..registry import register
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-
-_library = torch.library.Library("fusebackend", "FRAGMENT")
-_TAGS = (torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag)
-_library.define(
-    "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, SymInt left, SymInt right, float shift, bool silu, bool channels_last) -> Tensor",
-    tags=_TAGS,
-)
-_library.define(
-    "causal_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, SymInt left, float shift, bool silu,"
-    " bool channels_last, bool need_x, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
-    tags=_TAGS,
-)
 
 DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
@@ -83,18 +71,29 @@ def _empty_rows(x: torch.Tensor, length: Any, channels_last: bool) -> torch.Tens
     return x.new_empty((x.shape[0], x.shape[1], length))
 
 
-@torch.library.register_fake("fusebackend::causal_conv1d")
 def _fake(x, weight, bias, left, right, shift, silu, channels_last):
     return _empty_rows(x, x.shape[2] + left + right - weight.shape[2] + 1, channels_last)
 
 
-@torch.library.register_fake("fusebackend::causal_conv1d_backward")
 def _fake_backward(grad, x, weight, bias, left, shift, silu, channels_last, need_x, need_weight, need_bias):
     return (
         _empty_rows(x, x.shape[2], channels_last) if need_x else x.new_empty((0,)),
         x.new_empty(weight.shape if need_weight else (0,)),
         x.new_empty((x.shape[1] if need_bias else 0,)),
     )
+
+
+ops.define(
+    "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, SymInt left, SymInt right, float shift, bool silu, bool channels_last) -> Tensor",
+    fake=_fake,
+    layout=torch.Tag.needs_exact_strides,
+)
+ops.define(
+    "causal_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, SymInt left, float shift, bool silu,"
+    " bool channels_last, bool need_x, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
+    fake=_fake_backward,
+    layout=torch.Tag.needs_exact_strides,
+)
 
 
 # ---- what the graph computes ----

@@ -30,7 +30,7 @@ import torch
 from torch import fx
 
 from .. import graph as g
-from .. import native
+from .. import native, ops
 from ..pattern import Emitter, Match, Pattern, Reject
 from ..registry import register
 
@@ -44,11 +44,6 @@ _OPTIONS = (
     "int dim, Tensor index, Tensor source, Tensor? weight, Tensor? source_index, float alpha, int? ignore_index,"
     " int bounds, bool precise, bool deterministic"
 )
-_library = torch.library.Library("fusebackend", "FRAGMENT")
-_TAGS = (torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag)
-_library.define(f"index_add_(Tensor(a!) self, {_OPTIONS}) -> ()", tags=_TAGS)
-_library.define(f"index_add(Tensor self, {_OPTIONS}) -> Tensor", tags=_TAGS)
-_library.define(f"index_add_zeros(SymInt rows, {_OPTIONS}) -> Tensor", tags=_TAGS)
 
 DTYPES = {
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
@@ -98,21 +93,26 @@ def reference(
     return self.to(wide).index_add(dim, index[kept], entries.index_select(dim, kept)).to(self.dtype)
 
 
-@torch.library.register_fake("fusebackend::index_add_")
 def _fake_in_place(self, *options):
     return None
 
 
-@torch.library.register_fake("fusebackend::index_add")
 def _fake(self, *options):
     return self.new_empty_strided(self.shape, self.stride())
 
 
-@torch.library.register_fake("fusebackend::index_add_zeros")
 def _fake_zeros(rows, dim, index, source, *options):
     shape = list(source.shape)
     shape[dim] = rows
     return source.new_empty(shape)
+
+
+for _schema, _shape in (
+    (f"index_add_(Tensor(a!) self, {_OPTIONS}) -> ()", _fake_in_place),
+    (f"index_add(Tensor self, {_OPTIONS}) -> Tensor", _fake),
+    (f"index_add_zeros(SymInt rows, {_OPTIONS}) -> Tensor", _fake_zeros),
+):
+    ops.define(_schema, fake=_shape, layout=torch.Tag.needs_exact_strides)
 
 
 # ---- what the graph computes ----
@@ -508,15 +508,15 @@ def _emit(e: Emitter, site: Site, deterministic: bool) -> fx.Node:
         "precise": site.rounded_once or (g.value(values).dtype in HALVES and site.bounds == WRAP and _is_narrow(site)),
         "deterministic": deterministic,
     }
-    ops = torch.ops.fusebackend
+    kernels = torch.ops.fusebackend
     if site.onto_zeros:
-        return e.call(ops.index_add_zeros.default, site.self.args[0][site.dim], *options.values())
+        return e.call(kernels.index_add_zeros.default, site.self.args[0][site.dim], *options.values())
     if _old_value_is_needed(site):
-        return e.call(ops.index_add.default, site.self, *options.values())
+        return e.call(kernels.index_add.default, site.self, *options.values())
     # Mutable, but functionalised: Inductor's reinplacing pass settles whether self may be overwritten, else it copies.
     updated = e.call(
         torch.ops.higher_order.auto_functionalized_v2,
-        ops.index_add_.default,
+        kernels.index_add_.default,
         **options,
         _self_base_index=0,
         _all_bases=[site.self],

@@ -28,20 +28,11 @@ import torch
 from torch import fx
 
 from .. import graph as g
-from .. import native
+from .. import native, ops
 from ..pattern import Emitter, Match, Pattern, Reject
 from ..registry import register
 
 aten = torch.ops.aten
-
-_library = torch.library.Library("fusebackend", "FRAGMENT")
-_TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
-_library.define(
-    "matmul(Tensor a, Tensor b, Tensor? d, float alpha, float beta,"
-    " Tensor? a_planes=None, int a_inner=-1, Tensor? b_planes=None, int b_inner=-1) -> Tensor",
-    tags=_TAGS,
-)
-_library.define("matmul_planes(Tensor x, int inner) -> Tensor", tags=_TAGS)
 
 
 def reference(a, b, d, alpha, beta, a_planes=None, a_inner=-1, b_planes=None, b_inner=-1) -> torch.Tensor:
@@ -73,19 +64,28 @@ def reference_planes(x: torch.Tensor, inner: int) -> torch.Tensor:
     return torch.nn.functional.pad(planes, (0, -rows.shape[-1] % 64)).contiguous()
 
 
-_library.impl("matmul", reference, "CPU")
-_library.impl("matmul_planes", reference_planes, "CPU")
-
-
-@torch.library.register_fake("fusebackend::matmul")
-def _(a, b, d, alpha, beta, a_planes=None, a_inner=-1, b_planes=None, b_inner=-1):
+def _fake(a, b, d, alpha, beta, a_planes=None, a_inner=-1, b_planes=None, b_inner=-1):
     return a.new_empty((*a.shape[:-1], b.shape[-1]))
 
 
-@torch.library.register_fake("fusebackend::matmul_planes")
-def _(x, inner):
+def _fake_planes(x, inner):
     batch = x.shape[0] if x.dim() == 3 else 1
     return x.new_empty((batch, 3, x.shape[-3 - inner], (x.shape[inner] + 63) // 64 * 64), dtype=torch.bfloat16)
+
+
+ops.define(
+    "matmul(Tensor a, Tensor b, Tensor? d, float alpha, float beta,"
+    " Tensor? a_planes=None, int a_inner=-1, Tensor? b_planes=None, int b_inner=-1) -> Tensor",
+    fake=_fake,
+    python_kernels={"CPU": reference},
+    layout=torch.Tag.needs_fixed_stride_order,
+)
+ops.define(
+    "matmul_planes(Tensor x, int inner) -> Tensor",
+    fake=_fake_planes,
+    python_kernels={"CPU": reference_planes},
+    layout=torch.Tag.needs_fixed_stride_order,
+)
 
 
 def asks_for_fp32() -> bool:
