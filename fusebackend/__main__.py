@@ -6,20 +6,15 @@ import argparse
 import importlib
 import platform
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from . import __version__, build, cache, native
+from .bench import cli as bench_cli
+from .factory import MADE, UsageError, find, made_by
 from .options import OPTIONS
 from .registry import all_patterns
-
-_MADE = "(model_or_function, args) or (model_or_function, args, kwargs)"
-
-
-class UsageError(ValueError):
-    """What was given on the command line can't be used; says what was given and what is accepted."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("patterns", help="the patterns that are looked for, and why").set_defaults(run=patterns)
 
     command = commands.add_parser("explain", help="what would be rewritten in a model, and why the rest would not")
-    command.add_argument("factory", help=f"package.module:function, which returns {_MADE}")
+    command.add_argument("factory", help=f"package.module:function, which returns {MADE}")
     command.add_argument("--html", type=Path, metavar="FILE.html", help="write the report as a page, with the graphs drawn")
     command.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
     command.set_defaults(run=explain)
@@ -54,11 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--steps", type=int, default=20, help="training steps (default 20)")
     command.set_defaults(run=demo)
 
-    command = commands.add_parser("bench", help="measure the peers and ours in one run")
-    command.add_argument("what", choices=("kernels", "models", "compile"), help="the families' kernels, public models, or compile time")
-    command.add_argument("names", nargs="*", help="with kernels: only these families; with models: model:kind, e.g. swin_b:training-fp32")
-    command.add_argument("--output", type=Path, help="write the figures as JSON")
-    command.set_defaults(run=bench)
+    bench_cli.add_to(commands)
 
     chosen = parser.parse_args(arguments)
     try:
@@ -124,54 +115,12 @@ def explain(chosen: argparse.Namespace) -> int:
 
     if chosen.html and chosen.html.suffix != ".html":  # before the work, not after it
         raise UsageError(f"--html writes a page: FILE.html is accepted, got {str(chosen.html)!r}")
-    fn, args, kwargs = _made_by(chosen.factory)
+    fn, args, kwargs = made_by(chosen.factory, "explain")
     report = explain(torch.compile(fn, backend="fuse", dynamic=True) if chosen.dynamic else fn, *args, **kwargs)
     print(report)
     if chosen.html:
         print(f"written: {report.save(chosen.html)}")
     return 0
-
-
-def _find(name: str, what: str) -> Callable:
-    """What ``package.module:function`` names. UsageError if there is no such thing, or it can't be called."""
-    module_name, colon, attribute = name.partition(":")
-    if not (module_name and colon and attribute):
-        raise UsageError(f"{what} takes package.module:function, got {name!r}")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m fusebackend` has it; an installed script would not
-    try:
-        found = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and what it imports is not
-        raise UsageError(f"no module {error.name!r} for {name!r}; looked in the current folder and the installed packages") from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            names = ", ".join(n for n, v in vars(found).items() if callable(v) and getattr(v, "__module__", None) == module_name)
-            raise UsageError(f"{module_name} has no {part!r}; its own callables: {names or 'none'}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UsageError(f"{name} must be a function, got {type(found).__name__}")
-    return found
-
-
-def _made_by(name: str) -> tuple[Callable, tuple, dict]:
-    """The function or module, its args and kwargs, that the factory ``package.module:function`` returns.
-
-    Raises:
-        UsageError: there is no such factory, or it returns something else.
-    """
-    factory = _find(name, "explain")
-    made = factory()
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
-        what = f"({', '.join(type(m).__name__ for m in made)})" if isinstance(made, tuple) else type(made).__name__
-        raise UsageError(f"{name}() must return {_MADE}, got {what}")
-    fn, args, kwargs = (*made, {})[:3]
-    if not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
-        raise UsageError(
-            f"{name}() must return {_MADE}, args a tuple and kwargs a dict; got {type(args).__name__} and {type(kwargs).__name__}"
-        )
-    return fn, tuple(args), kwargs
 
 
 def verify(chosen: argparse.Namespace) -> int:
@@ -188,7 +137,7 @@ def verify(chosen: argparse.Namespace) -> int:
 def bisect(chosen: argparse.Namespace) -> int:
     from .bisect import bisect
 
-    found = bisect(_find(chosen.check, "bisect"), print)
+    found = bisect(find(chosen.check, "bisect"), print)
     print(found)
     return 0 if found.passes_without and found.culprit is None else 1
 
@@ -197,14 +146,6 @@ def demo(chosen: argparse.Namespace) -> int:
     from .demo import run
 
     return run(chosen.steps)
-
-
-def bench(chosen: argparse.Namespace) -> int:
-    from . import bench
-
-    if chosen.what == "compile":
-        return bench.compile_overhead(output=chosen.output)
-    return {"kernels": bench.kernels, "models": bench.models}[chosen.what](chosen.names, chosen.output)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Public models with random weights, for ``python -m fusebackend bench models``. Nothing is downloaded.
 
-Each factory takes a device and returns the module and its inputs; the loss of a training step is the mean square of what
-the module returns. Packages that a model needs are imported when it is made (``pip install 'fusebackend[models]'``).
+Each factory takes a device and returns the module and its inputs. Dropout, stochastic depth and skipped layers are off
+(wav2vec2-BERT has all of them by default): a random choice of the work to be done would make two runs incomparable.
+Packages that a model needs are imported when it is made (``pip install 'fusebackend[models]'``).
 """
 
 from __future__ import annotations
@@ -68,14 +69,15 @@ def gpt2_small(device: torch.device) -> tuple[nn.Module, tuple]:
 def wav2vec2_bert(device: torch.device) -> tuple[nn.Module, tuple]:
     from transformers import Wav2Vec2BertConfig, Wav2Vec2BertModel
 
-    model = Wav2Vec2BertModel(Wav2Vec2BertConfig(num_hidden_layers=12, apply_spec_augment=False))
+    still = {"layerdrop": 0.0, "conformer_conv_dropout": 0.0, "final_dropout": 0.0}
+    model = Wav2Vec2BertModel(Wav2Vec2BertConfig(num_hidden_layers=12, apply_spec_augment=False, **still))
     return _Output(model, "last_hidden_state").to(device), (torch.randn(16, 512, 160, device=device),)
 
 
 def swin_b(device: torch.device) -> tuple[nn.Module, tuple]:
     import timm
 
-    return timm.create_model("swin_base_patch4_window7_224").to(device), (torch.randn(64, 3, 224, 224, device=device),)
+    return timm.create_model("swin_base_patch4_window7_224", drop_path_rate=0.0).to(device), (torch.randn(64, 3, 224, 224, device=device),)
 
 
 def convnext_tiny(device: torch.device) -> tuple[nn.Module, tuple]:
@@ -93,13 +95,128 @@ def graphsage(device: torch.device) -> tuple[nn.Module, tuple]:
     return GraphSAGE(128, 128, 3).to(device), (torch.randn(100_000, 128, device=device), edges)
 
 
+def mixer_b16(device: torch.device) -> tuple[nn.Module, tuple]:
+    import timm
+
+    return timm.create_model("mixer_b16_224").to(device), (torch.randn(64, 3, 224, 224, device=device),)
+
+
+def shufflenet(device: torch.device) -> tuple[nn.Module, tuple]:
+    from torchvision.models import shufflenet_v2_x1_0
+
+    return shufflenet_v2_x1_0().to(device), (torch.randn(128, 3, 224, 224, device=device),)
+
+
+def jetmoe(device: torch.device) -> tuple[nn.Module, tuple]:
+    """4 layers, 1024 channels, 8 experts, 4 x 1024 positions."""
+    from transformers import JetMoeConfig, JetMoeForCausalLM
+
+    config = JetMoeConfig(
+        hidden_size=1024, num_hidden_layers=4, vocab_size=32000, intermediate_size=2816, kv_channels=64, num_key_value_heads=8
+    )
+    config.use_cache = False
+    return _Output(JetMoeForCausalLM(config), "logits").to(device), (torch.randint(32000, (4, 1024), device=device),)
+
+
+# ---- small enough for a CPU ----
+
+
 def byte_lm(device: torch.device) -> tuple[nn.Module, tuple]:
-    """The demo's model, small enough for a CPU."""
+    """The demo's model."""
     from .demo import ByteLM
 
     return ByteLM(128, 128, 2).to(device), (torch.randint(256, (4, 128), device=device),)
 
 
+def small_rwkv(device: torch.device) -> tuple[nn.Module, tuple]:
+    """2 layers, 128 channels, 4 x 256 positions."""
+    model = nn.Sequential(*(RwkvBlock(128, 256) for _ in range(2))).to(device)
+    return model, (torch.randn(4, 256, 128, device=device),)
+
+
+class ShortConvBlock(nn.Module):
+    """LFM2's double-gated short convolution, with an MLP. Takes and returns (batch, time, channels)."""
+
+    def __init__(self, channels: int, taps: int = 3):
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(channels), nn.RMSNorm(channels)
+        self.enter, self.leave = nn.Linear(channels, 3 * channels, bias=False), nn.Linear(channels, channels, bias=False)
+        self.conv = nn.Conv1d(channels, channels, taps, groups=channels, padding=taps - 1, bias=False)
+        self.up, self.down = nn.Linear(channels, 4 * channels, bias=False), nn.Linear(4 * channels, channels, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before, after, h = self.enter(self.norm1(x)).transpose(1, 2).chunk(3, dim=1)
+        h = self.conv(before * h)[..., : x.shape[1]]
+        x = x + self.leave((after * h).transpose(1, 2))
+        return x + self.down(F.silu(self.up(self.norm2(x))))
+
+
+class ShortConvLM(nn.Module):
+    """Predicts the next token. Takes (batch, time) tokens as int64, returns logits."""
+
+    def __init__(self, vocabulary: int, channels: int, blocks: int):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, channels)
+        self.blocks = nn.Sequential(*(ShortConvBlock(channels) for _ in range(blocks)))
+        self.head = nn.Linear(channels, vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.embedding(tokens)))
+
+
+def small_short_conv(device: torch.device) -> tuple[nn.Module, tuple]:
+    """2 layers, 128 channels, 4 x 512 tokens of 1,000."""
+    return ShortConvLM(1000, 128, 2).to(device), (torch.randint(1000, (4, 512), device=device),)
+
+
+class MessagePassing(nn.Module):
+    """Each node takes a linear map of itself and of the weighted sum of its neighbours: (nodes, channels), (2, edges), (edges,)."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.own, self.neighbours = nn.Linear(channels, channels), nn.Linear(channels, channels, bias=False)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        source, target = edges
+        total = torch.zeros_like(x).index_add(0, target, x[source] * weight[:, None])
+        return F.relu(self.own(x) + self.neighbours(total))
+
+
+class GraphNet(nn.Module):
+    def __init__(self, channels: int, layers: int):
+        super().__init__()
+        self.layers = nn.ModuleList(MessagePassing(channels) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, edges, weight)
+        return x
+
+
+def small_gnn(device: torch.device) -> tuple[nn.Module, tuple]:
+    """3 layers, 64 channels, 5,000 nodes, 40,000 edges."""
+    edges = torch.randint(5000, (2, 40_000), device=device)
+    return GraphNet(64, 3).to(device), (torch.randn(5000, 64, device=device), edges, torch.rand(40_000, device=device) / 8)
+
+
+#: What is timed where there is no GPU: the demo's model and three of other kinds.
+CPU_MODELS = ("byte_lm", "small_rwkv", "small_short_conv", "small_gnn")
+
 MODELS: dict[str, Callable[[torch.device], tuple[nn.Module, tuple]]] = {
-    f.__name__: f for f in (rwkv_v3, gpt2_small, wav2vec2_bert, swin_b, graphsage, convnext_tiny, byte_lm)
+    f.__name__: f
+    for f in (
+        rwkv_v3,
+        gpt2_small,
+        wav2vec2_bert,
+        swin_b,
+        graphsage,
+        convnext_tiny,
+        mixer_b16,
+        shufflenet,
+        jetmoe,
+        byte_lm,
+        small_rwkv,
+        small_short_conv,
+        small_gnn,
+    )
 }

@@ -1,7 +1,5 @@
 """``python -m fusebackend``"""
 
-import json
-
 import pytest
 
 from fusebackend.__main__ import main
@@ -29,14 +27,3 @@ def test_the_demo_trains_and_shows_its_substitutions(capsys):
     assert main(["demo", "--steps", "2"]) == 0
     printed = capsys.readouterr().out
     assert "largest difference to eager" in printed and "transpose_add" in printed and "fuse is" in printed
-
-
-@pytest.mark.codegen
-def test_bench_measures_all_peers_and_writes_json(capsys, tmp_path, monkeypatch):
-    from fusebackend import bench
-
-    monkeypatch.setattr(bench, "WAYS", {k: v for k, v in bench.WAYS.items() if k in ("eager", "fuse")})
-    case = next(bench._cases(["transpose_add"]))[1]
-    row = bench.run_case(case, bench.torch.device("cpu"))
-    assert row["fuse substitutions"] == 1 and row["eager"] > 0 and row["fuse"] > 0 and row["floor"] > 0
-    assert json.dumps(bench.environment())

@@ -1,0 +1,192 @@
+"""The arguments of ``python -m fusebackend bench``, and what is printed while it measures."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..factory import UsageError
+
+
+def add_to(commands: Any) -> None:
+    """Adds ``bench`` to an argument parser's subparsers."""
+    parser = commands.add_parser("bench", help="measure the peers and ours in one run")
+    parts = parser.add_subparsers(dest="what", required=True, metavar="what")
+
+    part = _measuring(parts, "kernels", kernels, "the families' kernels, in every way, against a floor")
+    part.add_argument("--family", action="append", default=[], metavar="NAME", help="only this family (may be given again)")
+    part.add_argument("--case", default="", metavar="TEXT", help="only cases whose name contains this")
+    part.add_argument("--ways", type=_listed, default=[], metavar="A,B", help="only these of eager, inductor, inductor dynamic, ...")
+    part.add_argument("--random", type=int, default=0, metavar="COUNT", help="random shapes in place of the table's")
+    part.add_argument("--seed", type=int, default=0, help="of the random shapes")
+
+    part = _measuring(parts, "models", models, "a step of public models, or of yours, with Inductor and with ours")
+    part.add_argument("--model", action="append", default=[], metavar="MODEL", help="a public model's name, or package.module:factory")
+    part.add_argument("--kind", action="append", default=[], metavar="KIND", help="e.g. training-fp32; inference-bf16")
+    part.add_argument("--patterns", type=_listed, default=[], metavar="A,B", help="only these patterns; --patterns=-A,-B: all but these")
+    part.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option for torch.compile with ours")
+    part.add_argument("--steps", type=int, default=3, help="training steps over which losses are compared (default 3)")
+
+    part = _measuring(parts, "compile", compile_time, "what the backend adds to the time of a compile, cold and warm")
+    part.add_argument("--graph", action="append", default=[], metavar="NAME", help="only graphs whose name contains this")
+    part.add_argument("--repeats", type=int, default=3, help="processes a figure (default 3)")
+
+    part = parts.add_parser("table", help="print the Markdown tables of what --output wrote")
+    part.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
+    part.add_argument("--compare", type=Path, metavar="OLD.json", help="list the ratios that changed by more than 3 %% instead")
+    part.set_defaults(run=table)
+
+    part = parts.add_parser("plot", help="draw what --output wrote")
+    part.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
+    part.add_argument("--plots", type=Path, default=Path("."), metavar="FOLDER", help="where to (default: here)")
+    part.set_defaults(run=plot)
+
+
+def _measuring(parts: Any, name: str, run: Callable, help: str) -> argparse.ArgumentParser:
+    part = parts.add_parser(name, help=help)
+    part.add_argument("--output", type=Path, metavar="FILE.json", help="write the figures, as they come")
+    part.add_argument("--plots", type=Path, metavar="FOLDER", help="draw plots (needs matplotlib)")
+    part.add_argument("--compare", type=Path, metavar="OLD.json", help="list the ratios that changed by more than 3 %%")
+    part.set_defaults(run=run)
+    return part
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{what} takes {', '.join(known)}; got {name!r}")
+
+
+# ---- what is measured ----
+
+
+def kernels(chosen: argparse.Namespace) -> int:
+    from . import kernels, pool
+    from .timing import this_device
+
+    _known("--family", chosen.family, kernels.families())
+    _known("--ways", chosen.ways, kernels.WAYS)
+    jobs = kernels.jobs(chosen.family, chosen.case, chosen.ways, chosen.random, chosen.seed)
+    if not jobs:
+        raise UsageError(f"no case has {chosen.case!r} in its name" if chosen.case else "these families have no random shapes")
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for job, row in pool.run(jobs, this_device(), alone=False):
+            yield {"family": job.family, "case": job.name, **_figures(row)}
+
+    return _measure(chosen, "random" if chosen.random else "kernels", rows(), kernels.heading(jobs[0].ways), kernels.line)
+
+
+def models(chosen: argparse.Namespace) -> int:
+    from ..options import parse
+    from . import models, pool
+    from .timing import this_device
+
+    options = [_option(text) for text in chosen.option]
+    if chosen.patterns:
+        only_without = all(p.startswith("-") for p in chosen.patterns)
+        options.append(("fuse.patterns", (*(["all"] if only_without else []), *chosen.patterns)))
+    parse(None, dict(options))  # before the work, not after it
+    jobs = models.jobs(chosen.model, chosen.kind, options, chosen.steps)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for job, row in pool.run(jobs, this_device(), alone=True, compiling=4):
+            yield {"model": job.model, "kind": job.kind, **_figures(row)}
+
+    return _measure(chosen, "models", rows(), models.HEADING, models.line)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--option takes NAME=VALUE, got {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+        return name, value
+
+
+def compile_time(chosen: argparse.Namespace) -> int:
+    from . import compile_time
+    from .timing import this_device
+
+    if chosen.repeats < 1:
+        raise UsageError(f"--repeats takes a number from 1 on, got {chosen.repeats}")
+    suited = [g for g in compile_time.GRAPHS if this_device().type == "cuda" or g not in compile_time.LARGE]
+    graphs = [g for g in compile_time.GRAPHS if any(text in g for text in chosen.graph)] if chosen.graph else suited
+    if not graphs:
+        raise UsageError(f"--graph takes a part of {', '.join(compile_time.GRAPHS)}; got {', '.join(chosen.graph)}")
+    rows = ({**names, **_figures(row)} for names, row in compile_time.run(graphs, chosen.repeats))
+    return _measure(chosen, "compile", rows, compile_time.HEADING, compile_time.line)
+
+
+def _figures(row: Any) -> dict[str, Any]:
+    from .pool import Failure
+
+    if not isinstance(row, Failure):
+        return row
+    missing = row.kind in ("ImportError", "ModuleNotFoundError")
+    return {"failure": f"{row}; pip install 'fusebackend[models]' brings what the public models need" if missing else str(row)}
+
+
+def _measure(chosen: argparse.Namespace, section: str, rows: Iterator[dict[str, Any]], heading: str, line: Callable) -> int:
+    """Prints rows as they come and keeps them; then what was asked for besides. 1 if a row has no figures, or wrong ones."""
+    from . import results
+    from .timing import environment
+
+    old = results.read(chosen.compare) if chosen.compare else None
+    for path in [p for p in (chosen.output, chosen.plots) if p]:
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"{path}: there is no folder {path.absolute().parent}")
+    data: dict[str, Any] = {"environment": environment(), section: []}
+    print(results.describe(data["environment"]), heading, sep="\n\n", flush=True)
+    for row in rows:
+        data[section].append(row)
+        names = " ".join(str(row[n]) for n in results.SECTIONS[section])
+        print(line(row) if results.complete(row) else f"{names:44}no figures: {row['failure']}", flush=True)
+        if chosen.output:
+            results.write(chosen.output, data)
+    print(results.summary(section, data[section]))
+    if old:
+        print(results.changes(data, old))
+    if chosen.plots:
+        _draw(data, chosen.plots)
+    return 0 if all(results.complete(r) and not r.get("wrong") for r in data[section]) else 1
+
+
+# ---- what was measured ----
+
+
+def table(chosen: argparse.Namespace) -> int:
+    from . import results
+
+    for data in map(results.read, chosen.files):
+        print(results.changes(data, results.read(chosen.compare)) if chosen.compare else results.markdown(data), end="\n\n")
+    return 0
+
+
+def plot(chosen: argparse.Namespace) -> int:
+    from . import results
+
+    return 0 if all([_draw(data, chosen.plots) for data in map(results.read, chosen.files)]) else 1
+
+
+def _draw(data: dict[str, Any], folder: Path) -> bool:
+    from . import plots
+
+    try:
+        for path in plots.draw(data, folder):
+            print(f"written: {path}")
+    except plots.MissingExtra as error:
+        print(f"fusebackend: {error}", file=sys.stderr)
+        return False
+    return True

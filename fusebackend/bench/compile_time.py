@@ -1,0 +1,136 @@
+"""``bench compile``: what the backend adds to the time of a compile, cold and with warm caches.
+
+Each figure is the time of the first call (forward, and backward for training) in a process of its own, with both packages
+imported, the native library loaded and a trivial function compiled before. A cold process finds empty caches; the warm one
+that follows it finds what that one left. Processes with Inductor and with ours take turns, and medians are compared.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from .. import backend, native
+from .pool import FEWEST_CORES, Failure, Row
+from .timing import this_device
+
+#: name -> (model of fusebackend.models, or None for the chain, and its kind)
+GRAPHS: dict[str, tuple[str | None, str]] = {
+    "1,000 nodes without matches": (None, "inference-fp32"),
+    "byte_lm training": ("byte_lm", "training-fp32"),
+    "gpt2_small training": ("gpt2_small", "training-fp32"),
+}
+
+#: Those that take too long on a CPU, where all of Inductor's kernels go through a C++ compiler.
+LARGE = ("gpt2_small training",)
+
+WAYS = ("inductor", "fuse")
+
+
+HEADING = f"{'compile':30}{'caches':8}{'inductor s':>12}{'fuse s':>10}{'fuse/inductor':>15}{'ours':>10}"
+
+
+def line(row: Row) -> str:
+    times = f"{row['s']['inductor']:12.2f}{row['s']['fuse']:10.2f}{row['ratio']:15.3f}{100 * row['ours']:8.2f} %"
+    return f"{row['graph']:30}{row['cache']:8}{times}   {row['substitutions']} substitutions"
+
+
+def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """mm, add, relu, mul: four nodes a round; float64, which no pattern takes."""
+    for i in range(250):
+        x = torch.relu(x @ w + 1.0) * (0.5 + i)
+    return x
+
+
+def run(graphs: Sequence[str], repeats: int) -> Iterator[tuple[dict[str, str], Row | Failure]]:
+    """Yields names and figures of two rows a graph, with cold and with warm caches.
+
+    Figures: ``s`` by way; ``ratio`` of ours to Inductor's, the median over pairs; ``ours``, the part of a compile with ours
+    that was spent in this package; ``substitutions``.
+    """
+    cores = os.cpu_count() or 1
+    side_by_side = max(1, cores // 4) if cores >= FEWEST_CORES else 1
+    tasks = [(g, i, w) for g in graphs for i in range(repeats) for w in (WAYS if i % 2 == 0 else WAYS[::-1])]
+    with concurrent.futures.ThreadPoolExecutor(side_by_side) as pool:
+        found = [(task, pool.submit(_cold_and_warm, task[0], task[2])) for task in tasks]
+        for graph in graphs:
+            times: dict[tuple[str, str], list[dict[str, float]]] = collections.defaultdict(list)
+            failure = None
+            for (_, _, way), future in [f for f in found if f[0][0] == graph]:
+                try:
+                    for cache, figures in zip(("cold", "warm"), future.result()):
+                        times[cache, way].append(figures)
+                except subprocess.CalledProcessError as error:
+                    lines = error.stderr.strip().splitlines()
+                    failure = Failure("the compiling process failed", lines[-1] if lines else f"exit code {error.returncode}")
+            if failure:
+                yield {"graph": graph, "cache": "cold"}, failure
+                continue
+            for cache in ("cold", "warm"):
+                seconds = {way: [t["s"] for t in times[cache, way]] for way in WAYS}
+                yield (
+                    {"graph": graph, "cache": cache},
+                    {
+                        "s": {way: statistics.median(t) for way, t in seconds.items()},
+                        "ratio": statistics.median(f / i for i, f in zip(seconds["inductor"], seconds["fuse"])),
+                        "ours": statistics.median(t["ours"] / t["s"] for t in times[cache, "fuse"]),
+                        "substitutions": times[cache, "fuse"][0]["substitutions"],
+                    },
+                )
+
+
+def _cold_and_warm(graph: str, way: str) -> list[dict[str, float]]:
+    library = native.load().path
+    with tempfile.TemporaryDirectory(prefix="fusebackend-bench-") as caches:
+        setting = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "FUSEBACKEND_CACHE_DIR": f"{caches}/fuse"}
+        setting["TRITON_CACHE_DIR"] = f"{caches}/triton"
+        if library is not None:
+            setting["FUSEBACKEND_LIBRARY"] = str(library.parent)
+        os.mkdir(f"{caches}/fuse", 0o700)
+        command = [sys.executable, "-m", "fusebackend.bench.compile_time", graph, way]
+        found = []
+        for _ in range(2):
+            done = subprocess.run(command, env=setting, capture_output=True, text=True, check=True)
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+        return found
+
+
+def _first_call(graph: str, way: str) -> dict[str, float]:
+    device = this_device()
+    native.load()
+    small = torch.ones(3, device=device, requires_grad=True)
+    torch.compile(lambda x: x.sin() + 1, backend=way)(small).sum().backward()
+    step = _step(graph, way, device)
+    known = len(backend.reports())
+    began = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    reports = backend.reports()[known:]
+    return {"s": seconds, "ours": sum(r.seconds for r in reports), "substitutions": sum(len(r.substitutions) for r in reports)}
+
+
+def _step(graph: str, way: str, device: torch.device) -> Callable[[], object]:
+    name, kind = GRAPHS[graph]
+    if name is None:
+        x, w = (torch.randn(64, 64, device=device, dtype=torch.float64) for _ in range(2))
+        compiled = torch.compile(chain, backend=way)
+        return lambda: compiled(x, w)
+    from .models import Subject
+
+    return Subject(name, kind, device).step(way)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_first_call(*sys.argv[1:])))

@@ -1,0 +1,243 @@
+"""Compiles jobs side by side, then times them one at a time.
+
+A compile takes one core for seconds to minutes and the GPU for moments; a measurement wants the GPU for itself. So each
+job is prepared (everything compiled, and called once) in a worker process, many at a time, and the process keeps what it
+compiled until its turn to measure comes. Without a GPU, or with few cores, jobs are done one after another right here.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import gc
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+import torch
+
+from ..native import progress_line
+
+Row = dict[str, Any]
+
+#: Below this number of cores nothing is gained by compiling side by side: Inductor's own workers use them.
+FEWEST_CORES = 8
+
+
+class Job(Protocol):
+    """Something to compile and time. It is sent to a process, so it names what it needs, and finds it there."""
+
+    @property
+    def label(self) -> str: ...
+
+    def prepare(self, device: torch.device) -> Callable[[], Row]:
+        """Compiles everything, and returns what takes the times."""
+
+
+@dataclasses.dataclass
+class Failure:
+    """Why a job gave no row: an exception's type and text."""
+
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """The first two lines: Dynamo's errors name the backend in the first and the reason in the second."""
+        return cls(type(error).__name__, " ".join(str(error).split("\n")[:2]).strip())
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+def run(jobs: Sequence[Job], device: torch.device, *, alone: bool, compiling: int = 0) -> Iterator[tuple[Job, Row | Failure]]:
+    """Yields each job with its row, as they are measured.
+
+    Args:
+        alone: every job gets a process of its own, which ends with it (models, which need much memory); else a process
+            prepares one job after another.
+        compiling: measuring may begin while at most so many processes still compile.
+    """
+    cores = os.cpu_count() or 1
+    if device.type != "cuda" or cores < FEWEST_CORES:
+        return _here(jobs, device)
+    workers = min(cores - 2, len(jobs))
+    with contextlib.suppress(AttributeError):
+        cores = len(os.sched_getaffinity(0))
+    return _Pool(jobs, alone, compiling, workers, threads=max(1, cores // workers)).run()
+
+
+def _here(jobs: Sequence[Job], device: torch.device) -> Iterator[tuple[Job, Row | Failure]]:
+    for i, job in enumerate(jobs, 1):
+        torch._dynamo.reset()
+        with progress_line(f"{job.label} ({i} of {len(jobs)})") as progress:
+            progress("compiling")
+            result = _attempt(job.prepare, device)
+            if not isinstance(result, Failure):
+                progress("measuring")
+                result = _attempt(result)
+        yield job, result
+
+
+def _attempt(call: Callable, *arguments: Any) -> Any:
+    try:
+        return call(*arguments)
+    except Exception as error:
+        return Failure.of(error)
+
+
+def patiently(call: Callable, *arguments: Any) -> Any:
+    """``call(*arguments)``, again later while other processes have taken the GPU's memory."""
+    for _ in range(20):
+        try:
+            return call(*arguments)
+        except torch.OutOfMemoryError:
+            gc.collect()
+            torch.cuda.empty_cache()
+            time.sleep(3)
+    return call(*arguments)
+
+
+# ---- processes ----
+
+
+@dataclasses.dataclass
+class _Worker:
+    process: Any
+    connection: Connection
+    job: Job | None = None  # what it is at
+    done: int = 0
+
+
+class _Pool:
+    def __init__(self, jobs: Sequence[Job], alone: bool, compiling: int, workers: int, threads: int):
+        self.waiting = collections.deque(jobs)
+        self.total = len(jobs)
+        self.alone, self.compiling_allowed, self.limit, self.threads = alone, compiling, workers, threads
+        self.workers: list[_Worker] = []
+        self.ready: collections.deque[tuple[_Worker, Job]] = collections.deque()
+        self.measuring: _Worker | None = None
+        self.ended: list[Any] = []
+        self.context = multiprocessing.get_context("spawn")
+        self.lock = tempfile.NamedTemporaryFile(prefix="fusebackend-bench-", suffix=".lock")
+
+    def run(self) -> Iterator[tuple[Job, Row | Failure]]:
+        began = time.perf_counter()
+        try:
+            with self.lock, progress_line("compiling") as progress:
+                while self.waiting or self.ready or any(w.job for w in self.workers):
+                    self._assign()
+                    yield from self._receive()
+                    left = len(self.waiting) + self._busy()
+                    progress(f"{self.total - left} of {self.total}, {time.perf_counter() - began:.0f} s")
+        finally:
+            for worker in list(self.workers):
+                self._end(worker)
+            for process in self.ended:
+                process.join(10)
+                process.kill()
+
+    def _busy(self) -> int:
+        return sum(w.job is not None and w is not self.measuring for w in self.workers)
+
+    def _assign(self) -> None:
+        while self.waiting and self._busy() < self.limit:
+            free = [] if self.alone else [w for w in self.workers if w.job is None]
+            if not free and (self.alone or len(self.workers) < self.limit):
+                free = [self._start()]
+            if not free:
+                break
+            worker = free[0]
+            worker.job = self.waiting.popleft()
+            worker.connection.send(("prepare", worker.job))
+        if self.ready and self.measuring is None and not self.waiting and self._busy() <= self.compiling_allowed:
+            worker, job = self.ready.popleft()
+            self.measuring, worker.job = worker, job
+            worker.connection.send(("measure", job))
+
+    def _receive(self) -> Iterator[tuple[Job, Row | Failure]]:
+        by_connection = {w.connection: w for w in self.workers if w.job}
+        for connection in wait(list(by_connection)):
+            worker = by_connection[connection]
+            job, measured = worker.job, worker is self.measuring
+            try:
+                result = connection.recv()
+            except (EOFError, OSError):
+                worker.process.join(5)
+                result = Failure("the worker process ended", f"exit code {worker.process.exitcode}")
+            worker.job = None
+            if measured:
+                self.measuring = None
+            if isinstance(result, Failure) or measured:
+                if self.alone or not worker.process.is_alive():
+                    self._end(worker)
+                yield job, result
+            else:
+                self.ready.append((worker, job))
+
+    def _start(self) -> _Worker:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(target=_work, args=(theirs, self.threads, self.lock.name), daemon=False)
+        process.start()
+        theirs.close()
+        self.workers.append(_Worker(process, ours))
+        return self.workers[-1]
+
+    def _end(self, worker: _Worker) -> None:
+        if worker in self.workers:
+            self.workers.remove(worker)
+        self.ready = collections.deque(r for r in self.ready if r[0] is not worker)
+        worker.connection.close()  # which it takes as the end
+        self.ended.append(worker.process)
+
+
+def _work(connection: Connection, threads: int, lock: str) -> None:
+    """What a worker process does: prepares jobs, keeps them, and measures them when it is told to."""
+    from torch._inductor import config as inductor_config
+
+    from .timing import this_device
+
+    inductor_config.compile_threads = threads
+    torch.set_num_threads(threads)
+    sys.stdout = sys.stderr
+    _take_turns(lock)
+    prepared: dict[str, Callable[[], Row]] = {}
+    while True:
+        try:
+            what, job = connection.recv()
+        except EOFError:
+            return
+        if what == "prepare":
+            result = _attempt(job.prepare, this_device())
+            if not isinstance(result, Failure):
+                prepared[repr(job)] = result
+                result = None
+            gc.collect()
+            torch.cuda.empty_cache()
+        else:
+            result = _attempt(prepared.pop(repr(job)))
+        connection.send(result)
+
+
+def _take_turns(lock: str) -> None:
+    """Lets only one of the processes time kernels on the GPU while it compiles (autotuning)."""
+    import fcntl
+
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    alone = benchmarker.benchmark_gpu
+
+    @functools.wraps(alone)
+    def in_turn(*args: Any, **kwargs: Any) -> Any:
+        with open(lock) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return alone(*args, **kwargs)
+
+    benchmarker.benchmark_gpu = in_turn
