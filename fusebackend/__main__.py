@@ -26,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = commands.add_parser("build", help="build the native library ahead of time; needs no GPU")
     command.add_argument("--arch", help="GPU architectures, e.g. 90a,80,75; default: this machine's GPUs; 'none': CPU only")
     command.add_argument("--output", type=Path, help="folder for the library (FUSEBACKEND_LIBRARY=folder uses it); default: the cache")
+    command.add_argument("--wheel", action="store_true", help="pack package and library into a wheel (needs a clone); --output: its folder")
     command.set_defaults(run=build_ahead)
 
     commands.add_parser("patterns", help="the patterns that are looked for, and why").set_defaults(run=patterns)
@@ -95,6 +96,13 @@ def env(_: argparse.Namespace) -> int:
 def build_ahead(chosen: argparse.Namespace) -> int:
     architectures = {None: None, "none": ()}.get(chosen.arch, (chosen.arch or "").split(","))
     wanted = build.plan(architectures)
+    if chosen.wheel:
+        from .wheel import pack
+
+        with native.progress_line("building kernels") as progress:
+            made = pack(wanted, chosen.output or Path("dist"), progress)
+        print(f"{made} ({made.stat().st_size / 1e6:.1f} MB): CPU{''.join(f', sm_{a}' for a in wanted.architectures)}")
+        return 0
     (cache.directory("native") / f"{wanted.key}.failed").unlink(missing_ok=True)
     with native.progress_line("building kernels") as progress:
         folder = build.build(wanted, chosen.output, progress)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +18,11 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor import compile_fx as inductor
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import __version__, interpret, native, report
-from .log import log
+from .log import log, warn_once
 from .options import Options, parse
 from .passes import SLOTS, FusePass, chained
 from .registry import select
@@ -47,10 +50,14 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     began = time.perf_counter()
     chosen = parse(mode, options)
     result = report.Report(notes=[library.reason] if library.reason else [])
+    foreign = sorted({type(i).__name__ for i in example_inputs if _is_foreign(i)})
+    if foreign:
+        chosen = dataclasses.replace(chosen, patterns=())
+        result.notes.append(f"{', '.join(foreign)}: inputs of a tensor subclass that is not traced through; all is left to Inductor")
     identity = uuid(chosen, library)
     explained = _collector.get()
     interpreted = chosen.interpret or explained is not None
-    name = None if interpreted or not chosen.cacheable else _report_key(gm, example_inputs, identity, chosen)
+    name = None if interpreted or not chosen.cacheable or identity is None else _report_key(gm, example_inputs, identity, chosen)
 
     patches = _inductor_patches(chosen)
     prefix = f"{len(explained)}: " if explained else ""  # several graphs of one explanation are told apart by number
@@ -86,6 +93,14 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     return compiled
 
 
+def _is_foreign(value: Any) -> bool:
+    """A tensor subclass that reaches the compiled code as it is, where torch's first-call check refuses any custom operator."""
+    if isinstance(value, torch.nn.Parameter):
+        value = value.data
+    plain = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+    return isinstance(value, torch.Tensor) and type(value) not in plain and not is_traceable_wrapper_subclass(value)
+
+
 def _graph_done(result: report.Report, name: str | None, traced: bool) -> None:
     if name:
         report.save(result, name)
@@ -102,10 +117,18 @@ def _reset() -> None:
 fuse.reset = _reset
 
 
-def uuid(chosen: Options, library: native.Native) -> str:
-    """Everything of ours that the compiled code depends on, in one string, for the keys of Inductor's caches."""
+def uuid(chosen: Options, library: native.Native) -> str | None:
+    """Everything of ours that the compiled code depends on, in one string, for the keys of Inductor's caches; None if a
+    pattern can't say what it does: nothing is cached then."""
     parts = [__version__, chosen.digest(), library.key, repr(library.architectures), str(library.reason)]
-    parts += [p.fingerprint() for p in select(chosen.patterns)]
+    for pattern in select(chosen.patterns):
+        try:
+            parts.append(pattern.fingerprint())
+        except Exception as error:
+            if chosen.strict:
+                raise
+            warn_once(f"pattern {pattern.name!r}: fingerprint raised {type(error).__name__}: {error} (Inductor's caches are off)")
+            return None
     return "fusebackend-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

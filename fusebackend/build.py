@@ -141,6 +141,8 @@ class Plan:
     def nvcc_flags(self, source: Path) -> list[str]:
         architectures = ["90a"] if source.stem.endswith("_sm90") else list(self.architectures)
         codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
+        if compiler_version(self.toolchain.nvcc).partition("release ")[2] >= "13":
+            codes.append("--compress-mode=size")  # 3.3 x smaller; older ones don't know the word
         portable = [a for a in architectures if a.isdigit()]
         if portable:  # PTX, so that a GPU newer than all of these still runs
             newest = max(portable, key=int)
@@ -155,7 +157,7 @@ class Plan:
 
     def link_flags(self) -> list[str]:
         torch_lib = Path(torch.__file__).parent / "lib"
-        flags = ["-shared", f"-L{torch_lib}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu"]
+        flags = ["-shared", "-Wl,-s", f"-L{torch_lib}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu"]
         if self.cuda:
             toolkit = self.toolchain.cuda_home
             libraries = [p for p in (toolkit / "lib64", toolkit / "targets/x86_64-linux/lib", toolkit / "lib") if p.is_dir()]
@@ -171,6 +173,7 @@ class Plan:
             repr([f for f in self.cxx_flags() if not f.startswith(("-I", "-isystem"))]),
             compiler_version(self.toolchain.cxx) if self.toolchain.cxx else "",
             compiler_version(self.toolchain.nvcc) if self.cuda else "",
+            repr([f for f in self.nvcc_flags(Path("any.cu")) if not f.startswith(("-I", "-isystem"))]) if self.cuda else "",
             torch.__version__,
         ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
@@ -223,7 +226,7 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
     target = output or cache.directory("native", what.key)
     if output is None and read_manifest(target):
         return target
-    with cache.lock("build"):
+    with cache.lock("build", progress) as held:
         if output is None and read_manifest(target):  # another process built it while this one waited
             return target
         # Objects are shared between keys, so that an edit recompiles one file; ninja tracks headers by depfiles, and
@@ -231,23 +234,25 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
         flavour = hashlib.sha256(repr((what.architectures, what.root, torch.__version__)).encode()).hexdigest()[:12]
         workspace = cache.directory("objects", flavour)
         (workspace / "build.ninja").write_text(_ninja_file(what))
-        _run_ninja(workspace, len(what.sources()), progress)
+        _run_ninja(workspace, held, progress)
         target.mkdir(parents=True, exist_ok=True)
-        partial = target / f"{LIBRARY}.{os.getpid()}"
-        shutil.copyfile(workspace / LIBRARY, partial)
-        os.chmod(partial, 0o700)
-        os.replace(partial, target / LIBRARY)
+        library = (workspace / LIBRARY).read_bytes()
+        cache.write_atomically(target / LIBRARY, library, mode=0o755 if output else 0o700)
         # Last: a library without its manifest is an unfinished build and is not looked at.
-        cache.write_atomically(target / MANIFEST, json.dumps(what.manifest(), indent=1).encode())
+        manifest = {**what.manifest(), "sha256": hashlib.sha256(library).hexdigest()}
+        cache.write_atomically(target / MANIFEST, json.dumps(manifest, indent=1).encode(), mode=0o644 if output else 0o600)
     return target
 
 
 def read_manifest(folder: Path) -> dict | None:
-    """What a library in ``folder`` was built from and for; None if there is none that is whole."""
+    """What the library in ``folder`` was built from and for; None if there is none that is whole, to the last byte."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        return manifest if {"key", "content", "architectures", "march"} <= manifest.keys() else None
-    except (OSError, ValueError, AttributeError):
+        library = (folder / LIBRARY).read_bytes()
+        texts = [manifest[k] for k in ("key", "content", "march")] + list(manifest["architectures"])
+        intact = all(isinstance(t, str) for t in texts) and manifest.get("sha256") in (None, hashlib.sha256(library).hexdigest())
+        return manifest if intact else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
 
@@ -287,7 +292,7 @@ def _ninja_command() -> list[str]:
     return [found] if found else [sys.executable, "-m", "ninja"]
 
 
-def _run_ninja(workspace: Path, steps: int, progress: Callable[[str], None] | None) -> None:
+def _run_ninja(workspace: Path, held: int, progress: Callable[[str], None] | None) -> None:
     began = time.perf_counter()
     command = [*_ninja_command(), "-C", str(workspace)]
     try:
@@ -298,6 +303,7 @@ def _run_ninja(workspace: Path, steps: int, progress: Callable[[str], None] | No
             stdin=subprocess.DEVNULL,
             text=True,
             env={**os.environ, "NINJA_STATUS": "[%f/%t] "},
+            pass_fds=(held,),  # ninja outlives us if we are killed: the next builder must wait for it
         )
     except OSError as error:
         raise BuildError(f"ninja can't be run ({error}): pip install ninja") from error

@@ -11,7 +11,7 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -36,29 +36,53 @@ def directory(*parts: str) -> Path:
         raise CacheError(f"cache directory {root}: {error}; set FUSEBACKEND_CACHE_DIR to a directory of yours") from error
 
 
-def check_private(path: Path) -> None:
-    """Refuses a file or directory that somebody else could have written (CacheError)."""
+def check_private(path: Path, like: Path | None = None) -> None:
+    """Refuses a file or directory that somebody else could have written.
+
+    Args:
+        path: what is about to be loaded.
+        like: a file that is trusted anyway (our own code, for a library installed beside it): whoever owns that may own
+            ``path`` too, and whichever group may write that may write ``path``. World-writable is refused all the same.
+
+    Raises:
+        CacheError: ``path`` belongs to another user or is writable by others.
+    """
     info = path.stat()
-    if info.st_uid not in (os.getuid(), 0):
-        raise CacheError(f"{path} belongs to user id {info.st_uid}, not to you ({os.getuid()}): not used")
-    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    trusted = like.stat() if like else None
+    owners = {os.geteuid(), 0} | ({trusted.st_uid} if trusted else set())
+    if info.st_uid not in owners:
+        raise CacheError(f"{path} belongs to user id {info.st_uid}, not to you ({os.geteuid()}): not used")
+    allowed = trusted.st_mode & stat.S_IWGRP if trusted and trusted.st_gid == info.st_gid else 0
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) & ~allowed:
         raise CacheError(f"{path} is writable by others (mode {stat.filemode(info.st_mode)}): not used; chmod go-w it")
 
 
 @contextlib.contextmanager
-def lock(name: str) -> Iterator[None]:
-    """Holds an exclusive lock between processes. The kernel releases it when its holder dies, however it dies."""
-    with open(directory() / f"{name}.lock", "w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+def lock(name: str, progress: Callable[[str], None] | None = None) -> Iterator[int]:
+    """Holds an exclusive lock between processes, and yields its file descriptor: a child that inherits it holds the lock
+    too. The kernel releases it when its last holder is gone, however it ends. ``progress`` hears of a wait."""
+    path = directory() / f"{name}.lock"
+    try:
+        handle = open(path, "w")
+    except OSError as error:
+        raise CacheError(f"cache directory {path.parent}: {error}; set FUSEBACKEND_CACHE_DIR to a directory of yours") from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if progress:
+                progress("waits for another process that is building")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle.fileno()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Writes ``data`` so that a reader sees the old content or the new, never a part."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

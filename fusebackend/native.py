@@ -12,6 +12,7 @@ import dataclasses
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -42,6 +43,9 @@ class Native:
         return None
 
 
+#: Seconds for which a failed build is not tried again: its cause may have been a full disk or memory.
+FAILURES_LAST = 24 * 3600
+
 _loaded: Native | None = None
 _lock = threading.Lock()
 
@@ -60,27 +64,32 @@ def load() -> Native:
 def _find_and_load() -> Native:
     try:
         return _prebuilt() or _built()
-    except (build.BuildError, cache.CacheError, OSError) as error:
+    except (build.BuildError, cache.CacheError) as error:
         return Native(reason=str(error))
+    except Exception as error:  # a full disk, a library that the loader does not like, ...
+        return Native(reason=f"{type(error).__name__}: {error}")
 
 
 def _prebuilt() -> Native | None:
     for folder in prebuilt_folders():
-        manifest = build.read_manifest(folder)
-        if manifest is None:
-            continue
-        unfit = _unfit(manifest)
-        if unfit:
-            log.warning("the library in %s is not used: %s", folder, unfit)
-            continue
-        return _open(folder, manifest)
+        try:
+            manifest = build.read_manifest(folder)
+            unfit = _unfit(manifest) if manifest else "it is damaged, or there is none"
+            if not unfit:
+                return _open(folder, manifest)
+        except (cache.CacheError, OSError) as error:
+            unfit = str(error)
+        log.warning("the library in %s is not used: %s", folder, unfit)
     return None
+
+
+PACKAGED = Path(__file__).parent / "lib"
 
 
 def prebuilt_folders() -> list[Path]:
     """Where a library that was built ahead may lie."""
     named = os.environ.get("FUSEBACKEND_LIBRARY")
-    return [Path(p) for p in (named, Path(__file__).parent / "lib") if p]
+    return [*([Path(named)] if named else []), *([PACKAGED] if PACKAGED.is_dir() else [])]
 
 
 def _unfit(manifest: dict) -> str | None:
@@ -99,22 +108,23 @@ def _built() -> Native:
     if gpus and not wanted.cuda:
         reason = "no nvcc found, so there are no CUDA kernels: install the CUDA toolkit, or set CUDA_HOME"
     failed = cache.directory("native") / f"{wanted.key}.failed"
-    if failed.exists():
+    if failed.exists() and time.time() - failed.stat().st_mtime < FAILURES_LAST:
         raise build.BuildError(f"an earlier build failed, see {failed}; `python -m fusebackend build` tries again")
     try:
         with progress_line("building kernels, once for this machine") as progress:
             folder = build.build(wanted, progress=progress)
     except build.BuildError as error:
         # Remembered, so that every later process does not spend the same time failing.
-        cache.write_atomically(failed, str(error).encode())
+        with contextlib.suppress(OSError):
+            cache.write_atomically(failed, str(error).encode())
         raise
     return dataclasses.replace(_open(folder, build.read_manifest(folder)), reason=reason)
 
 
 def _open(folder: Path, manifest: dict) -> Native:
     library = folder / build.LIBRARY
-    cache.check_private(folder)
-    cache.check_private(library)
+    for path in (folder, library):
+        cache.check_private(path, like=Path(__file__) if folder == PACKAGED else None)
     torch.ops.load_library(str(library))
     return Native(library, tuple(manifest["architectures"]), manifest["key"])
 
