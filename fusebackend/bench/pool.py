@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import gc
 import multiprocessing
 import os
@@ -202,12 +201,12 @@ def _work(connection: Connection, threads: int, lock: str) -> None:
     """What a worker process does: prepares jobs, keeps them, and measures them when it is told to."""
     from torch._inductor import config as inductor_config
 
+    from . import turns
     from .timing import this_device
 
     inductor_config.compile_threads = threads
     torch.set_num_threads(threads)
     sys.stdout = sys.stderr
-    _take_turns(lock)
     prepared: dict[str, Callable[[], Row]] = {}
     while True:
         try:
@@ -215,7 +214,8 @@ def _work(connection: Connection, threads: int, lock: str) -> None:
         except EOFError:
             return
         if what == "prepare":
-            result = _attempt(job.prepare, this_device())
+            with turns.taken(lock):
+                result = _attempt(job.prepare, this_device())
             if not isinstance(result, Failure):
                 prepared[repr(job)] = result
                 result = None
@@ -224,20 +224,3 @@ def _work(connection: Connection, threads: int, lock: str) -> None:
         else:
             result = _attempt(prepared.pop(repr(job)))
         connection.send(result)
-
-
-def _take_turns(lock: str) -> None:
-    """Lets only one of the processes time kernels on the GPU while it compiles (autotuning)."""
-    import fcntl
-
-    from torch._inductor.runtime.benchmarking import benchmarker
-
-    alone = benchmarker.benchmark_gpu
-
-    @functools.wraps(alone)
-    def in_turn(*args: Any, **kwargs: Any) -> Any:
-        with open(lock) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            return alone(*args, **kwargs)
-
-    benchmarker.benchmark_gpu = in_turn

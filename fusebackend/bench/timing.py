@@ -41,7 +41,7 @@ def in_turn(calls: Mapping[str, Callable[[], Any]], device: torch.device, second
     """Times calls in rounds, A B, B A, ..., so that what changes over time (clocks, other load) changes all alike.
 
     One entry of a round is the mean of as many calls in a row as take 50 ms, without waiting in between, as in a training
-    loop. There are ``rounds`` rounds at least, then more until ``seconds`` have passed or the ratio of any two calls is
+    loop; on a CPU the shortest of as many as take 250 ms, since other load only adds. There are ``rounds`` rounds at least, then more until ``seconds`` have passed or the ratio of any two calls is
     known to 0.3 % (half the distance of its quartiles, over the root of the number of rounds).
 
     Returns:
@@ -49,7 +49,8 @@ def in_turn(calls: Mapping[str, Callable[[], Any]], device: torch.device, second
     """
     for call in calls.values():
         call()
-    repeats = {name: max(1, round(50 / _run(call, 1, device))) for name, call in calls.items()}
+    span = 50 if device.type == "cuda" else 250
+    repeats = {name: max(1, round(span / _run(call, 1, device))) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     began, names = time.perf_counter(), list(calls)
     while True:
@@ -82,10 +83,12 @@ def _run(call: Callable[[], Any], repeats: int, device: torch.device) -> float:
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / repeats
-    began = time.perf_counter()
+    times = []
     for _ in range(repeats):
+        began = time.perf_counter()
         call()
-    return 1e3 * (time.perf_counter() - began) / repeats
+        times.append(time.perf_counter() - began)
+    return 1e3 * min(times)
 
 
 def geomean(ratios: Iterable[float]) -> float:

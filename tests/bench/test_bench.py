@@ -1,5 +1,6 @@
 """``python -m fusebackend bench``: what it takes, measures, prints and writes. No figure is judged here."""
 
+import fcntl
 import functools
 import json
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from fusebackend.__main__ import main
-from fusebackend.bench import Case, compile_time, kernels, models, plots, pool, results, timing
+from fusebackend.bench import Case, compile_time, kernels, models, plots, pool, results, timing, turns
 
 CPU = torch.device("cpu")
 
@@ -228,6 +229,31 @@ def test_a_worker_process_measures_what_it_prepared_after_all_is_compiled():
 def test_a_worker_process_that_dies_costs_its_own_job_only():
     ((job, row),) = pool._Pool([Answer("dies")], True, 0, workers=1, threads=1).run()
     assert str(row) == "the worker process ended: exit code 3"
+
+
+def test_what_runs_shares_the_lock_and_what_times_holds_it_alone(tmp_path):
+    path = tmp_path / "lock"
+    path.touch()
+
+    def others_may(how):
+        with open(path) as file:
+            try:
+                fcntl.flock(file, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    with open(path) as file:
+        lock = turns._Lock(file.fileno())
+        with lock.hold(alone=False):
+            assert others_may(fcntl.LOCK_SH) and not others_may(fcntl.LOCK_EX)
+            with lock.hold(alone=True):  # autotuning at the first call of a kernel
+                assert not others_may(fcntl.LOCK_SH)
+                with lock.hold(alone=False):
+                    assert not others_may(fcntl.LOCK_SH)
+            assert others_may(fcntl.LOCK_SH) and not others_may(fcntl.LOCK_EX)
+        assert others_may(fcntl.LOCK_EX)
+        assert lock.around(lambda: others_may(fcntl.LOCK_SH), alone=True)() is False
 
 
 # ---- models ----
