@@ -41,8 +41,9 @@ def in_turn(calls: Mapping[str, Callable[[], Any]], device: torch.device, second
     """Times calls in rounds, A B, B A, ..., so that what changes over time (clocks, other load) changes all alike.
 
     One entry of a round is the mean of as many calls in a row as take 50 ms, without waiting in between, as in a training
-    loop; on a CPU the shortest of as many as take 250 ms, since other load only adds. There are ``rounds`` rounds at least, then more until ``seconds`` have passed or the ratio of any two calls is
-    known to 0.3 % (half the distance of its quartiles, over the root of the number of rounds).
+    loop; on a CPU the shortest of as many as take 250 ms, since other load only adds. There are ``rounds`` rounds at
+    least, then more until ``seconds`` have passed or the ratio of any two calls is known to 0.3 % (half the distance of
+    its quartiles, over the root of the number of rounds).
 
     Returns:
         ms a call, one number a round, by name; the numbers at the same place were taken in the same round.
