@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,9 @@ def kernels(chosen: argparse.Namespace) -> int:
     if not jobs:
         raise UsageError(f"no case has {chosen.case!r} in its name" if chosen.case else "these families have no random shapes")
 
-    def rows() -> Iterator[dict[str, Any]]:
-        for job, row in pool.run(jobs, this_device(), alone=False):
-            yield {"family": job.family, "case": job.name, **_figures(row)}
-
-    return _measure(chosen, "random" if chosen.random else "kernels", rows(), kernels.heading(jobs[0].ways), kernels.line)
+    found = pool.run(jobs, this_device(), alone=False)
+    rows = ((jobs.index(job), {"family": job.family, "case": job.name, **_figures(row)}) for job, row in found)
+    return _measure(chosen, "random" if chosen.random else "kernels", rows, kernels.heading(jobs[0].ways), kernels.line)
 
 
 def models(chosen: argparse.Namespace) -> int:
@@ -98,11 +97,9 @@ def models(chosen: argparse.Namespace) -> int:
     parse(None, dict(options))  # before the work, not after it
     jobs = models.jobs(chosen.model, chosen.kind, options, chosen.steps)
 
-    def rows() -> Iterator[dict[str, Any]]:
-        for job, row in pool.run(jobs, this_device(), alone=True, compiling=4):
-            yield {"model": job.model, "kind": job.kind, **_figures(row)}
-
-    return _measure(chosen, "models", rows(), models.HEADING, models.line)
+    found = pool.run(jobs, this_device(), alone=True, compiling=4)
+    rows = ((jobs.index(job), {"model": job.model, "kind": job.kind, **_figures(row)}) for job, row in found)
+    return _measure(chosen, "models", rows, models.HEADING, models.line)
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -125,7 +122,7 @@ def compile_time(chosen: argparse.Namespace) -> int:
     graphs = [g for g in compile_time.GRAPHS if any(text in g for text in chosen.graph)] if chosen.graph else suited
     if not graphs:
         raise UsageError(f"--graph takes a part of {', '.join(compile_time.GRAPHS)}; got {', '.join(chosen.graph)}")
-    rows = ({**names, **_figures(row)} for names, row in compile_time.run(graphs, chosen.repeats))
+    rows = enumerate({**names, **_figures(row)} for names, row in compile_time.run(graphs, chosen.repeats))
     return _measure(chosen, "compile", rows, compile_time.HEADING, compile_time.line)
 
 
@@ -138,8 +135,11 @@ def _figures(row: Any) -> dict[str, Any]:
     return {"failure": f"{row}; pip install 'fusebackend[models]' brings what the public models need" if missing else str(row)}
 
 
-def _measure(chosen: argparse.Namespace, section: str, rows: Iterator[dict[str, Any]], heading: str, line: Callable) -> int:
-    """Prints rows as they come and keeps them; then what was asked for besides. 1 if a row has no figures, or wrong ones."""
+def _measure(chosen: argparse.Namespace, section: str, rows: Iterable[tuple[int, dict[str, Any]]], heading: str, line: Callable) -> int:
+    """Prints rows as they come and keeps them in order; then what was asked for besides.
+
+    Returns 1 if a row has no figures, or wrong ones.
+    """
     from . import results
     from .timing import environment
 
@@ -149,8 +149,11 @@ def _measure(chosen: argparse.Namespace, section: str, rows: Iterator[dict[str, 
             raise UsageError(f"{path}: there is no folder {path.absolute().parent}")
     data: dict[str, Any] = {"environment": environment(), section: []}
     print(results.describe(data["environment"]), heading, sep="\n\n", flush=True)
-    for row in rows:
-        data[section].append(row)
+    began, kept = time.perf_counter(), {}
+    for place, row in rows:
+        kept[place] = row
+        data[section] = [kept[i] for i in sorted(kept)]
+        data["seconds"] = round(time.perf_counter() - began)
         names = " ".join(str(row[n]) for n in results.SECTIONS[section])
         print(line(row) if results.complete(row) else f"{names:44}no figures: {row['failure']}", flush=True)
         if chosen.output:

@@ -58,6 +58,10 @@ class KernelJob:
     def label(self) -> str:
         return f"{self.family}: {self.name}"
 
+    @property
+    def weight(self) -> int:
+        return 0
+
     def prepare(self, device: torch.device) -> Callable[[], Row]:
         case = next(c for c in _cases(self.family, self.random) if c.name == self.name)
         return Prepared(case, self.ways, device).measure

@@ -47,6 +47,8 @@ GOALS = {
 #: What any other model must not fall below: no slower, but for noise.
 NO_SLOWER = 0.98
 
+_SLOW_TO_COMPILE = ("swin_b", "wav2vec2_bert", "gpt2_small", "convnext_tiny")
+
 #: A step changes the parameters by this part of their norm when losses are compared.
 STEP = 1e-3
 
@@ -70,6 +72,10 @@ class ModelJob:
     @property
     def label(self) -> str:
         return f"{self.model} {self.kind}"
+
+    @property
+    def weight(self) -> int:
+        return 2 * KINDS[self.kind][0] + (self.model in _SLOW_TO_COMPILE or self.model not in MODELS)
 
     def prepare(self, device: torch.device) -> Callable[[], Row]:
         return Prepared(self, device).measure

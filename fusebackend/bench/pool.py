@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import gc
 import multiprocessing
 import os
@@ -35,6 +36,10 @@ class Job(Protocol):
 
     @property
     def label(self) -> str: ...
+
+    @property
+    def weight(self) -> int:
+        """Jobs of greater weight are begun first: those that take longest to compile."""
 
     def prepare(self, device: torch.device) -> Callable[[], Row]:
         """Compiles everything, and returns what takes the times."""
@@ -117,7 +122,7 @@ class _Worker:
 
 class _Pool:
     def __init__(self, jobs: Sequence[Job], alone: bool, compiling: int, workers: int, threads: int):
-        self.waiting = collections.deque(jobs)
+        self.waiting = collections.deque(sorted(jobs, key=lambda job: -job.weight))
         self.total = len(jobs)
         self.alone, self.compiling_allowed, self.limit, self.threads = alone, compiling, workers, threads
         self.workers: list[_Worker] = []
@@ -140,7 +145,7 @@ class _Pool:
             for worker in list(self.workers):
                 self._end(worker)
             for process in self.ended:
-                process.join(10)
+                process.join(3)
                 process.kill()
 
     def _busy(self) -> int:
@@ -197,6 +202,10 @@ class _Pool:
         self.ended.append(worker.process)
 
 
+def _with_seconds(measure: Callable[[], Row], seconds: float) -> Row:
+    return {**measure(), "prepared_s": seconds}
+
+
 def _work(connection: Connection, threads: int, lock: str) -> None:
     """What a worker process does: prepares jobs, keeps them, and measures them when it is told to."""
     from torch._inductor import config as inductor_config
@@ -213,11 +222,12 @@ def _work(connection: Connection, threads: int, lock: str) -> None:
             what, job = connection.recv()
         except EOFError:
             return
+        began = time.perf_counter()
         if what == "prepare":
             with turns.taken(lock):
                 result = _attempt(job.prepare, this_device())
             if not isinstance(result, Failure):
-                prepared[repr(job)] = result
+                prepared[repr(job)] = functools.partial(_with_seconds, result, round(time.perf_counter() - began, 1))
                 result = None
             gc.collect()
             torch.cuda.empty_cache()

@@ -68,7 +68,10 @@ def row_of(case, family):
     ],
 )
 def test_wrong_arguments_are_told_in_a_line_before_any_work(arguments, said, capsys, monkeypatch):
-    monkeypatch.setattr(pool, "run", lambda *_, **__: pytest.fail("work began"))
+    def begins(*_, **__):
+        yield pytest.fail("work began")
+
+    monkeypatch.setattr(pool, "run", begins)
     assert main(["bench", *arguments]) == 1
     error = capsys.readouterr().err
     assert said in error and error.startswith("fusebackend: ") and error.count("\n") == 1
@@ -199,9 +202,8 @@ class Answer:
     def __init__(self, what):
         self.what = what
 
-    @property
-    def label(self):
-        return self.what
+    label = property(lambda self: self.what)
+    weight = property(lambda self: self.what == "heavy")
 
     def __repr__(self):
         return self.what
@@ -217,13 +219,11 @@ class Answer:
 
 
 def test_a_worker_process_measures_what_it_prepared_after_all_is_compiled():
-    jobs = [Answer(what) for what in ("first", "fails", "second")]
-    found = [(job.what, str(row)) for job, row in pool._Pool(jobs, False, 0, workers=1, threads=1).run()]
-    assert found == [
-        ("fails", "ValueError: as it was told to"),
-        ("first", "{'measured': 'first'}"),
-        ("second", "{'measured': 'second'}"),
-    ]
+    jobs = [Answer(what) for what in ("light", "fails", "heavy")]
+    found = [(job.what, row) for job, row in pool._Pool(jobs, False, 0, workers=1, threads=1).run()]
+    assert [name for name, _ in found] == ["fails", "heavy", "light"]
+    assert str(found[0][1]) == "ValueError: as it was told to"
+    assert [row["measured"] for _, row in found[1:]] == ["heavy", "light"] and all(row["prepared_s"] >= 0 for _, row in found[1:])
 
 
 def test_a_worker_process_that_dies_costs_its_own_job_only():
