@@ -8,7 +8,7 @@ See README.md for the families and their measured ratios, and :mod:`fusebackend.
 
 __version__ = "0.1.0"
 
-from .backend import last_report, reports
+from .backend import inductor_configs, last_report, load_operators, reports
 from .explain import explain
 from .kernel import load_kernel
 from .pattern import Match, Pattern, Reject
@@ -27,8 +27,10 @@ __all__ = [
     "disable",
     "enable",
     "explain",
+    "inductor_configs",
     "last_report",
     "load_kernel",
+    "load_operators",
     "prioritize",
     "register",
     "register_pattern",

@@ -25,7 +25,7 @@ from . import __version__, interpret, native, report
 from .log import log, warn_once
 from .options import Options, parse
 from .passes import SLOTS, FusePass, chained
-from .registry import select
+from .registry import all_patterns, select
 from .rewrite import Fuel
 
 _fuel: dict[int, Fuel] = {}
@@ -59,22 +59,16 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     interpreted = chosen.interpret or explained is not None
     name = None if interpreted or not chosen.cacheable or identity is None else _report_key(gm, example_inputs, identity, chosen)
 
-    patches = _inductor_patches(chosen)
-    prefix = f"{len(explained)}: " if explained else ""  # several graphs of one explanation are told apart by number
     fuel = _forced_fuel.get() or _fuel_for(chosen)
-    cacheable = chosen.cacheable and fuel is None
-    common = {
-        "strict": chosen.strict,
-        "fuel": fuel,
-        "check": chosen.check == "numeric",
-        "code": explained is not None,
-        "prefix": prefix,
-        "done": lambda: _graph_done(result, name, traced),
-    }
-    levels = {p.level for p in select(chosen.patterns)} | {"post_grad"}  # the post-grad pass also records the graph
-    for level in levels:
-        own = FusePass(level, chosen.patterns, identity if cacheable else None, result, **common)
-        patches[SLOTS[level]] = chained(SLOTS[level], own, patches)
+    patches = _with_passes(
+        chosen,
+        identity if fuel is None else None,
+        result,
+        fuel=fuel,
+        code=explained is not None,
+        prefix=f"{len(explained)}: " if explained else "",  # several graphs of one explanation are told apart by number
+        done=lambda: _graph_done(result, name, traced),
+    )
     if interpreted:
         patches.update(interpret.PATCHES)
     if explained is not None:
@@ -91,6 +85,43 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     report.trace(result)
     traced = True
     return compiled
+
+
+def inductor_configs(*, mode: str | None = None, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Inductor's configuration with this package's substitutions, for compilers that take one instead of a backend.
+
+        program = torch.export.export(model, inputs)
+        path = torch._inductor.aoti_compile_and_package(program, inductor_configs=fusebackend.inductor_configs())
+
+    A program that runs the package calls :func:`load_operators` first. Make a new configuration for each compile:
+    :func:`last_report` tells what was substituted in the last.
+
+    Args:
+        mode, options: as for ``torch.compile``.
+
+    Raises:
+        ValueError: an unknown option or mode, or ``fuse.interpret``, which makes no code.
+    """
+    library = native.load()
+    chosen = parse(mode, options)
+    if chosen.interpret:
+        raise ValueError("inductor_configs: fuse.interpret runs graphs without code, and code is what a package holds")
+    result = report.Report(notes=[library.reason] if library.reason else [])
+    patches = _with_passes(chosen, uuid(chosen, library), result, fuel=_fuel_for(chosen))
+    _reports.append(result)
+    return patches
+
+
+def load_operators() -> None:
+    """Defines the operators of this package and loads their kernels, for a program that runs code compiled elsewhere.
+
+    Raises:
+        RuntimeError: there is no native library; the message says why.
+    """
+    all_patterns()
+    library = native.load()
+    if library.path is None:
+        raise RuntimeError(f"no native library: {library.reason}")
 
 
 def _is_foreign(value: Any) -> bool:
@@ -163,6 +194,23 @@ def forced_fuel(fuel: Fuel) -> Iterator[Fuel]:
         yield fuel
     finally:
         _forced_fuel.reset(token)
+
+
+def _with_passes(chosen: Options, identity: str | None, result: report.Report, **more: Any) -> dict[str, Any]:
+    """Inductor's configuration for the user's mode and options, with our passes behind the user's."""
+    patches = _inductor_patches(chosen)
+    for level in {p.level for p in select(chosen.patterns)} | {"post_grad"}:  # the post-grad pass also records the graph
+        own = FusePass(
+            level,
+            chosen.patterns,
+            identity if chosen.cacheable else None,
+            result,
+            strict=chosen.strict,
+            check=chosen.check == "numeric",
+            **more,
+        )
+        patches[SLOTS[level]] = chained(SLOTS[level], own, patches)
+    return patches
 
 
 def _inductor_patches(chosen: Options) -> dict[str, Any]:

@@ -73,6 +73,8 @@ def pack(what: build.Plan, output: Path, progress: Callable[[str], None] | None 
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(root / name, tree)
         folder = build.build(what, tree / "fusebackend" / "lib", progress)
+        if build.content_hash(tree / "csrc") != build.content_hash():
+            raise build.BuildError("csrc changed while it was compiled: try again")
         (tree / "setup.py").write_text(_SETUP.format(platform=manylinux(folder / build.LIBRARY)))
         made = Path(scratch) / "made"
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(made), str(tree)]

@@ -12,7 +12,7 @@ namespace {
 class Workspace {
  public:
   explicit Workspace(size_t bytes) {
-    if (bytes > 0) TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &data_));
+    if (bytes > 0) check_allocated(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &data_));
   }
   ~Workspace() {
     if (data_) aoti_torch_cuda_caching_allocator_raw_delete(data_);

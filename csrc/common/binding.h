@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "out_of_memory.h"
+
 namespace fusebackend {
 
 using torch::headeronly::IntHeaderOnlyArrayRef;
@@ -24,8 +26,10 @@ inline Tensor empty_strided_like(const Tensor& like, const std::vector<int64_t>&
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, device_type, device_index, &handle));
+  const AOTITorchError error = aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, device_type, device_index, &handle);
+  if (device_type == aoti_torch_device_type_cuda()) check_allocated(error);
+  TORCH_ERROR_CODE_CHECK(error);
   return Tensor(handle);
 }
 

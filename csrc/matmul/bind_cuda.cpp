@@ -68,8 +68,8 @@ Tensor matmul_planes(const Tensor& x, int64_t inner) {
   std::vector<int64_t> strides(4, 1);
   for (int d = 2; d >= 0; --d) strides[d] = strides[d + 1] * sizes[d + 1];
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(4, sizes.data(), strides.data(), aoti_torch_dtype_bfloat16(),
-                                                  aoti_torch_device_type_cuda(), x.get_device_index(), &handle));
+  check_allocated(aoti_torch_empty_strided(4, sizes.data(), strides.data(), aoti_torch_dtype_bfloat16(), aoti_torch_device_type_cuda(),
+                                           x.get_device_index(), &handle));
   Tensor planes(handle);
   if (x.numel() == 0) return planes;
   const int64_t rows = x.size(x.dim() - 2), columns = x.size(x.dim() - 1);

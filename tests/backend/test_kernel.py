@@ -44,6 +44,13 @@ def test_a_kernel_is_built_and_passes_opcheck():
     assert library_key(op)
 
 
+def test_a_kernel_can_say_that_memory_is_out():
+    """As torch's own operators do, in every version of torch: by an exception that the stable ABI does not have."""
+    op = load("hungry", {"hungry.cpp": TWICE.replace("NAME", "hungry").replace("Tensor out =", 'throw_out_of_memory("no room"); Tensor out =')})
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        op(torch.ones(3))
+
+
 def test_sources_may_be_files_with_headers_beside_them(tmp_path):
     (tmp_path / "mine.h").write_text("#define FACTOR 3\n")
     (tmp_path / "thrice.cpp").write_text('#include "mine.h"\n' + TWICE.replace("NAME", "thrice").replace("2 *", "FACTOR *"))
