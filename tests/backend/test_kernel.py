@@ -46,7 +46,8 @@ def test_a_kernel_is_built_and_passes_opcheck():
 
 def test_a_kernel_can_say_that_memory_is_out():
     """As torch's own operators do, in every version of torch: by an exception that the stable ABI does not have."""
-    op = load("hungry", {"hungry.cpp": TWICE.replace("NAME", "hungry").replace("Tensor out =", 'throw_out_of_memory("no room"); Tensor out =')})
+    source = TWICE.replace("NAME", "hungry").replace("Tensor out =", 'throw_out_of_memory("no room"); Tensor out =')
+    op = load("hungry", {"hungry.cpp": source})
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
         op(torch.ones(3))
 
