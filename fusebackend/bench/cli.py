@@ -97,7 +97,7 @@ def models(chosen: argparse.Namespace) -> int:
     parse(None, dict(options))  # before the work, not after it
     jobs = models.jobs(chosen.model, chosen.kind, options, chosen.steps)
 
-    found = pool.run(jobs, this_device(), alone=True, compiling=4)
+    found = pool.run(jobs, this_device(), alone=True, compiling=8)
     rows = ((jobs.index(job), {"model": job.model, "kind": job.kind, **_figures(row)}) for job, row in found)
     return _measure(chosen, "models", rows, models.HEADING, models.line)
 

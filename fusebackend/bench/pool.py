@@ -8,7 +8,6 @@ compiled until its turn to measure comes. Without a GPU, or with few cores, jobs
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -17,15 +16,20 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
+from unittest import mock
 
 import torch
 
 from ..native import progress_line
 
 Row = dict[str, Any]
+
+#: Kernels that a process compiles at a time: its own part of a compile, which is one thread's, takes longer.
+COMPILE_THREADS = 4
 
 #: Below this number of cores nothing is gained by compiling side by side: Inductor's own workers use them.
 FEWEST_CORES = 8
@@ -69,13 +73,11 @@ def run(jobs: Sequence[Job], device: torch.device, *, alone: bool, compiling: in
             prepares one job after another.
         compiling: measuring may begin while at most so many processes still compile.
     """
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     if device.type != "cuda" or cores < FEWEST_CORES:
         return _here(jobs, device)
     workers = min(cores - 2, len(jobs))
-    with contextlib.suppress(AttributeError):
-        cores = len(os.sched_getaffinity(0))
-    return _Pool(jobs, alone, compiling, workers, threads=max(1, cores // workers)).run()
+    return _Pool(jobs, alone, compiling, workers).run()
 
 
 def _here(jobs: Sequence[Job], device: torch.device) -> Iterator[tuple[Job, Row | Failure]]:
@@ -121,21 +123,21 @@ class _Worker:
 
 
 class _Pool:
-    def __init__(self, jobs: Sequence[Job], alone: bool, compiling: int, workers: int, threads: int):
+    def __init__(self, jobs: Sequence[Job], alone: bool, compiling: int, workers: int):
         self.waiting = collections.deque(sorted(jobs, key=lambda job: -job.weight))
         self.total = len(jobs)
-        self.alone, self.compiling_allowed, self.limit, self.threads = alone, compiling, workers, threads
+        self.alone, self.compiling_allowed, self.limit = alone, compiling, workers
         self.workers: list[_Worker] = []
         self.ready: collections.deque[tuple[_Worker, Job]] = collections.deque()
         self.measuring: _Worker | None = None
         self.ended: list[Any] = []
         self.context = multiprocessing.get_context("spawn")
-        self.lock = tempfile.NamedTemporaryFile(prefix="fusebackend-bench-", suffix=".lock")
+        self.folder = tempfile.TemporaryDirectory(prefix="fusebackend-bench-")  # of lock files
 
     def run(self) -> Iterator[tuple[Job, Row | Failure]]:
         began = time.perf_counter()
         try:
-            with self.lock, progress_line("compiling") as progress:
+            with self.folder, progress_line("compiling") as progress:
                 while self.waiting or self.ready or any(w.job for w in self.workers):
                     self._assign()
                     yield from self._receive()
@@ -188,8 +190,9 @@ class _Pool:
 
     def _start(self) -> _Worker:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_work, args=(theirs, self.threads, self.lock.name), daemon=False)
-        process.start()
+        process = self.context.Process(target=_work, args=(theirs, self.folder.name))
+        with mock.patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS=str(COMPILE_THREADS)):
+            process.start()
         theirs.close()
         self.workers.append(_Worker(process, ours))
         return self.workers[-1]
@@ -206,16 +209,14 @@ def _with_seconds(measure: Callable[[], Row], seconds: float) -> Row:
     return {**measure(), "prepared_s": seconds}
 
 
-def _work(connection: Connection, threads: int, lock: str) -> None:
+def _work(connection: Connection, folder: str) -> None:
     """What a worker process does: prepares jobs, keeps them, and measures them when it is told to."""
-    from torch._inductor import config as inductor_config
-
-    from . import turns
     from .timing import this_device
+    from .turns import Turns
 
-    inductor_config.compile_threads = threads
-    torch.set_num_threads(threads)
+    warnings.simplefilter("ignore")  # Inductor's advice on the models
     sys.stdout = sys.stderr
+    turns = Turns(folder)
     prepared: dict[str, Callable[[], Row]] = {}
     while True:
         try:
@@ -224,7 +225,7 @@ def _work(connection: Connection, threads: int, lock: str) -> None:
             return
         began = time.perf_counter()
         if what == "prepare":
-            with turns.taken(lock):
+            with turns.preparing():
                 result = _attempt(job.prepare, this_device())
             if not isinstance(result, Failure):
                 prepared[repr(job)] = functools.partial(_with_seconds, result, round(time.perf_counter() - began, 1))
@@ -232,5 +233,6 @@ def _work(connection: Connection, threads: int, lock: str) -> None:
             gc.collect()
             torch.cuda.empty_cache()
         else:
-            result = _attempt(prepared.pop(repr(job)))
+            with turns.measuring():
+                result = _attempt(prepared.pop(repr(job)))
         connection.send(result)

@@ -37,7 +37,7 @@ def median_ms(fn: Callable[[], Any], device: torch.device) -> float:
     return 1e3 * statistics.median(times)
 
 
-def in_turn(calls: Mapping[str, Callable[[], Any]], device: torch.device, seconds: float = 5.0, rounds: int = 7) -> dict[str, list[float]]:
+def in_turn(calls: Mapping[str, Callable[[], Any]], device: torch.device, seconds: float = 4.0, rounds: int = 7) -> dict[str, list[float]]:
     """Times calls in rounds, A B, B A, ..., so that what changes over time (clocks, other load) changes all alike.
 
     One entry of a round is the mean of as many calls in a row as take 50 ms, without waiting in between, as in a training

@@ -1,6 +1,8 @@
-"""The GPU is shared by processes that compile: none runs what it compiled while another one times something.
+"""Processes that compile side by side share a GPU: who times something there is not disturbed by what the others run.
 
-What is chosen by timing during a compile (autotuning, the gate) would else depend on what the others were doing.
+Two lock files. Who measures holds the first alone, and whoever runs a compiled graph shares it. Who times kernels to choose
+between them (autotuning, during a compile or at a kernel's first call) holds the second alone; runs share it from their
+second on: a first one is mostly loading of kernels, and takes seconds in which the GPU does little.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import contextlib
 import fcntl
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,49 +20,77 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.benchmarking import benchmarker
 
 
-@contextlib.contextmanager
-def taken(path: str) -> Iterator[None]:
-    """Within, compiled graphs of this process hold the lock file at ``path`` together with those of others while they run,
-    and timings hold it alone."""
-    with open(path) as file:
-        lock = _Lock(file.fileno())
+class Turns:
+    """This process's hold of the lock files in ``folder``."""
+
+    def __init__(self, folder: str):
+        self._measuring, self._timing = (_Lock(Path(folder, name)) for name in ("measuring", "timing"))
+        self._preparing = False
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Within, graphs that Inductor compiled take their turns, and so does autotuning."""
+        run, time = CompiledFxGraph.__call__, benchmarker.benchmark_gpu
         with (
-            mock.patch.object(CompiledFxGraph, "__call__", lock.around(CompiledFxGraph.__call__, alone=False)),
-            mock.patch.object(benchmarker, "benchmark_gpu", lock.around(benchmarker.benchmark_gpu, alone=True)),
+            mock.patch.object(CompiledFxGraph, "__call__", self._running(run)),
+            mock.patch.object(benchmarker, "benchmark_gpu", self._timed(time)),
         ):
+            self._preparing = True
             try:
                 yield
             finally:
-                lock.open = False
+                self._preparing = False
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Within, no other process runs compiled graphs."""
+        with self._measuring.hold(alone=True):
+            yield
+
+    def _running(self, call: Callable) -> Callable:
+        @functools.wraps(call)
+        def run(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._preparing:  # somebody has kept this function
+                return call(graph, *args, **kwargs)
+            with self._measuring.hold(alone=False), self._timing.hold(alone=False) if _seen(graph) else contextlib.nullcontext():
+                try:
+                    return call(graph, *args, **kwargs)
+                finally:
+                    torch.cuda.synchronize()
+
+        return run
+
+    def _timed(self, call: Callable) -> Callable:
+        @functools.wraps(call)
+        def time(*args: Any, **kwargs: Any) -> Any:
+            with self._timing.hold(alone=True):
+                return call(*args, **kwargs)
+
+        return time
+
+
+def _seen(graph: Any) -> bool:
+    seen, graph._fusebackend_bench_seen = getattr(graph, "_fusebackend_bench_seen", False), True
+    return seen
 
 
 class _Lock:
-    def __init__(self, file: int):
-        self._file = file
-        self.open = True  # what was compiled may keep a function that takes the lock
+    """A lock between processes which may be taken again within; alone within a shared hold, then all of it is taken anew."""
+
+    def __init__(self, path: Path):
+        self._file = open(path, "w")
         self._state = fcntl.LOCK_UN
 
     @contextlib.contextmanager
     def hold(self, alone: bool) -> Iterator[None]:
-        """A timing within a run (autotuning at the first call) gives up what is held to get all of it, and takes it back."""
         before = self._state
         self._take(fcntl.LOCK_EX if alone or before == fcntl.LOCK_EX else fcntl.LOCK_SH)
         try:
             yield
         finally:
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
             self._take(before)
 
     def _take(self, state: int) -> None:
-        if self.open and state != self._state:
+        if state != self._state:
             fcntl.flock(self._file, state)
             self._state = state
-
-    def around(self, call: Callable, alone: bool) -> Callable:
-        @functools.wraps(call)
-        def held(*args: Any, **kwargs: Any) -> Any:
-            with self.hold(alone):
-                return call(*args, **kwargs)
-
-        return held

@@ -220,40 +220,56 @@ class Answer:
 
 def test_a_worker_process_measures_what_it_prepared_after_all_is_compiled():
     jobs = [Answer(what) for what in ("light", "fails", "heavy")]
-    found = [(job.what, row) for job, row in pool._Pool(jobs, False, 0, workers=1, threads=1).run()]
+    found = [(job.what, row) for job, row in pool._Pool(jobs, False, 0, workers=1).run()]
     assert [name for name, _ in found] == ["fails", "heavy", "light"]
     assert str(found[0][1]) == "ValueError: as it was told to"
     assert [row["measured"] for _, row in found[1:]] == ["heavy", "light"] and all(row["prepared_s"] >= 0 for _, row in found[1:])
 
 
 def test_a_worker_process_that_dies_costs_its_own_job_only():
-    ((job, row),) = pool._Pool([Answer("dies")], True, 0, workers=1, threads=1).run()
+    ((job, row),) = pool._Pool([Answer("dies")], True, 0, workers=1).run()
     assert str(row) == "the worker process ended: exit code 3"
 
 
-def test_what_runs_shares_the_lock_and_what_times_holds_it_alone(tmp_path):
-    path = tmp_path / "lock"
-    path.touch()
-
-    def others_may(how):
-        with open(path) as file:
-            try:
-                fcntl.flock(file, how | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            return True
-
+def others_may(path, how):
     with open(path) as file:
-        lock = turns._Lock(file.fileno())
-        with lock.hold(alone=False):
-            assert others_may(fcntl.LOCK_SH) and not others_may(fcntl.LOCK_EX)
-            with lock.hold(alone=True):  # autotuning at the first call of a kernel
-                assert not others_may(fcntl.LOCK_SH)
-                with lock.hold(alone=False):
-                    assert not others_may(fcntl.LOCK_SH)
-            assert others_may(fcntl.LOCK_SH) and not others_may(fcntl.LOCK_EX)
-        assert others_may(fcntl.LOCK_EX)
-        assert lock.around(lambda: others_may(fcntl.LOCK_SH), alone=True)() is False
+        try:
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_a_lock_is_taken_alone_within_a_shared_hold_and_given_back(tmp_path):
+    path = tmp_path / "lock"
+    lock = turns._Lock(path)
+    with lock.hold(alone=False):
+        assert others_may(path, fcntl.LOCK_SH) and not others_may(path, fcntl.LOCK_EX)
+        with lock.hold(alone=True):  # autotuning at the first call of a kernel
+            assert not others_may(path, fcntl.LOCK_SH)
+            with lock.hold(alone=False):
+                assert not others_may(path, fcntl.LOCK_SH)
+        assert others_may(path, fcntl.LOCK_SH) and not others_may(path, fcntl.LOCK_EX)
+    assert others_may(path, fcntl.LOCK_EX)
+
+
+def test_who_measures_is_alone_and_who_runs_shares(tmp_path, monkeypatch):
+    taken = []
+
+    def run(graph, inputs):
+        taken.append([others_may(tmp_path / name, fcntl.LOCK_EX) for name in ("measuring", "timing")])
+
+    monkeypatch.setattr(turns.CompiledFxGraph, "__call__", run)
+    monkeypatch.setattr(turns.torch.cuda, "synchronize", lambda: None)
+    ours, graph = turns.Turns(tmp_path), types.SimpleNamespace()
+    with ours.preparing():
+        kept = turns.CompiledFxGraph.__call__
+        kept(graph, [])
+        kept(graph, [])
+    kept(graph, [])
+    assert taken == [[False, True], [False, False], [True, True]]
+    with ours.measuring():
+        assert not others_may(tmp_path / "measuring", fcntl.LOCK_SH)
 
 
 # ---- models ----
