@@ -46,6 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("check", help="package.module:function, which returns False or raises if the result is wrong")
     command.set_defaults(run=bisect)
 
+    command = commands.add_parser("fuzz", help="compare random programs with eager; needs the test extra")
+    command.add_argument("--minutes", type=float, help="stop after so long (default: 1, unless --programs is given)")
+    command.add_argument("--programs", type=int, help="stop after so many")
+    command.add_argument("--seed", type=int, default=0, help="of the first 500 programs, the next 500 have the next (default 0)")
+    command.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
+    command.add_argument("--codegen-every", type=int, default=0, metavar="N", help="every Nth through Inductor's code generation")
+    command.add_argument("--output", type=Path, default=Path("fuzz-failures"), help="folder for failures, as files that run")
+    command.set_defaults(run=fuzz)
+
     command = commands.add_parser("demo", help="train a small language model eagerly, with Inductor and with fuse")
     command.add_argument("--steps", type=int, default=20, help="training steps (default 20)")
     command.set_defaults(run=demo)
@@ -148,6 +157,28 @@ def bisect(chosen: argparse.Namespace) -> int:
     found = bisect(find(chosen.check, "bisect"), print)
     print(found)
     return 0 if found.passes_without and found.culprit is None else 1
+
+
+def fuzz(chosen: argparse.Namespace) -> int:
+    try:
+        from .fuzz import run
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise UsageError("fuzz needs hypothesis: pip install 'fusebackend[test]'") from error
+
+    minutes = 1.0 if chosen.minutes is None and chosen.programs is None else chosen.minutes
+    result = run.fuzz(
+        count=chosen.programs,
+        minutes=minutes,
+        start=chosen.seed,
+        device=chosen.device,
+        codegen_every=chosen.codegen_every,
+        save_to=chosen.output,
+        say=lambda line: print(line, flush=True),
+    )
+    print(f"torch {torch.__version__}, {chosen.device}, seed {chosen.seed}: {result}")
+    return 1 if result.wrong else 0
 
 
 def demo(chosen: argparse.Namespace) -> int:

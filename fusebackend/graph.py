@@ -218,6 +218,27 @@ def is_mutating(node: fx.Node) -> bool:
     return False
 
 
+def is_mutated_input(node: fx.Node) -> bool:
+    """Whether ``node`` looks at an input of a joint graph that the program mutates: a backward that is given it, and not
+    the copy that the program made, meets the new values."""
+    source = through_views(node)
+    while source.target is aten.clone.default:  # AOTAutograd's own, which Inductor removes
+        source = through_views(source.args[0])
+    if source.op != "placeholder":
+        return False
+    if any(u.target is aten.copy_.default and u.args[0] is source for u in source.users):
+        return True
+    # Written back by AOTAutograd behind the forward graph, which only returns the new value.
+    returned = source.graph.output_node().meta.get("desc") or ()
+    mutated = [d.mutated_input for d in returned if hasattr(d, "mutated_input")]
+    return "desc" in source.meta and source.meta["desc"] in mutated
+
+
+def is_joint(graph: fx.Graph) -> bool:
+    """Whether forward and backward are in one graph (also true of a backward alone)."""
+    return any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder"))
+
+
 def mutation_between(first: fx.Node, last: fx.Node) -> fx.Node | None:
     """A node from ``first`` up to ``last`` that mutates something; moving a computation across it would be wrong."""
     node = first

@@ -11,6 +11,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from . import graph as g
 from . import report
 from .pattern import Level
 from .registry import select
@@ -66,7 +67,7 @@ class FusePass(CustomGraphPass):
 
     def _graph_name(self, graph: fx.Graph) -> str:
         """``forward``, ``backward`` or ``joint``; numbered where one compile has several (subgraphs of control flow)."""
-        tangents = any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder"))
+        tangents = g.is_joint(graph)
         kind = "backward" if tangents else "forward"
         if self.level == "joint":
             kind = "joint" if tangents else "forward (joint level)"

@@ -218,6 +218,10 @@ def _problem(match: Match, new: tuple[fx.Node, ...], emitter: Emitter) -> str | 
         late = next((i for i in node.all_input_nodes if not i < node), None)
         if late is not None:
             return f"it uses {late.name}, which is computed later"
+        for source in node.all_input_nodes:
+            overwritten = next((u for u in source.users if g.is_mutating(u) and u.args[0] is source and u < node), None)
+            if overwritten is not None and not any(overwritten < n for n in source.users if n in inside):
+                return f"it uses {source.name} after {overwritten.name} has overwritten it"
     for old, replacement in zip(match.outputs, new):
         early = next((u for u in old.users if u not in inside and not replacement < u), None)
         if early is not None:

@@ -527,6 +527,8 @@ def _emit(e: Emitter, site: Site, deterministic: bool) -> fx.Node:
 def _old_value_is_needed(site: Site) -> bool:
     """Whether self must be copied anyway; the op does that itself, and faster."""
     memory = g.through_views(site.self)
+    if memory.op == "placeholder" and any(c.op == "output" for c in g.consumers(site.output)):
+        return True  # else what is returned, a copy of the user's own, would be the input itself
     if any(n is not None and g.through_views(n) is memory for n in (site.values, site.weight, site.index, site.source_index)):
         return True
     later = [u for u in site.self.users if site.output < u]

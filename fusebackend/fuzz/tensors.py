@@ -1,0 +1,119 @@
+"""Tensors in any memory layout, from a description that can be written into a file and made again."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+#: What a tensor is filled with: name -> what it is good for. ``index`` draws from ``[0, bound)``, the others ignore ``bound``.
+FILLS = {
+    "integers": "small integers: sums and products are exact in any order",
+    "normal": "normally distributed",
+    "special": "normal, with infinities, NaNs, signed zeros and denormal numbers",
+    "zeros": "zeros",
+    "index": "uniform in [0, bound)",
+    "signed index": "uniform in [-bound, bound)",
+    "one index": "bound - 1 everywhere",
+    "sorted index": "uniform in [0, bound), ascending",
+    "bad index": "uniform in [0, bound), but the last, which is bound",
+}
+
+_SPECIAL = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-40, -1e-7)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """One input of a program.
+
+    Attributes:
+        shape, dtype: as torch has them.
+        order: the dims from outermost to innermost in memory; () for row-major.
+        gaps: dim -> how many elements longer the buffer is along it, as after a slice.
+        step: distance of neighbours along the innermost dim in the buffer.
+        offset: storage offset in elements.
+        expanded: dims of stride 0.
+        overlap: all strides 1, as ``unfold`` may give: elements share memory.
+        fill, bound, seed: see :data:`FILLS`.
+        grad: ``"leaf"`` requires grad; ``"inner"`` is computed from a leaf, so it may be mutated; None does not.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    order: tuple[int, ...] = ()
+    gaps: tuple[tuple[int, int], ...] = ()
+    step: int = 1
+    offset: int = 0
+    expanded: tuple[int, ...] = ()
+    overlap: bool = False
+    fill: str = "normal"
+    bound: int = 0
+    seed: int = 0
+    grad: str | None = None
+
+    def strides(self) -> tuple[int, ...]:
+        if self.overlap:
+            return (1,) * len(self.shape)
+        strides, stride, gaps = [0] * len(self.shape), self.step, dict(self.gaps)
+        for dim in reversed(self.order or range(len(self.shape))):
+            if dim not in self.expanded:
+                strides[dim] = stride
+                stride *= max(self.shape[dim] + gaps.get(dim, 0), 1)
+        return tuple(strides)
+
+    def resized(self, sizes: Mapping[int, int]) -> Spec:
+        """With every size (and index bound) replaced that ``sizes`` has another for."""
+        shape = tuple(sizes.get(n, n) for n in self.shape)
+        return dataclasses.replace(self, shape=shape, bound=sizes.get(self.bound, self.bound), seed=self.seed + 1000)
+
+    def make(self, device: torch.device | str = "cpu", widen: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The tensor, and the leaf to ask gradients of, if any; ``widen`` gives its float64 (complex128) twin."""
+        strides = self.strides()
+        extent = 0 if 0 in self.shape else 1 + sum((n - 1) * s for n, s in zip(self.shape, strides))
+        base = self._values(self.offset + extent).to(device)
+        if widen and (base.is_floating_point() or base.is_complex()):
+            base = base.to(torch.complex128 if base.is_complex() else torch.float64)
+        if self.grad == "inner":
+            leaf = base.requires_grad_()
+            return (leaf * 1).as_strided(self.shape, strides, self.offset), leaf
+        tensor = base.as_strided(self.shape, strides, self.offset)
+        return (tensor, tensor.requires_grad_()) if self.grad else (tensor, None)
+
+    def _values(self, count: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        if "index" in self.fill:
+            low = -self.bound if self.fill == "signed index" else 0
+            drawn = torch.randint(low, max(self.bound, low + 1), (count,), generator=generator)
+            if self.fill == "one index":
+                drawn.fill_(max(self.bound - 1, 0))
+            if self.fill == "sorted index":
+                drawn = drawn.sort().values
+            if self.fill == "bad index":
+                drawn[-1:] = self.bound
+            return drawn.to(self.dtype)
+        if self.dtype == torch.bool:
+            return torch.randint(0, 2, (count,), generator=generator).bool()
+        if self.fill == "zeros":
+            return torch.zeros(count, dtype=self.dtype)
+        if self.fill == "integers" or not (self.dtype.is_floating_point or self.dtype.is_complex):
+            low = 0 if self.dtype == torch.uint8 else -4
+            return torch.randint(low, 5, (count,), generator=generator).to(self.dtype)
+        wide = torch.complex128 if self.dtype.is_complex else torch.float64
+        drawn = torch.randn(count, dtype=wide, generator=generator)
+        if self.fill == "special" and count:
+            where = torch.randint(0, count, (1 + count // 8,), generator=generator)
+            which = torch.randint(0, len(_SPECIAL), where.shape, generator=generator)
+            drawn[where] = torch.tensor(_SPECIAL, dtype=wide)[which]
+        return drawn.to(self.dtype)
+
+    def source(self) -> str:
+        """A Python expression for this object that leaves defaults out."""
+        parts = [repr(self.shape), str(self.dtype)]
+        for field in dataclasses.fields(self)[2:]:
+            value: Any = getattr(self, field.name)
+            if value != field.default:
+                parts.append(f"{field.name}={value!r}")
+        return f"Spec({', '.join(parts)})"
