@@ -172,15 +172,15 @@ def _measure(chosen: argparse.Namespace, section: str, rows: Iterable[tuple[int,
 def table(chosen: argparse.Namespace) -> int:
     from . import results
 
-    for data in map(results.read, chosen.files):
-        print(results.changes(data, results.read(chosen.compare)) if chosen.compare else results.markdown(data), end="\n\n")
+    data = results.merged(map(results.read, chosen.files))
+    print(results.changes(data, results.read(chosen.compare)) if chosen.compare else results.markdown(data))
     return 0
 
 
 def plot(chosen: argparse.Namespace) -> int:
     from . import results
 
-    return 0 if all([_draw(data, chosen.plots) for data in map(results.read, chosen.files)]) else 1
+    return 0 if _draw(results.merged(map(results.read, chosen.files)), chosen.plots) else 1
 
 
 def _draw(data: dict[str, Any], folder: Path) -> bool:

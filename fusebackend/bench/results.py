@@ -52,6 +52,24 @@ def read(path: Path) -> dict[str, Any]:
     return data
 
 
+def merged(runs: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Several runs on the same device with the same versions as one.
+
+    Raises:
+        UsageError: they are of different devices, versions or commits.
+    """
+    whole: dict[str, Any] = {}
+    for run in runs:
+        for section, content in run.items():
+            if section in SECTIONS:
+                whole[section] = whole.get(section, []) + content
+        environment = whole.setdefault("environment", run["environment"])
+        for key in ("device", "torch", "commit"):
+            if environment.get(key) != run["environment"].get(key):
+                raise UsageError(f"these files are of more than one {key}: {environment.get(key)} and {run['environment'].get(key)}")
+    return whole
+
+
 def describe(environment: dict[str, Any]) -> str:
     return ", ".join([environment["device"], *(f"{k} {v}" for k, v in environment.items() if v and k not in ("library", "device"))])
 

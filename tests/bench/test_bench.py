@@ -388,6 +388,17 @@ def test_a_file_that_is_no_result_is_refused(tmp_path, capsys):
     assert "no result of `python -m fusebackend bench`" in capsys.readouterr().err
 
 
+def test_several_files_are_one_run_if_they_are_of_one_machine_and_commit(tmp_path, capsys):
+    parts = [{k: a_run()[k] for k in ("environment", section)} for section in ("kernels", "models")]
+    files = [written(tmp_path / f"{i}.json", part) for i, part in enumerate(parts)]
+    assert main(["bench", "table", *files]) == 0
+    table = capsys.readouterr().out
+    assert table.count("a device") == 1 and "`tiny`" in table and "gpt2_small" in table
+    other = written(tmp_path / "other.json", a_run(device="another"))
+    assert main(["bench", "table", files[0], other]) == 1
+    assert "more than one device: a device and another" in capsys.readouterr().err
+
+
 def test_the_models_table_has_a_column_a_kind_and_geometric_means(tmp_path, capsys):
     data = a_run(2.0)
     data["models"] += [
