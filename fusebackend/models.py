@@ -178,7 +178,8 @@ class MessagePassing(nn.Module):
 
     def forward(self, x: torch.Tensor, edges: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         source, target = edges
-        total = torch.zeros_like(x).index_add(0, target, x[source] * weight[:, None])
+        messages = x[source] * weight[:, None]
+        total = messages.new_zeros(x.shape).index_add(0, target, messages)
         return F.relu(self.own(x) + self.neighbours(total))
 
 

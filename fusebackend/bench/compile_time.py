@@ -46,9 +46,10 @@ def line(row: Row) -> str:
 
 
 def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """mm, add, relu, mul: four nodes a round; float64, which no pattern takes."""
-    for i in range(250):
-        x = torch.relu(x @ w + 1.0) * (0.5 + i)
+    """mm, add, relu, mul: four nodes a round; float64, which no pattern takes. One kernel serves all rounds, so that the
+    graph's passes, and not compilers of kernels, are most of the time."""
+    for _ in range(250):
+        x = torch.relu(x @ w + 1.0) * 0.5
     return x
 
 
