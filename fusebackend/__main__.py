@@ -1,4 +1,4 @@
-"""``python -m fusebackend``: env, build, patterns, explain, demo, bench."""
+"""``python -m fusebackend``: env, build, patterns, explain, verify, bisect, gate, demo, bench."""
 
 from __future__ import annotations
 
@@ -54,6 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--codegen-every", type=int, default=0, metavar="N", help="every Nth through Inductor's code generation")
     command.add_argument("--output", type=Path, default=Path("fuzz-failures"), help="folder for failures, as files that run")
     command.set_defaults(run=fuzz)
+
+    command = commands.add_parser("gate", help="what was timed to see whether substitutions pay")
+    command.add_argument("what", choices=("list", "clear"), help="show the kept verdicts, or forget them: they are timed again")
+    command.set_defaults(run=gate)
 
     command = commands.add_parser("demo", help="train a small language model eagerly, with Inductor and with fuse")
     command.add_argument("--steps", type=int, default=20, help="training steps (default 20)")
@@ -179,6 +183,19 @@ def fuzz(chosen: argparse.Namespace) -> int:
     )
     print(f"torch {torch.__version__}, {chosen.device}, seed {chosen.seed}: {result}")
     return 1 if result.wrong else 0
+
+
+def gate(chosen: argparse.Namespace) -> int:
+    from . import verdicts
+
+    if chosen.what == "clear":
+        print(f"{verdicts.clear()} verdicts forgotten")
+        return 0
+    kept = list(verdicts.stored())
+    for _, verdict in kept:
+        print(f"{verdict} ({verdict.how}): {verdict.subject} on {verdict.machine}")
+    print(f"{len(kept)} verdicts in {cache.directory('gate')}")
+    return 0
 
 
 def demo(chosen: argparse.Namespace) -> int:

@@ -18,13 +18,16 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor import compile_fx as inductor
+from torch._inductor import config as inductor_config
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import __version__, interpret, native, report
+from . import __version__, interpret, native, race, report
+from .gate import Gate
 from .log import log, warn_once
 from .options import Options, parse
 from .passes import SLOTS, FusePass, chained
+from .record import Record
 from .registry import all_patterns, select
 from .rewrite import Fuel
 
@@ -60,14 +63,17 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     name = None if interpreted or not chosen.cacheable or identity is None else _report_key(gm, example_inputs, identity, chosen)
 
     fuel = _forced_fuel.get() or _fuel_for(chosen)
-    patches = _with_passes(
+    record = Record(report.decisions_path(name) if name else None, remeasures=chosen.gate != "auto")
+    patches, racing = _with_passes(
         chosen,
-        identity if fuel is None else None,
+        f"{identity}{record.token}" if identity is not None and fuel is None else None,
         result,
+        record,
+        timing=not interpreted,
         fuel=fuel,
         code=explained is not None,
         prefix=f"{len(explained)}: " if explained else "",  # several graphs of one explanation are told apart by number
-        done=lambda: _graph_done(result, name, traced),
+        done=lambda: _graph_done(result, record, name, traced),
     )
     if interpreted:
         patches.update(interpret.PATCHES)
@@ -79,6 +85,8 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     result.seconds += time.perf_counter() - began
     traced = False
     inner = interpret.inner_compile if interpreted else inductor.compile_fx_inner
+    if racing is not None and not interpreted and fuel is None:
+        inner = racing
     compiled = inductor.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)
     if name:
         _complete_from_cache(result, name)
@@ -107,7 +115,7 @@ def inductor_configs(*, mode: str | None = None, options: dict[str, Any] | None 
     if chosen.interpret:
         raise ValueError("inductor_configs: fuse.interpret runs graphs without code, and code is what a package holds")
     result = report.Report(notes=[library.reason] if library.reason else [])
-    patches = _with_passes(chosen, uuid(chosen, library), result, fuel=_fuel_for(chosen))
+    patches, _ = _with_passes(chosen, uuid(chosen, library), result, Record(), timing=False, fuel=_fuel_for(chosen))
     _reports.append(result)
     return patches
 
@@ -132,9 +140,10 @@ def _is_foreign(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and type(value) not in plain and not is_traceable_wrapper_subclass(value)
 
 
-def _graph_done(result: report.Report, name: str | None, traced: bool) -> None:
+def _graph_done(result: report.Report, record: Record, name: str | None, traced: bool) -> None:
     if name:
         report.save(result, name)
+        record.save()
     if traced:  # a backward, compiled at its first call, after this compile was traced
         report.trace(result)
 
@@ -196,21 +205,37 @@ def forced_fuel(fuel: Fuel) -> Iterator[Fuel]:
         _forced_fuel.reset(token)
 
 
-def _with_passes(chosen: Options, identity: str | None, result: report.Report, **more: Any) -> dict[str, Any]:
-    """Inductor's configuration for the user's mode and options, with our passes behind the user's."""
+def _with_passes(
+    chosen: Options, identity: str | None, result: report.Report, record: Record, *, timing: bool, **more: Any
+) -> tuple[dict[str, Any], Callable | None]:
+    """Inductor's configuration for the user's mode and options, with our passes behind the user's; and what stands in for
+    Inductor's ``compile_fx_inner`` where graphs are raced.
+
+    Args:
+        record: where the gate remembers what it decided.
+        timing: whether the gate may time anything.
+        more: as for :class:`fusebackend.passes.FusePass`.
+    """
     patches = _inductor_patches(chosen)
+    without = {slot: patches.get(slot, getattr(inductor_config, slot)) for slot in SLOTS.values()}  # our passes
+    gate = None
+    if chosen.gate != "off":
+        settings = {**patches, **without}
+        gate = Gate(chosen.gate, chosen.gate_seconds, result, settings, record, timing=timing, strict=chosen.strict)
+    own = {}
     for level in {p.level for p in select(chosen.patterns)} | {"post_grad"}:  # the post-grad pass also records the graph
-        own = FusePass(
+        own[level] = FusePass(
             level,
             chosen.patterns,
             identity if chosen.cacheable else None,
             result,
             strict=chosen.strict,
             check=chosen.check == "numeric",
+            gate=gate,
             **more,
         )
-        patches[SLOTS[level]] = chained(SLOTS[level], own, patches)
-    return patches
+        patches[SLOTS[level]] = chained(SLOTS[level], own[level], patches)
+    return patches, race.racing(gate, own["post_grad"], without) if chosen.gate == "race" else None
 
 
 def _inductor_patches(chosen: Options) -> dict[str, Any]:
@@ -240,6 +265,7 @@ def _complete_from_cache(result: report.Report, name: str) -> None:
             result.graphs.append(missing)
             result.substitutions += [s for s in kept.substitutions if s.graph == missing.name]
             result.rejections += [r for r in kept.rejections if r.graph == missing.name]
+            result.verdicts += [dataclasses.replace(v, why="cached") for v in kept.verdicts if v.graph == missing.name]
     if "forward" not in seen:
         result.from_cache = True
         if kept is None:

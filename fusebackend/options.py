@@ -18,9 +18,16 @@ OPTIONS: dict[str, tuple[str, str]] = {
         "int >= 0 or None",
         "apply only the first n substitutions since torch._dynamo.reset(); switches Inductor's caches off",
     ),
+    "fuse.gate": (
+        '"auto", "measure", "race" or "off"',
+        "whether a substitution pays: kept verdicts and cheap timings; every region timed; whole graphs too; apply all",
+    ),
+    "fuse.gate_seconds": ("number >= 0", "how long one compile may spend on timing (default 300); looked at before each"),
     "fuse.check": ('"off" or "numeric"', "run the original region beside each substitution; fusebackend.check.numeric_errors() tells"),
     "fuse.interpret": ("bool", "run the rewritten graph without Inductor's code generation (for debugging; slow)"),
 }
+
+_CHOICES = {"fuse.check": ("off", "numeric"), "fuse.gate": ("auto", "measure", "race", "off")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +39,14 @@ class Options:
     fuel: int | None = None
     interpret: bool = False
     check: str = "off"
+    gate: str = "auto"
+    gate_seconds: float = 300.0
     mode: str | None = None
     inductor: tuple[tuple[str, Any], ...] = ()
 
     def digest(self) -> str:
         """What of these options changes the compiled code: a part of the cache key."""
-        return repr((self.patterns, self.fuel, self.check))
+        return repr((self.patterns, self.fuel, self.check, self.gate, self.gate_seconds))
 
     @property
     def cacheable(self) -> bool:
@@ -87,8 +96,12 @@ def _checked(name: str, value: Any) -> Any:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
             raise wrong
         return value
-    if name == "fuse.check":
-        if value not in ("off", "numeric"):
+    if name == "fuse.gate_seconds":
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            raise wrong
+        return float(value)
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
             raise wrong
         return value
     if not isinstance(value, bool):

@@ -82,6 +82,8 @@ class _Page:
             yield from self.substitutions()
         if self.misses:
             yield from self.near_misses()
+        if self.report.verdicts:
+            yield from self.verdicts()
         if "<svg" in "".join(graphs):
             yield (
                 '<h2>Graphs</h2><p class="dim"><span class="tag gone">replaced</span> <span class="tag sub">new</span> '
@@ -137,6 +139,17 @@ class _Page:
         for number, group in enumerate(self.misses):
             lines = [_source(source) for source in dict.fromkeys(r.source for r in group)]
             yield self.row(f"m{number}", "miss", group, _text(group[0].reason), _folded(lines, 3, ""), self.place_links(group))
+        yield "</tbody></table></div>"
+
+    def verdicts(self) -> Iterable[str]:
+        groups = _grouped(self.report.verdicts, lambda v: (v.pattern, v.graph, v.source, v.applied, v.replaced_ms, v.inductor_ms))
+        yield '<h2>Timed by the gate</h2><div class="scroll"><table id="verdicts"><thead>'
+        yield f"<tr>{_cells('th', 'Pattern', 'Graph', 'Your line', 'Verdict')}</tr></thead><tbody>"
+        for group in groups:
+            v = group[0]
+            times = f" ×{len(group)}" if len(group) > 1 else ""
+            cells = (_text(v.pattern or "(all)") + times, _text(v.graph), _source(v.source), _text(str(v)))
+            yield f"<tr>{_cells('td', *cells)}</tr>"
         yield "</tbody></table></div>"
 
     def row(self, row: str, kind: str, group: list, *cells: str) -> str:

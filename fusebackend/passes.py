@@ -13,6 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import graph as g
 from . import report
+from .gate import Gate
 from .pattern import Level
 from .registry import select
 from .rewrite import Fuel, rewrite
@@ -38,6 +39,7 @@ class FusePass(CustomGraphPass):
         strict: bool = False,
         fuel: Fuel | None = None,
         check: bool = False,
+        gate: Gate | None = None,
         code: bool = False,
         prefix: str = "",
         done: Callable[[], None] = lambda: None,
@@ -50,28 +52,34 @@ class FusePass(CustomGraphPass):
         self.strict = strict
         self.fuel = fuel
         self.check = check
+        self.gate = gate
         # The graphs before forward and backward are parted are of interest only where something was found in them.
         self.code = code if level == "post_grad" else None
         self.prefix = prefix
         self.done = done
         self._uuid = uuid
-        self._seen: dict[str, int] = {}
+        self.seen: dict[str, int] = {}
 
     def __call__(self, graph: fx.Graph) -> None:
         began = time.perf_counter()
-        name = self._graph_name(graph)
+        name = self.graph_name(graph)
         self.result.drop_graph(name)
-        rewrite(graph, self.patterns, name, self.result, strict=self.strict, fuel=self.fuel, check=self.check, code=self.code)
+        options = {"strict": self.strict, "fuel": self.fuel, "check": self.check, "code": self.code, "gate": self.gate}
+        try:
+            rewrite(graph, self.patterns, name, self.result, **options)
+        finally:
+            if self.gate is not None:
+                self.gate.close()
         self.done()
         self.result.seconds += time.perf_counter() - began
 
-    def _graph_name(self, graph: fx.Graph) -> str:
+    def graph_name(self, graph: fx.Graph) -> str:
         """``forward``, ``backward`` or ``joint``; numbered where one compile has several (subgraphs of control flow)."""
         tangents = g.is_joint(graph)
         kind = "backward" if tangents else "forward"
         if self.level == "joint":
             kind = "joint" if tangents else "forward (joint level)"
-        count = self._seen[kind] = self._seen.get(kind, 0) + 1
+        count = self.seen[kind] = self.seen.get(kind, 0) + 1
         return f"{self.prefix}{kind}" + (f" #{count}" if count > 1 else "")
 
     def uuid(self) -> str | None:

@@ -44,12 +44,15 @@ class Match:
             It may use any node that stands before the outputs.
         interior: further nodes that the replacement makes unnecessary; nobody outside the match may use them.
         note: shown in the report, e.g. what was absorbed.
+        unproven: where the static guards can't tell whether the replacement is faster, the reason, as it goes into the
+            report. Such a match is applied only if a timing says so (:mod:`fusebackend.gate`).
     """
 
     outputs: tuple[fx.Node, ...]
     emit: Callable[[Emitter], fx.Node | Sequence[fx.Node]]
     interior: tuple[fx.Node, ...] = ()
     note: str = ""
+    unproven: str = ""
 
     @property
     def nodes(self) -> tuple[fx.Node, ...]:

@@ -21,7 +21,7 @@ from torch import fx
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._logging import trace_structured
 
-from . import cache
+from . import cache, verdicts
 from . import graph as g
 from .log import log
 
@@ -102,6 +102,36 @@ class Rejection:
 
 
 @dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the gate found about one match, or about a whole graph (``pattern`` is empty).
+
+    Attributes:
+        applied: whether the substitution was made.
+        replaced_ms, inductor_ms: median times with the replacement and without; None where nothing was timed.
+        why: where the times come from (``"measured"``, ``"cached"``), or why there are none.
+    """
+
+    pattern: str
+    graph: str
+    source: Source
+    applied: bool
+    replaced_ms: float | None
+    inductor_ms: float | None
+    why: str
+
+    @classmethod
+    def of(cls, pattern: str, graph: str, source: Source, verdict: verdicts.Verdict | None, applied: bool, why: str) -> Verdict:
+        times = (None, None) if verdict is None else (verdict.replaced_ms, verdict.inductor_ms)
+        return cls(pattern, graph, source, applied, *times, why)
+
+    def __str__(self) -> str:
+        what = "kept" if self.applied else "gated out" if self.replaced_ms is not None else "left to Inductor"
+        if self.replaced_ms is None:
+            return f"{what}; {self.why}"
+        return f"{what}: {verdicts.times(self.replaced_ms, self.inductor_ms)} ({self.why})"
+
+
+@dataclasses.dataclass(frozen=True)
 class GraphNode:
     """One node of a graph, as the page draws it: its operator, the names of the nodes it reads, shape and dtype."""
 
@@ -133,7 +163,7 @@ class Report:
     """The report of one compile, or of all the compiles of one :func:`fusebackend.explain`.
 
     Attributes:
-        substitutions, rejections, graphs: see their classes.
+        substitutions, rejections, graphs, verdicts: see their classes.
         from_cache: the compiled code came from Inductor's cache, and this report from the compile that filled it.
         notes: what concerns the whole compile, e.g. that there is no native library.
         seconds: the time that this backend added to the compile (Inductor's own is not in it).
@@ -142,6 +172,7 @@ class Report:
     substitutions: list[Substitution] = dataclasses.field(default_factory=list)
     rejections: list[Rejection] = dataclasses.field(default_factory=list)
     graphs: list[GraphCode] = dataclasses.field(default_factory=list)
+    verdicts: list[Verdict] = dataclasses.field(default_factory=list)
     from_cache: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
@@ -151,11 +182,13 @@ class Report:
         self.substitutions = [s for s in self.substitutions if s.graph != name]
         self.rejections = [r for r in self.rejections if r.graph != name]
         self.graphs = [c for c in self.graphs if c.name != name]
+        self.verdicts = [v for v in self.verdicts if v.graph != name]
 
     def extend(self, other: Report) -> None:
         self.substitutions += other.substitutions
         self.rejections += other.rejections
         self.graphs += other.graphs
+        self.verdicts += other.verdicts
         self.notes += [n for n in other.notes if n not in self.notes]
         self.from_cache = self.from_cache or other.from_cache
         self.seconds += other.seconds
@@ -181,6 +214,7 @@ class Report:
             "substitutions": [dataclasses.asdict(s) for s in self.substitutions],
             "rejections": [dataclasses.asdict(r) for r in self.rejections],
             "graphs": graphs,
+            "verdicts": [dataclasses.asdict(v) for v in self.verdicts],
             "from_cache": self.from_cache,
             "notes": list(self.notes),
             "seconds": self.seconds,
@@ -206,6 +240,7 @@ class Report:
             [revive(Substitution, s) for s in data["substitutions"]],
             [revive(Rejection, r) for r in data["rejections"]],
             [graph(c) for c in data["graphs"]],
+            [revive(Verdict, v) for v in data["verdicts"]],
             data["from_cache"],
             data["notes"],
             data["seconds"],
@@ -244,6 +279,12 @@ class Report:
             lines += _table(
                 ("pattern", "graph", "source", "reason"), [(r.pattern, r.graph, r.source.short, r.reason) for r in self.rejections]
             )
+        if self.verdicts:
+            lines.append("timed by the gate:" if any(v.replaced_ms is not None for v in self.verdicts) else "gate:")
+            lines += _table(
+                ("pattern", "graph", "source", "verdict"),
+                [(v.pattern or "(all)", v.graph, v.source.short, str(v)) for v in self.verdicts],
+            )
         return "\n".join(lines)
 
 
@@ -272,20 +313,31 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
 def describe_substitution(pattern: str, graph_name: str, nodes, outputs, new_nodes, note: str) -> Substitution:
     """Records a replacement just before the old nodes go."""
     inside = set(nodes)
-    inputs = dict.fromkeys(i for n in new_nodes for i in n.all_input_nodes if i not in new_nodes)
+    inputs, results = _operands(outputs, new_nodes)
     return Substitution(
         pattern=pattern,
         graph=graph_name,
         source=source_of(outputs[0]),
         replaced=tuple(g.describe(n) for n in sorted(inside)),
         replacement=tuple(g.describe(n) for n in new_nodes if not g.is_view(n)),
-        inputs=tuple(g.spec(g.value(n)) for n in inputs if g.is_tensor(n)),
-        outputs=tuple(g.spec(g.value(n)) for n in outputs),
+        inputs=inputs,
+        outputs=results,
         node=outputs[0].name,
         note=note,
         replaced_nodes=tuple(n.name for n in sorted(inside)),
         new_nodes=tuple(n.name for n in new_nodes),
     )
+
+
+def _operands(outputs, new_nodes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    inputs = dict.fromkeys(i for n in new_nodes for i in n.all_input_nodes if i not in new_nodes)
+    return tuple(g.spec(g.value(n)) for n in inputs if g.is_tensor(n)), tuple(g.spec(g.value(n)) for n in outputs)
+
+
+def shapes(outputs, new_nodes) -> str:
+    """``f32[8, 4] -> f32[4, 8]``: what a replacement reads and gives."""
+    inputs, results = _operands(outputs, new_nodes)
+    return f"{', '.join(inputs)} -> {', '.join(results)}"
 
 
 def graph_code(graph: fx.Graph) -> str:
@@ -343,6 +395,11 @@ def key(gm: fx.GraphModule, example_inputs: Any, salt: str) -> str:
 def _path(name: str) -> Path:
     """In Inductor's own cache directory: a report lives and goes with the compiled code that it is about."""
     return Path(cache_dir()) / "fusebackend-reports" / f"{name}.json"
+
+
+def decisions_path(name: str) -> Path:
+    """Where the decisions of that compile are kept (:mod:`fusebackend.record`)."""
+    return _path(name).with_suffix(".gate.json")
 
 
 def save(report: Report, name: str) -> None:

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import graph as g
 from . import report
+from .gate import Gate
 from .log import log, warn_once
 from .pattern import Emitter, Match, Pattern, Reject, inherited_meta
 
@@ -43,6 +44,7 @@ def rewrite(
     fuel: Fuel | None = None,
     check: bool = False,
     code: bool | None = None,
+    gate: Gate | None = None,
 ) -> int:
     """Applies ``patterns`` to ``graph`` and records what happened in ``result`` under the graph's ``name``.
 
@@ -52,6 +54,7 @@ def rewrite(
         check: keep each original region beside its replacement and record how far they differ when they run.
         code: whether a graph in which nothing was found is recorded too: with its code (True, costs milliseconds), without
             it (False), or not at all (None).
+        gate: asked of each replacement whether it pays; None applies all.
 
     Returns:
         The number of substitutions.
@@ -89,7 +92,7 @@ def rewrite(
                 answer = Reject("out of fuel (option fuse.fuel)")
             else:
                 fake_mode = fake_mode or detect_fake_mode([g.value(n) for n in graph.nodes if g.is_tensor(n)])
-                answer = _apply(pattern, answer, name, fake_mode, strict, check)
+                answer = _apply(pattern, answer, name, fake_mode, strict, check, gate)
         if isinstance(answer, report.Substitution):
             taken.update(dict.fromkeys(match.nodes, pattern))
             result.substitutions.append(answer)
@@ -138,7 +141,9 @@ def _record_rejection(result: report.Report, name: str, pattern: Pattern, anchor
     log.debug("%s in %s left to Inductor at %s (%s): %s", pattern.name, name, source, node.name, reject.reason)
 
 
-def _apply(pattern: Pattern, match: Match, name: str, fake_mode, strict: bool, check: bool) -> report.Substitution | Reject:
+def _apply(
+    pattern: Pattern, match: Match, name: str, fake_mode, strict: bool, check: bool, gate: Gate | None
+) -> report.Substitution | Reject:
     """Emits the replacement, checks it, and only then lets it take the place of the original."""
     anchor = min(match.outputs)
     inside = set(match.nodes)
@@ -164,6 +169,10 @@ def _apply(pattern: Pattern, match: Match, name: str, fake_mode, strict: bool, c
     if problem:
         _erase(emitter.nodes)
         return Reject(f"the replacement is not the same: {problem}", anchor)
+    refusal = gate.refusal(pattern, name, match, new, emitter.nodes) if gate is not None else None
+    if refusal:
+        _erase(emitter.nodes)
+        return Reject(refusal, anchor)
 
     _inherit_meta(match.outputs, new, set(emitter.nodes))
     record = report.describe_substitution(pattern.name, name, match.nodes, match.outputs, emitter.nodes, match.note)

@@ -30,6 +30,7 @@ def assert_pattern(
     """Compiles ``fn(*args)`` with ``backend="fuse"`` and nothing but ``pattern``, and asserts what happened.
 
     The graph is rewritten as in a real compile but run without code generation, so a test takes a fraction of a second.
+    The gate is off: a match is applied whether it pays or not.
 
     Args:
         fn: function or module.
@@ -47,7 +48,7 @@ def assert_pattern(
         PatternAssertion: with what was expected, what was found, and the report.
     """
     torch._dynamo.reset()
-    options = {"fuse.patterns": [pattern], "fuse.interpret": True}
+    options = {"fuse.patterns": [pattern], "fuse.interpret": True, "fuse.gate": "off"}
     with torch.random.fork_rng():
         expected = _run(fn, args, training)
     with torch.random.fork_rng():

@@ -28,10 +28,10 @@ def fresh_dynamo():
 
 @pytest.fixture
 def interpreted():
-    """Compiles a function with ``backend="fuse"``, without code generation."""
+    """Compiles a function with ``backend="fuse"``, without code generation, every match applied."""
 
     def compile_(fn, **kwargs):
-        options = {"fuse.interpret": True, **kwargs.pop("options", {})}
+        options = {"fuse.interpret": True, "fuse.gate": "off", **kwargs.pop("options", {})}
         return torch.compile(fn, backend="fuse", options=options, **kwargs)
 
     return compile_

@@ -18,14 +18,15 @@ from .case import Case
 from .pool import Failure, Row, patiently
 from .timing import median_ms
 
-#: How each column is obtained from the case's function: arguments of torch.compile, or None for eager.
+#: How each column is obtained from the case's function: arguments of torch.compile, or None for eager. The gate is off:
+#: what is timed is the kernel, whether it pays or not.
 WAYS: dict[str, dict[str, Any] | None] = {
     "eager": None,
     "inductor": {},
     "inductor dynamic": {"dynamic": True},
     "inductor autotuned": {"mode": "max-autotune-no-cudagraphs"},
-    "fuse": {"backend": "fuse"},
-    "fuse dynamic": {"backend": "fuse", "dynamic": True},
+    "fuse": {"backend": "fuse", "options": {"fuse.gate": "off"}},
+    "fuse dynamic": {"backend": "fuse", "dynamic": True, "options": {"fuse.gate": "off"}},
 }
 
 #: The ways that random shapes are timed in.

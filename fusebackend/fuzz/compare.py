@@ -146,7 +146,7 @@ def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _compiled(program: Program, device: str, codegen: bool, patterns: Sequence[str] = ("all",)) -> tuple[list[Outcome], Counter]:
-    options = {"fuse.strict": True, "fuse.interpret": not codegen, "fuse.patterns": list(patterns)}
+    options = {"fuse.strict": True, "fuse.gate": "off", "fuse.interpret": not codegen, "fuse.patterns": list(patterns)}
     fn = program.function()
     backend.fuse.reset()
     with cost_ignored() if program.ignore_cost else contextlib.nullcontext():

@@ -28,9 +28,13 @@ class Model(nn.Module):
 LINE = inspect.getsourcelines(Model)[1] + [i for i, s in enumerate(inspect.getsourcelines(Model)[0]) if "# the line" in s][0]
 
 
+def ungated(fn):
+    return torch.compile(fn, backend="fuse", options={"fuse.gate": "off"})
+
+
 def test_explain_names_the_users_line_shapes_and_both_graphs():
     model = Model()
-    report = fusebackend.explain(model, torch.randn(24, 16, requires_grad=True), torch.randn(16, 24))
+    report = fusebackend.explain(ungated(model), torch.randn(24, 16, requires_grad=True), torch.randn(16, 24))
     (substitution,) = report.substitutions
     assert (substitution.pattern, substitution.graph) == ("transpose_add", "forward")
     assert (substitution.source.file, substitution.source.line) == (__file__, LINE)
@@ -116,7 +120,7 @@ def test_a_second_process_takes_code_and_report_from_the_cache(tmp_path, monkeyp
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    cold, warm, other = run({}), run({}), run({"fuse.patterns": []})
+    cold, warm, other = run({"fuse.gate": "off"}), run({"fuse.gate": "off"}), run({"fuse.patterns": []})
     assert cold["hits"] == 0 and not cold["report"]["from_cache"]
     assert warm["hits"] >= 1 and warm["misses"] == 0
     assert warm["report"]["from_cache"]
@@ -129,7 +133,7 @@ def test_a_second_process_takes_code_and_report_from_the_cache(tmp_path, monkeyp
 @pytest.mark.codegen
 def test_a_dynamic_graph_taken_from_the_cache_at_another_size_has_its_report(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    fn = torch.compile(lambda x, y: y + x.t(), backend="fuse", dynamic=True)
+    fn = torch.compile(lambda x, y: y + x.t(), backend="fuse", dynamic=True, options={"fuse.gate": "off"})
     for rows, columns in [(64, 32), (128, 40)]:
         torch._dynamo.reset()
         fn(torch.randn(rows, columns), torch.randn(columns, rows))

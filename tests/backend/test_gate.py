@@ -1,0 +1,580 @@
+"""The gate never chooses what is slow, keeps what is fast, remembers both, and never faults while it measures.
+
+No test here judges a time: what is slow on purpose is slower by orders of magnitude.
+"""
+
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fusebackend
+from fusebackend import gate, graph, native, race, ranks, region, report, timing, verdicts
+from fusebackend.__main__ import main
+from fusebackend.pattern import Match, Pattern
+from fusebackend.samples import Samples, Unfit
+from fusebackend.verdicts import Verdict
+
+aten = torch.ops.aten
+
+library = torch.library.Library("test_gate", "FRAGMENT")
+library.define("slow_mm(Tensor x, Tensor y) -> Tensor")
+torch.library.register_fake("test_gate::slow_mm", lambda x, y: x.new_empty(x.shape[0], y.shape[1]), lib=library)
+
+
+@torch.library.impl(library, "slow_mm", "CompositeExplicitAutograd")
+def _slow_mm(x, y):
+    if x.is_cuda:
+        torch.cuda._sleep(20_000_000)
+    else:
+        time.sleep(0.02)
+    return x @ y
+
+
+torch.library.register_autograd(
+    "test_gate::slow_mm",
+    lambda ctx, grad: (grad @ ctx.saved_tensors[1].t(), ctx.saved_tensors[0].t() @ grad),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    lib=library,
+)
+mm, slow_mm = aten.mm.default, torch.ops.test_gate.slow_mm.default
+
+
+class Replace(Pattern):
+    """Replaces one matrix product by the other. Inductor calls a library for both, so no test here waits for a compiler."""
+
+    def __init__(self, name, old, new, unproven=""):
+        self.name, self.anchors, self.new, self.unproven = name, (old,), new, unproven
+
+    def match(self, node):
+        return Match((node,), lambda e: e.call(self.new, *node.args), unproven=self.unproven)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    built = native.load().path
+    if built is not None:
+        monkeypatch.setenv("FUSEBACKEND_LIBRARY", str(built.parent))
+    monkeypatch.setenv("FUSEBACKEND_CACHE_DIR", str(tmp_path / "verdicts"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+
+
+IS_CALLS = region.Region.is_calls
+
+
+@pytest.fixture(autouse=True)
+def the_long_way(monkeypatch, request):
+    """Regions are compiled by Inductor although these are calls of libraries."""
+    if "cuda" not in request.keywords:
+        monkeypatch.setattr(region.Region, "is_calls", False)
+
+
+@pytest.fixture
+def slow(temporary_pattern):
+    return temporary_pattern(Replace("test_slow", mm, slow_mm))
+
+
+@pytest.fixture
+def fast(temporary_pattern):
+    return temporary_pattern(Replace("test_fast", slow_mm, mm))
+
+
+def compiled(fn, gate_mode, patterns, **options):
+    options = {"fuse.gate": gate_mode, "fuse.patterns": patterns, "fuse.strict": True, **options}
+    return torch.compile(fn, backend="fuse", options=options)
+
+
+def square(n=16):
+    return torch.randn(n, n), torch.randn(n, n)
+
+
+# ---- what is chosen ----
+
+
+@pytest.mark.parametrize("mode", ["measure", "race"])
+def test_what_is_slow_on_purpose_is_never_chosen(slow, mode, tmp_path):
+    x, y = square()
+    torch.testing.assert_close(compiled(torch.mm, mode, ["test_slow"])(x, y), x @ y)
+    found = fusebackend.last_report()
+    assert not found.substitutions
+    (miss,) = found.rejections
+    assert miss.reason.startswith("gated out: ") and " replaced against " in miss.reason and miss.reason.endswith(" by Inductor")
+    (verdict,) = found.verdicts
+    assert verdict.replaced_ms > verdict.inductor_ms and verdict.why == "measured" and not verdict.applied
+    assert miss.reason in str(found)
+    assert miss.reason in found.save(tmp_path / "report.html").read_text()
+    assert report.Report.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+@pytest.mark.parametrize("mode", ["measure", "race"])
+def test_what_is_fast_is_kept(fast, mode):
+    x, y = square()
+    torch.testing.assert_close(compiled(slow_mm, mode, ["test_fast"])(x, y), x @ y)
+    found = fusebackend.last_report()
+    assert found.counts() == {"test_fast": 1}
+    assert all(v.applied and v.replaced_ms < v.inductor_ms for v in found.verdicts)
+    assert [v.pattern for v in found.verdicts] == ["test_fast", ""][: 2 if mode == "race" else 1]
+    assert "kept: " in str(found)
+
+
+def test_a_race_sees_what_the_regions_did_not(slow, monkeypatch):
+    monkeypatch.setattr(gate, "MARGIN", 0.0)  # every region seems to pay
+    x, y = square()
+    torch.testing.assert_close(compiled(torch.mm, "race", ["test_slow"])(x, y), x @ y)
+    found = fusebackend.last_report()
+    assert not found.substitutions and "the graph was gated out: " in str(found)
+    assert all(c.before == c.after for c in found.graphs)
+
+
+class Trained(nn.Module):
+    """The norm's statistics are mutated, the embedding has indices, the backward is compiled late."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear, self.norm = nn.Embedding(50, 32), nn.Linear(32, 32, bias=False), nn.BatchNorm1d(32)
+
+    def forward(self, tokens):
+        return self.norm(self.linear(self.embedding(tokens))).square().mean()
+
+
+@pytest.mark.codegen
+def test_a_race_in_training_leaves_no_trace(slow, monkeypatch):
+    monkeypatch.setattr(gate, "MARGIN", 0.0)
+    model, tokens = Trained(), torch.randint(50, (64,))
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+
+    def step(fn):
+        model.load_state_dict(start)
+        model.zero_grad()
+        torch.manual_seed(1)
+        loss = fn(tokens)
+        loss.backward()
+        return [loss.detach(), torch.rand(2), *(p.grad for p in model.parameters()), *(b.clone() for b in model.buffers())]
+
+    raced = step(compiled(model, "race", ["test_slow"]))
+    found = fusebackend.last_report()
+    assert {v.graph for v in found.verdicts if not v.pattern} == {"forward", "backward"}
+    assert not found.substitutions and all(v.replaced_ms is not None for v in found.verdicts)
+    torch.testing.assert_close(raced, step(model))
+
+
+def test_library_calls_are_called_as_they_are(slow, monkeypatch):
+    monkeypatch.setattr(region.Region, "is_calls", IS_CALLS)
+    monkeypatch.setattr(gate, "compile_apart", lambda *_: pytest.fail("compiled"))
+    x, y = square()
+    torch.testing.assert_close(compiled(torch.mm, "measure", ["test_slow"])(x, y), x @ y)
+    assert "gated out: " in str(fusebackend.last_report())
+
+
+def test_symbolic_sizes_are_timed_at_their_hints(slow):
+    fn = torch.compile(torch.mm, backend="fuse", dynamic=True, options={"fuse.gate": "race", "fuse.patterns": ["test_slow"]})
+    for n in (16, 24):
+        x, y = square(n)
+        torch.testing.assert_close(fn(x, y), x @ y)
+    assert len(fusebackend.reports()) == 1, "timing must not make the graph recompile"
+    (verdict,) = fusebackend.last_report().verdicts
+    assert verdict.replaced_ms > verdict.inductor_ms
+
+
+def test_equal_regions_are_timed_once(slow, monkeypatch):
+    runs = []
+    real = gate.medians_ms
+    monkeypatch.setattr(gate, "medians_ms", lambda *a, **k: runs.append(1) or real(*a, **k))
+    x, y = square()
+    compiled(lambda x, y: (x @ y, y @ x), "measure", ["test_slow"])(x, y)
+    assert len(runs) == 1 and len(fusebackend.last_report().rejections) == 2
+
+
+def test_where_static_guards_cannot_tell_only_a_timing_applies_it(temporary_pattern, monkeypatch):
+    temporary_pattern(Replace("test_unproven", slow_mm, mm, unproven="nobody knows"))
+    x, y = square()
+
+    def substitutions(mode):
+        torch._dynamo.reset()
+        compiled(slow_mm, mode, ["test_unproven"])(x, y)
+        return len(fusebackend.last_report().substitutions)
+
+    assert substitutions("auto") == 0
+    assert "nobody knows; not timed" in str(fusebackend.last_report())
+    assert substitutions("off") == 1
+    assert substitutions("measure") == 1
+    assert substitutions("auto") == 1, "the kept verdict decides"
+    assert verdicts.clear() == 1
+    assert substitutions("auto") == 0
+
+
+# ---- what goes wrong ----
+
+
+def test_a_failure_leaves_the_static_decision(fast, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no compiler today\nsecond line")
+
+    monkeypatch.setattr(gate, "compile_apart", fail)
+    x, y = square()
+    with pytest.raises(Exception, match="no compiler today"):
+        compiled(slow_mm, "measure", ["test_fast"])(x, y)
+    torch._dynamo.reset()
+    compiled(slow_mm, "measure", ["test_fast"], **{"fuse.strict": False})(x, y)
+    found = fusebackend.last_report()
+    assert found.counts() == {"test_fast": 1}
+    assert "not timed: timing raised RuntimeError: no compiler today" in str(found)
+
+
+def test_the_time_is_bounded(slow, monkeypatch):
+    monkeypatch.setattr(gate, "medians_ms", lambda *_, **__: pytest.fail("timed"))
+    compiled(torch.mm, "measure", ["test_slow"], **{"fuse.gate_seconds": 0})(*square())
+    found = fusebackend.last_report()
+    assert found.counts() == {"test_slow": 1} and "the 0 s of fuse.gate_seconds are spent" in str(found)
+
+
+def test_explain_times_nothing_and_uses_kept_verdicts(slow, monkeypatch):
+    fn, inputs = compiled(torch.mm, "measure", ["test_slow"]), square()
+    with monkeypatch.context() as patch:
+        patch.setattr(gate, "medians_ms", lambda *_, **__: pytest.fail("timed"))
+        assert fusebackend.explain(fn, *inputs).counts() == {"test_slow": 1}
+    fn(*inputs)
+    assert "gated out" in str(fusebackend.explain(fn, *inputs))
+
+
+# ---- what is remembered ----
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import json, sys, torch, fusebackend
+    sys.path.insert(0, sys.argv[1])
+    import test_gate
+    from test_gate import Replace, mm, slow_mm
+
+    fusebackend.register(Replace("test_slow", mm, slow_mm))
+    fusebackend.register(Replace("test_fast", slow_mm, mm))
+    if "cached" in sys.argv:
+        def fail(*_, **__):
+            raise AssertionError("timed again")
+        test_gate.gate.medians_ms = test_gate.race.medians_ms = fail
+    found = {}
+    for name, old in ("test_slow", mm), ("test_fast", slow_mm):
+        test_gate.compiled(lambda x, y, old=old: old(x, y), "race", [name])(*test_gate.square())
+        report = fusebackend.last_report()
+        found[name] = [report.counts(), report.from_cache, [str(v) for v in report.verdicts]]
+    print(json.dumps(found))
+    """
+)
+
+
+@pytest.mark.codegen
+def test_a_second_process_takes_all_verdicts_from_the_cache(tmp_path, monkeypatch, request):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+
+    def run(*arguments):
+        done = subprocess.run([sys.executable, script, request.path.parent, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    first, warm = run(), run("cached")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "another"))
+    second = run("cached")
+    for name, counts in ("test_slow", {}), ("test_fast", {"test_fast": 1}):
+        assert first[name][0] == warm[name][0] == second[name][0] == counts
+        assert [found[name][1] for found in (first, warm, second)] == [False, True, False]
+        assert first[name][2] and all("(measured)" in v for v in first[name][2])
+        assert all("(cached)" in v for v in warm[name][2] + second[name][2])
+
+
+def from_cache(fn, inputs):
+    torch._dynamo.reset()
+    fn(*inputs)
+    return fusebackend.last_report().from_cache
+
+
+def test_compiled_code_is_taken_from_the_cache_until_a_verdict_changes(fast):
+    fn, inputs = compiled(slow_mm, "measure", ["test_fast"]), square()
+    assert [from_cache(fn, inputs) for _ in range(3)] == [False, True, True]
+    ((key, verdict),) = verdicts.stored()
+    verdicts.save(key, Verdict(False, 2.0, 1.0, verdict.how))
+    assert [from_cache(fn, inputs) for _ in range(2)] == [False, True]
+    assert not fusebackend.last_report().substitutions
+    verdicts.clear()
+    assert [from_cache(fn, inputs) for _ in range(2)] == [False, True]
+    assert fusebackend.last_report().substitutions
+
+
+def test_a_damaged_verdict_counts_as_none(slow):
+    folder = gate.cache.directory("gate")
+    verdicts.save("good", Verdict(True, 1.0, 2.0, "region"))
+    for name, text in {"cut": '{"kept": tr', "other": "[]", "zero": '{"kept": 1, "replaced_ms": 0, "inductor_ms": 1, "how": ""}'}.items():
+        (folder / f"{name}.json").write_text(text)
+        assert verdicts.load(name) is None
+    assert [key for key, _ in verdicts.stored()] == ["good"]
+
+
+def test_the_command_line_lists_and_clears(slow, capsys):
+    compiled(torch.mm, "measure", ["test_slow"])(*square())
+    capsys.readouterr()
+    assert main(["gate", "list"]) == 0
+    printed = capsys.readouterr().out
+    assert "gated out: " in printed and "(region): test_slow f32[16, 16], f32[16, 16] -> f32[16, 16]" in printed
+    assert main(["gate", "clear"]) == 0 and "1 verdicts forgotten" in capsys.readouterr().out
+    assert main(["gate", "list"]) == 0 and capsys.readouterr().out.startswith("0 verdicts")
+
+
+# ---- regions ----
+
+
+def regions(fn, *inputs, dynamic=False):
+    """The region of every matrix product in the graph of ``fn``, with a slow one in its place."""
+    found = []
+    while True:
+        traced = make_fx(fn, tracing_mode="symbolic" if dynamic else "fake")(*inputs).graph
+        products = [n for n in traced.nodes if n.target is mm]
+        if len(found) == len(products):
+            return found
+        node = products[len(found)]
+        with traced.inserting_before(node):
+            new = traced.call_function(slow_mm, node.args)
+        new.meta["val"] = node.meta["val"]
+        found.append(region.extract((node,), (new,), {node: new}))
+
+
+def targets(nodes):
+    return [graph.describe(n) for n in nodes]
+
+
+def test_a_region_has_its_neighbours_on_both_sides():
+    def fn(x, y, w):
+        before = torch.relu(x.t() + 1)
+        after = ((before @ y).t() * 2).sum(0)
+        return after @ w
+
+    (found, _) = regions(fn, torch.randn(8, 8), torch.randn(8, 8), torch.randn(8, 3))
+    assert targets(found.original) == [
+        "aten.add.Tensor",
+        "aten.relu.default",
+        "aten.mm.default",
+        "aten.t.default",
+        "aten.mul.Tensor",
+        "aten.sum.dim_IntList",
+    ]
+    assert "test_gate.slow_mm.default" in targets(found.replaced) and "aten.mm.default" not in targets(found.replaced)
+    assert targets(found.outputs) == ["aten.sum.dim_IntList"], "what only the region reads stays inside"
+
+
+def test_a_region_is_not_left_and_entered_again():
+    def fn(x, y):
+        a = x @ y
+        return a + torch.relu(a @ y)
+
+    first, second = regions(fn, *square(8))
+    assert targets(first.original) == ["aten.mm.default"], "the sum needs the other product"
+    assert targets(second.original) == ["aten.mm.default", "aten.relu.default", "aten.add.Tensor"]
+
+
+def test_equal_regions_have_equal_keys_and_others_do_not():
+    def fn(x, y):
+        return x @ y, y @ x
+
+    x, y = square(8)
+    first, second = regions(fn, x, y)
+    assert first.key("") == second.key("") != first.key("other versions")
+    (other, _), (strided, _), (dynamic, _) = regions(fn, *square()), regions(fn, x.t(), y), regions(fn, x, y, dynamic=True)
+    assert len({first.key(""), other.key(""), strided.key(""), dynamic.key("")}) == 4
+
+
+def test_both_forms_of_a_region_run():
+    def fn(x, y):
+        return torch.relu(x @ y).sum(-1) * x.shape[0]
+
+    x, y = torch.randn(8, 6), torch.randn(6, 4)
+    for dynamic in (False, True):
+        (found,) = regions(fn, x, y, dynamic=dynamic)
+        original, replaced, fakes = found.modules()
+        inputs = Samples(original.graph, fakes).draw()
+        # Three sizes, and the one that the graph multiplies by.
+        assert [i for i in inputs if isinstance(i, int)] == ([8, 6, 4, 8] if dynamic else [])
+        for form in (original, replaced):
+            torch.testing.assert_close(form(*inputs), (fn(*(i for i in inputs if isinstance(i, torch.Tensor))),))
+        assert slow_mm in [n.target for n in replaced.graph.nodes]
+
+
+# ---- random inputs ----
+
+
+def samples(fn, *inputs):
+    traced = make_fx(fn, tracing_mode="fake")(*inputs).graph
+    return Samples(traced, [n.meta["val"] for n in traced.find_nodes(op="placeholder")])
+
+
+TABLE, INDEX = torch.randn(7, 3), torch.tensor([0, 2, 1])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda t, i: t[i],
+        lambda t, i: t[torch.where(i < 0, i + 7, i)],
+        lambda t, i: t.index_select(0, i),
+        lambda t, i: t.index_add(0, i.view(-1), t[:3]),
+        lambda t, i: t.index_put((i, i), t[:3, 0], accumulate=True),
+        lambda t, i: t.gather(1, i[:, None].expand(3, 2)),
+        lambda t, i: t.scatter_add(0, i[:, None].expand(3, 3), t),
+        lambda t, i: nn.functional.embedding(i, t),
+        lambda t, i: t[torch.arange(7)] + t[i[:1]],
+    ],
+)
+def test_indices_are_drawn_in_range(fn):
+    found = samples(fn, TABLE, INDEX)
+    for _ in range(20):
+        fn(*found.draw())  # PyTorch checks
+
+
+@pytest.mark.parametrize(
+    ("fn", "said"),
+    [
+        (lambda t, i: t[t.argmax(0)], "an index is computed from .*float32"),
+        (lambda t, i: t[i + 100], "random values of .* would be out of range in aten.index"),
+        (lambda t, i: t[t[:, 0] > 0], "indexes by a mask"),
+        (lambda t, i: torch.bincount(i, minlength=3), "not known which integers aten.bincount"),
+    ],
+)
+def test_what_might_be_out_of_range_is_not_timed(fn, said):
+    with pytest.raises(Unfit, match=said):
+        samples(fn, TABLE, INDEX).draw()
+
+
+def test_strides_dtypes_and_expansion_are_kept():
+    inputs = [
+        torch.randn(4, 6).t(),
+        torch.randn(5, 1, dtype=torch.bfloat16).expand(5, 3),
+        torch.ones(3, dtype=torch.bool),
+        torch.randn(2, dtype=torch.cfloat),
+        torch.empty(0, 3),
+    ]
+    drawn = samples(lambda *ts: [t + 1 for t in ts[:2]], *inputs).draw()
+    assert [(d.shape, d.stride(), d.dtype) for d in drawn] == [(t.shape, t.stride(), t.dtype) for t in inputs]
+
+
+def test_inputs_that_are_mutated_are_restored_before_each_run():
+    found = samples(lambda t, i: (t[i], i.copy_(i * 0 + 1)), TABLE, INDEX)
+    seen = []
+
+    def way(inputs):
+        seen.append(inputs[1].clone())
+        inputs[1].add_(1)
+
+    assert found.mutated == [1]
+    timing.medians_ms([way, way], found, torch.device("cpu"), seconds=0.001, draws=1)
+    assert all(torch.equal(i, seen[1]) for i in seen[1:]), "after the first, which settles how numbers are drawn"
+
+
+def test_numbers_are_drawn_so_that_results_are_finite():
+    found = samples(lambda t, i: (t, i), TABLE, INDEX)
+    seen = []
+    found.settle(lambda inputs: seen.append(inputs[0]) or torch.log(inputs[0]))
+    assert len(seen) == 3 and (found.draw()[0] >= 0).all() and seen[1].abs().max() < seen[0].abs().max()
+    with pytest.raises(Unfit, match="not finite on random inputs"):
+        found.settle(lambda inputs: inputs[0] / 0)
+
+
+def test_inputs_that_do_not_fit_into_memory_are_not_drawn():
+    with torch._subclasses.FakeTensorMode():
+        huge = torch.empty(1 << 45, dtype=torch.int8)
+    graph_ = torch.fx.Graph()
+    graph_.placeholder("x").meta["val"] = huge
+    with pytest.raises(Unfit, match="may not fit"):
+        Samples(graph_, [huge])
+
+
+# ---- several ranks, threads ----
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_rank_0_decides_for_all(monkeypatch):
+    monkeypatch.setattr(ranks, "are_several", lambda: False)
+    store = torch.distributed.HashStore()
+    zero, one = ranks.Ranks(5), ranks.Ranks(5)
+    zero._store, zero._rank, one._store, one._rank = store, 0, store, 1
+    verdict = Verdict(False, 2.0, 1.0, "region")
+    heard = []
+
+    def ask():
+        with one.agreed("k") as agreement:
+            heard.append(agreement.given)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    with zero.agreed("k") as agreement:
+        assert agreement.given is None
+        agreement.give(verdict, "measured")
+    thread.join()
+    assert heard[0].verdict == verdict
+    with pytest.raises(RuntimeError), zero.agreed("failed"):
+        raise RuntimeError
+    with one.agreed("failed") as agreement:
+        assert agreement.given.verdict is None, "the others go on with the static decision"
+    one._patience = ranks.datetime.timedelta(seconds=0.1)
+    with one.agreed("never told") as agreement:
+        assert agreement.given is None, "nobody waits for ever"
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_graphs_with_collectives_are_not_raced():
+    graph_ = torch.fx.Graph()
+    x = graph_.placeholder("x")
+    graph_.output((graph_.call_function(torch.ops._c10d_functional.wait_tensor.default, (x,)),))
+    module = torch.fx.GraphModule(nn.Module(), graph_)
+    own = fusebackend.passes.FusePass("post_grad", (), None)
+    with pytest.raises(Unfit, match="needs the other ranks"):
+        race._Race(None, own, {}, module, [], {}).key()
+
+
+def test_random_state_and_modes_are_as_before():
+    state = torch.get_rng_state()
+    with timing.undisturbed(torch.device("cpu")):
+        torch.randn(3)
+        assert not torch.is_grad_enabled()
+    assert torch.equal(state, torch.get_rng_state()) and torch.is_grad_enabled()
+
+
+# ---- CUDA ----
+
+
+@pytest.mark.cuda
+@pytest.mark.codegen
+@pytest.mark.parametrize("kind", ["slow", "fast"])
+def test_auto_times_library_calls_on_cuda(slow, fast, kind):
+    x, y = (t.cuda() for t in square(1024))
+    torch._dynamo.reset()
+    product = torch.mm if kind == "slow" else slow_mm
+    compiled(lambda x, y: product(torch.relu(x + 1), y), "auto", [f"test_{kind}"])(x, y)
+    found = fusebackend.last_report()
+    (verdict,) = found.verdicts
+    assert verdict.why == "measured" and verdict.applied == (kind == "fast")
+    assert next(v for _, v in verdicts.stored()).how == "calls"
+
+
+@pytest.mark.cuda
+@pytest.mark.codegen
+def test_a_race_under_cuda_graphs(slow, fast, monkeypatch):
+    monkeypatch.setattr(gate, "MARGIN", 0.0)
+    weights = [torch.randn(256, 256, device="cuda", requires_grad=True) for _ in range(2)]  # mm's backward has mm's
+    for pattern in ("test_slow", "test_fast"):
+        torch._dynamo.reset()
+        product = torch.mm if pattern == "test_slow" else slow_mm
+        fn = compiled(lambda x, a, b, product=product: torch.relu(product(x, a)) @ b, "race", [pattern], mode="reduce-overhead")
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            x = torch.randn(256, 256, device="cuda")
+            out = fn(x, *weights)
+            out.sum().backward()
+            torch.testing.assert_close(out, torch.relu(x @ weights[0]) @ weights[1], rtol=1e-4, atol=1e-2)
+        assert bool(fusebackend.last_report().substitutions) == (pattern == "test_fast")
+        assert [v for v in fusebackend.last_report().verdicts if not v.pattern]
