@@ -33,7 +33,7 @@ def test_training_in_cuda_graphs():
     compiled = torch.compile(model, backend="fuse", mode="reduce-overhead")
 
     def step(run, tokens):
-        model.zero_grad(set_to_none=False)
+        model.zero_grad()  # to None: gradients kept from the last step would lie in the graphs' memory
         loss = run(tokens).square().mean()
         loss.backward()
         return [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
