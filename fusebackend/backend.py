@@ -27,6 +27,7 @@ from .gate import Gate
 from .log import log, warn_once
 from .options import Options, parse
 from .passes import SLOTS, FusePass, chained
+from .pattern import Level
 from .record import Record
 from .registry import all_patterns, select
 from .rewrite import Fuel
@@ -64,6 +65,7 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
 
     fuel = _forced_fuel.get() or _fuel_for(chosen)
     record = Record(report.decisions_path(name) if name else None, remeasures=chosen.gate != "auto")
+    traced = False
     patches, racing = _with_passes(
         chosen,
         f"{identity}{record.token}" if identity is not None and fuel is None else None,
@@ -83,11 +85,10 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         _reports.append(result)
 
     result.seconds += time.perf_counter() - began
-    traced = False
-    inner = interpret.inner_compile if interpreted else inductor.compile_fx_inner
+    inner: Any = interpret.inner_compile if interpreted else inductor.compile_fx_inner
     if racing is not None and not interpreted and fuel is None:
         inner = racing
-    compiled = inductor.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)
+    compiled: Any = inductor.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)
     if name:
         _complete_from_cache(result, name)
     report.trace(result)
@@ -154,7 +155,7 @@ def _reset() -> None:
     _reports.clear()
 
 
-fuse.reset = _reset
+fuse.reset = _reset  # type: ignore[attr-defined]
 
 
 def uuid(chosen: Options, library: native.Native) -> str | None:
@@ -223,7 +224,9 @@ def _with_passes(
         settings = {**patches, **without}
         gate = Gate(chosen.gate, chosen.gate_seconds, result, settings, record, timing=timing, strict=chosen.strict)
     own = {}
-    for level in {p.level for p in select(chosen.patterns)} | {"post_grad"}:  # the post-grad pass also records the graph
+    levels: set[Level] = {"post_grad"}  # which also records the graph
+    levels.update(p.level for p in select(chosen.patterns))
+    for level in levels:
         own[level] = FusePass(
             level,
             chosen.patterns,

@@ -129,7 +129,8 @@ class Plan:
         return sorted(p for p in self.root.rglob("*") if p.is_file() and wanted(p))
 
     def cxx_flags(self) -> list[str]:
-        cuda_include = [f"-isystem {self.toolchain.cuda_home / 'include'}"] if self.cuda else []
+        toolkit = self.toolchain.cuda_home
+        cuda_include = [f"-isystem {toolkit / 'include'}"] if self.cuda and toolkit else []
         march = cpu_baseline()
         return [
             *("-std=c++17 -O3 -fPIC -fvisibility=hidden -Wall -Wno-unknown-pragmas".split()),
@@ -158,8 +159,8 @@ class Plan:
     def link_flags(self) -> list[str]:
         torch_lib = Path(torch.__file__).parent / "lib"
         flags = ["-shared", "-Wl,-s", f"-L{torch_lib}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu"]
-        if self.cuda:
-            toolkit = self.toolchain.cuda_home
+        toolkit = self.toolchain.cuda_home
+        if self.cuda and toolkit:
             libraries = [p for p in (toolkit / "lib64", toolkit / "targets/x86_64-linux/lib", toolkit / "lib") if p.is_dir()]
             flags += [*(f"-L{p}" for p in libraries), "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
         return flags
@@ -308,7 +309,7 @@ def _run_ninja(workspace: Path, held: int, progress: Callable[[str], None] | Non
     except OSError as error:
         raise BuildError(f"ninja can't be run ({error}): pip install ninja") from error
     output: list[str] = []
-    for line in process.stdout:
+    for line in process.stdout or ():
         output.append(line)
         if progress and line.startswith("["):
             words = line.split()

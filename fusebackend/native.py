@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -74,9 +75,12 @@ def _prebuilt() -> Native | None:
     for folder in prebuilt_folders():
         try:
             manifest = build.read_manifest(folder)
-            unfit = _unfit(manifest) if manifest else "it is damaged, or there is none"
-            if not unfit:
-                return _open(folder, manifest)
+            if manifest is None:
+                unfit: str | None = "it is damaged, or there is none"
+            else:
+                unfit = _unfit(manifest)
+                if unfit is None:
+                    return _open(folder, manifest)
         except (cache.CacheError, OSError) as error:
             unfit = str(error)
         log.warning("the library in %s is not used: %s", folder, unfit)
@@ -118,7 +122,10 @@ def _built() -> Native:
         with contextlib.suppress(OSError):
             cache.write_atomically(failed, str(error).encode())
         raise
-    return dataclasses.replace(_open(folder, build.read_manifest(folder)), reason=reason)
+    manifest = build.read_manifest(folder)
+    if manifest is None:
+        raise build.BuildError(f"the library that was just built can't be read back from {folder}")
+    return dataclasses.replace(_open(folder, manifest), reason=reason)
 
 
 def _open(folder: Path, manifest: dict) -> Native:
@@ -143,9 +150,9 @@ def _covers(architectures: tuple[str, ...], capability: str) -> bool:
 
 
 @contextlib.contextmanager
-def progress_line(title: str):
+def progress_line(title: str) -> Iterator[Callable[[str], None]]:
     """Yields a function that shows one line of progress on stderr: rewritten in place on a terminal, else start and end."""
-    stream, live, used = sys.stderr, sys.stderr.isatty(), False
+    stream, live, used = sys.stderr, sys.stderr.isatty(), ""
 
     def show(text: str) -> None:
         nonlocal used

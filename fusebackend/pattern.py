@@ -127,7 +127,7 @@ class Pattern(abc.ABC):
         By default it covers the source of the module that defines the pattern, and the instance's attributes.
         """
         try:
-            source = inspect.getsource(inspect.getmodule(type(self)))
+            source = inspect.getsource(inspect.getmodule(type(self)) or type(self))
         except (OSError, TypeError):
             source = repr(type(self))
         text = f"{self.name}\0{self.priority}\0{source}\0{sorted(vars(self).items(), key=lambda kv: kv[0])!r}"

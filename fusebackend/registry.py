@@ -10,8 +10,9 @@ import difflib
 import importlib
 import pkgutil
 import threading
-from functools import cache
-from importlib.metadata import entry_points
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 
 from .log import log
 from .pattern import Pattern
@@ -90,9 +91,9 @@ def _known(name: str) -> str:
 
 @cache
 def _load_families() -> None:
-    from . import patterns
+    patterns = importlib.import_module(f"{__package__}.patterns")
 
-    def guarded(what: str, load) -> None:
+    def guarded(what: str, load: Callable[[], object]) -> None:
         try:
             load()
         except Exception:
@@ -100,10 +101,10 @@ def _load_families() -> None:
             log.exception("the patterns of %s could not be loaded and are off", what)
 
     for module in sorted(m.name for m in pkgutil.iter_modules(patterns.__path__)):
-        guarded(module, lambda module=module: importlib.import_module(f"{patterns.__name__}.{module}"))
+        guarded(module, partial(importlib.import_module, f"{patterns.__name__}.{module}"))
     for entry in entry_points(group=GROUP):
 
-        def load(entry=entry) -> None:
+        def load(entry: EntryPoint = entry) -> None:
             found = entry.load()
             if callable(found):
                 found()

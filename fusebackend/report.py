@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import json
 import linecache
 import os
 import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -300,7 +302,7 @@ def _specs(s: Substitution) -> str:
     return f"{', '.join(s.inputs)} -> {', '.join(s.outputs)}"
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows as aligned lines; equal rows are given once with their count."""
     if not rows:
         return []
@@ -310,7 +312,9 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     return ["  " + "  ".join([*(c.ljust(w) for c, w in zip(row, widths)), row[-1]]).rstrip() for row in (head, *rows)]
 
 
-def describe_substitution(pattern: str, graph_name: str, nodes, outputs, new_nodes, note: str) -> Substitution:
+def describe_substitution(
+    pattern: str, graph_name: str, nodes: Iterable[fx.Node], outputs: Sequence[fx.Node], new_nodes: Sequence[fx.Node], note: str
+) -> Substitution:
     """Records a replacement just before the old nodes go."""
     inside = set(nodes)
     inputs, results = _operands(outputs, new_nodes)
@@ -342,6 +346,7 @@ def shapes(outputs, new_nodes) -> str:
 
 def graph_code(graph: fx.Graph) -> str:
     """The graph as code with shapes and strides."""
+    assert graph.owning_module is not None
     return graph.owning_module.print_readable(print_output=False, include_stride=True, include_device=True)
 
 
@@ -413,9 +418,10 @@ def save(report: Report, name: str) -> None:
 
 def trace(report: Report) -> None:
     """Puts a report among the artifacts of the compile that is going on (``TORCH_TRACE=folder``), which tlparse shows."""
-    for encoding, payload in (("json", lambda: json.dumps(report.to_dict())), ("string", lambda: str(report))):
+    payloads: dict[str, Callable[[], str]] = {"json": lambda: json.dumps(report.to_dict()), "string": lambda: str(report)}
+    for encoding, payload in payloads.items():
         name = "fusebackend_report" + ("_text" if encoding == "string" else "")
-        trace_structured("artifact", metadata_fn=lambda n=name, e=encoding: {"name": n, "encoding": e}, payload_fn=payload)
+        trace_structured("artifact", metadata_fn=functools.partial(dict, name=name, encoding=encoding), payload_fn=payload)
 
 
 def load(name: str) -> Report | None:

@@ -8,7 +8,10 @@ its reason in the report, and the site stays as it was.
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -86,27 +89,27 @@ def rewrite(
             _record_rejection(result, name, pattern, node, Reject(f"overlaps with a substitution by {winner.name!r}"))
             continue
         # Earlier substitutions have changed the graph around this node: ask again.
-        answer = _ask(pattern, node, strict) if applied else match
-        if isinstance(answer, Match):
+        outcome: report.Substitution | Match | Reject | None = _ask(pattern, node, strict) if applied else match
+        if isinstance(outcome, Match):
             if fuel.empty:
-                answer = Reject("out of fuel (option fuse.fuel)")
+                outcome = Reject("out of fuel (option fuse.fuel)")
             else:
                 fake_mode = fake_mode or detect_fake_mode([g.value(n) for n in graph.nodes if g.is_tensor(n)])
-                answer = _apply(pattern, answer, name, fake_mode, strict, check, gate)
-        if isinstance(answer, report.Substitution):
+                outcome = _apply(pattern, outcome, name, fake_mode, strict, check, gate)
+        if isinstance(outcome, report.Substitution):
             taken.update(dict.fromkeys(match.nodes, pattern))
-            result.substitutions.append(answer)
-            fuel.applied.append(answer)
-            log.info("%s in %s at %s: %s", answer.pattern, name, answer.source, answer.note or " ".join(answer.replacement))
+            result.substitutions.append(outcome)
+            fuel.applied.append(outcome)
+            log.info("%s in %s at %s: %s", outcome.pattern, name, outcome.source, outcome.note or " ".join(outcome.replacement))
             applied += 1
-        elif isinstance(answer, Reject):
-            _record_rejection(result, name, pattern, node, answer)
+        elif isinstance(outcome, Reject):
+            _record_rejection(result, name, pattern, node, outcome)
     after, nodes_after = (report.graph_code(graph), report.graph_nodes(graph, nodes_before)) if applied else (before, nodes_before)
     result.graphs.append(report.GraphCode(name, before, after, len(graph.nodes), nodes_before, nodes_after))
     return applied
 
 
-def _anchors(graph: fx.Graph, patterns: Sequence[Pattern]):
+def _anchors(graph: fx.Graph, patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern, fx.Node]]:
     by_target: dict[object, list[Pattern]] = collections.defaultdict(list)
     for pattern in patterns:
         for target in pattern.anchors:
@@ -142,7 +145,7 @@ def _record_rejection(result: report.Report, name: str, pattern: Pattern, anchor
 
 
 def _apply(
-    pattern: Pattern, match: Match, name: str, fake_mode, strict: bool, check: bool, gate: Gate | None
+    pattern: Pattern, match: Match, name: str, fake_mode: Any, strict: bool, check: bool, gate: Gate | None
 ) -> report.Substitution | Reject:
     """Emits the replacement, checks it, and only then lets it take the place of the original."""
     anchor = min(match.outputs)
@@ -193,7 +196,7 @@ def _compare(outputs: Sequence[fx.Node], new: Sequence[fx.Node], site: str) -> N
         with old.graph.inserting_after(max(old, replacement)):
             checked = old.graph.call_function(compare, (replacement, old, site))
         checked.meta.update(inherited_meta(old), val=g.value(replacement))
-        old.replace_all_uses_with(checked, delete_user_cb=lambda user, checked=checked: user is not checked)
+        old.replace_all_uses_with(checked, delete_user_cb=functools.partial(operator.is_not, checked))
 
 
 def _inherit_meta(outputs: Sequence[fx.Node], new: Sequence[fx.Node], emitted: set[fx.Node]) -> None:

@@ -48,7 +48,7 @@ def assert_pattern(
         PatternAssertion: with what was expected, what was found, and the report.
     """
     torch._dynamo.reset()
-    options = {"fuse.patterns": [pattern], "fuse.interpret": True, "fuse.gate": "off"}
+    options: dict[str, Any] = {"fuse.patterns": [pattern], "fuse.interpret": True, "fuse.gate": "off"}
     with torch.random.fork_rng():
         expected = _run(fn, args, training)
     with torch.random.fork_rng():

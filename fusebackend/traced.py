@@ -19,7 +19,7 @@ import hashlib
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -99,7 +99,7 @@ class _Variant:
             if (a is None) != (b is None):
                 whose = "replacement" if b is None else "search function"
                 raise RegistrationError(f"pattern {pattern.name!r}: the {whose} gives no {what}")
-            if a is not None and _describe(a, mine) != _describe(b, theirs):
+            if a is not None and b is not None and _describe(a, mine) != _describe(b, theirs):
                 raise RegistrationError(
                     f"pattern {pattern.name!r}: {what} differs: the search function gives {_describe(a, mine)}, "
                     f"the replacement {_describe(b, theirs)}"
@@ -109,7 +109,9 @@ class _Variant:
         """The search function may need sizes to be equal that the replacement does not ask about: its word counts."""
         found: dict[Any, Any] = {}
         for searched, p in zip(self.search.inputs, self.replace.inputs):
-            for d, size in _symbolic(g.value(p).shape) if p is not None and searched is not None else []:
+            if p is None or searched is None:
+                continue
+            for d, size in _symbolic(g.value(p).shape):
                 same = g.value(searched).shape[d]
                 found.setdefault(size.node.expr, same.node.expr.xreplace(dict(names)) if isinstance(same, torch.SymInt) else same)
         return found
@@ -122,7 +124,7 @@ class _Variant:
         images = {p: n for p, (n, _) in state.nodes.items()}
         outputs = tuple(dict.fromkeys(images[o] for o in self.finder.outputs))
         if when is not None:
-            bound = {n: state.inputs[p] for n, p in zip(self.tensors, self.search.inputs)}
+            bound = {n: state.inputs[p] for n, p in zip(self.tensors, self.search.inputs) if p is not None}
             kwargs = {**self.example, **{n: g.value(b.node) for n, b in bound.items()}, **state.scalars}
             verdict = when(Candidate(kwargs, {n: b.node for n, b in bound.items()}, node))
             if verdict is not True:
@@ -145,10 +147,11 @@ class _Variant:
         pairs = [*zip(self.replace.inputs, self.search.inputs), *zip(self.replace.tangents, self.search.tangents)]
         for mine, searched in pairs:
             if mine is not None:
+                assert searched is not None
                 bound = state.inputs[searched]
                 node = bound.node
                 for view in bound.views:
-                    node = e.call(view.target, node, *view.args[1:], **view.kwargs)
+                    node = e.call(cast(Callable, view.target), node, *view.args[1:], **view.kwargs)
                 values[mine] = node
         dims = [(p, d, s.node.expr) for p in self.replace.inputs if p is not None for d, s in _symbolic(g.value(p).shape)]
         env = {symbol: _actual(values[p], d) for p, d, symbol in dims if symbol.is_symbol}
@@ -175,7 +178,7 @@ class _Variant:
                 continue
             args, kwargs = torch.utils._pytree.tree_map(resolve, (node.args, node.kwargs))
             values[node] = e.call(node.target, *args, **kwargs)
-        given = {old: values[new] for old, new in zip(self.search.outputs, self.replace.outputs) if old is not None}
+        given = {old: values[new] for old, new in zip(self.search.outputs, self.replace.outputs) if old and new}
         for term in state.rest:
             given[self.finder.anchor] = e.call(torch.ops.aten.add.Tensor, term, given[self.finder.anchor])
         images = {o: state.nodes[o][0] for o in self.finder.outputs}
@@ -200,15 +203,15 @@ class TracedPattern(Pattern):
     ):
         self.name, self.search_fn, self.replace_fn = name, search_fn, replace_fn
         self.when, self.level, self.priority, self.pin = when, level, priority, tuple(pin)
-        self.examples = [self._named(e) for e in _examples(name, example_inputs)]
+        self.example_arguments = [self._named(e) for e in _examples(name, example_inputs)]
         self._check_names()
         try:
-            self.variants = [_Variant(self, _without_grad(e)) for e in self.examples]
+            self.variants = [_Variant(self, _without_grad(e)) for e in self.example_arguments]
             # Training graphs hold forward and backward: a trace of its own for each example that asks for gradients.
-            self.variants += [_Variant(self, e) for e in self.examples if _wants_grad(e)]
+            self.variants += [_Variant(self, e) for e in self.example_arguments if _wants_grad(e)]
         except TraceError as error:
             raise RegistrationError(f"pattern {name!r}: {error}") from error
-        self.anchors = tuple(dict.fromkeys(v.finder.anchor.target for v in self.variants))
+        self.anchors = tuple(dict.fromkeys(cast(torch._ops.OpOverload, v.finder.anchor.target) for v in self.variants))
 
     def match(self, node: fx.Node) -> Match | Reject | None:
         rejected = None
@@ -347,7 +350,7 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _symbolic(shape: torch.Size) -> list[tuple[int, torch.SymInt]]:
+def _symbolic(shape: Sequence[Any]) -> list[tuple[int, torch.SymInt]]:
     return [(d, s) for d, s in enumerate(shape) if isinstance(s, torch.SymInt)]
 
 

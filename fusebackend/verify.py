@@ -83,10 +83,10 @@ def _structural(pattern: Pattern, device: str) -> Iterator[Check]:
     from .testing import PatternAssertion, assert_pattern
 
     for fn, arguments in pattern.examples():
-        arguments = [a.to(device) if isinstance(a, torch.Tensor) else a for a in arguments]
-        what = f"example {', '.join(str(tuple(a.shape)) for a in arguments if isinstance(a, torch.Tensor))}"
+        given = [a.to(device) if isinstance(a, torch.Tensor) else a for a in arguments]
+        what = f"example {', '.join(str(tuple(a.shape)) for a in given if isinstance(a, torch.Tensor))}"
         try:
-            assert_pattern(fn, *arguments, pattern=pattern.name)
+            assert_pattern(fn, *given, pattern=pattern.name)
             yield Check(what, True)
         except PatternAssertion as error:
             yield Check(what, False, str(error))
@@ -145,7 +145,7 @@ def _variations(variant: Any, example: dict[str, Any]) -> Iterator[tuple[str, di
     yield "larger odd sizes", resized(lambda i: (33, 65, 129, 3, 5, 7)[i % 6])
     for k in range(len(symbols)):
         for size in (1, 0):
-            yield f"a size of {size}", resized(lambda i, k=k, size=size: size if i == k else odd[i % 6])
+            yield f"a size of {size}", resized([size if i == k else odd[i % 6] for i in range(len(symbols))].__getitem__)
     base = resized(lambda i: odd[i % 6])
     for how, change in _LAYOUTS.items():
         yield how, {n: _like(v, change(v.detach())) if isinstance(v, torch.Tensor) else v for n, v in base.items()}
