@@ -6,7 +6,7 @@
 See README.md for the families and their measured ratios, and :mod:`fusebackend.options` for the options.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 from .backend import inductor_configs, last_report, load_operators, reports
 from .explain import explain
