@@ -238,7 +238,7 @@ def _with_passes(
             **more,
         )
         patches[SLOTS[level]] = chained(SLOTS[level], own[level], patches)
-    return patches, race.racing(gate, own["post_grad"], without) if chosen.gate == "race" else None
+    return patches, race.racing(gate, own["post_grad"], without) if gate and chosen.gate == "race" else None
 
 
 def _inductor_patches(chosen: Options) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class FusePass(CustomGraphPass):
         began = time.perf_counter()
         name = self.graph_name(graph)
         self.result.drop_graph(name)
-        options = {"strict": self.strict, "fuel": self.fuel, "check": self.check, "code": self.code, "gate": self.gate}
+        options: dict[str, Any] = {"strict": self.strict, "fuel": self.fuel, "check": self.check, "code": self.code, "gate": self.gate}
         try:
             rewrite(graph, self.patterns, name, self.result, **options)
         finally:

@@ -123,12 +123,12 @@ class Verdict:
 
     @classmethod
     def of(cls, pattern: str, graph: str, source: Source, verdict: verdicts.Verdict | None, applied: bool, why: str) -> Verdict:
-        times = (None, None) if verdict is None else (verdict.replaced_ms, verdict.inductor_ms)
-        return cls(pattern, graph, source, applied, *times, why)
+        replaced_ms, inductor_ms = (None, None) if verdict is None else (verdict.replaced_ms, verdict.inductor_ms)
+        return cls(pattern, graph, source, applied, replaced_ms, inductor_ms, why)
 
     def __str__(self) -> str:
         what = "kept" if self.applied else "gated out" if self.replaced_ms is not None else "left to Inductor"
-        if self.replaced_ms is None:
+        if self.replaced_ms is None or self.inductor_ms is None:
             return f"{what}; {self.why}"
         return f"{what}: {verdicts.times(self.replaced_ms, self.inductor_ms)} ({self.why})"
 
@@ -333,12 +333,12 @@ def describe_substitution(
     )
 
 
-def _operands(outputs, new_nodes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _operands(outputs: Sequence[fx.Node], new_nodes: Sequence[fx.Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     inputs = dict.fromkeys(i for n in new_nodes for i in n.all_input_nodes if i not in new_nodes)
     return tuple(g.spec(g.value(n)) for n in inputs if g.is_tensor(n)), tuple(g.spec(g.value(n)) for n in outputs)
 
 
-def shapes(outputs, new_nodes) -> str:
+def shapes(outputs: Sequence[fx.Node], new_nodes: Sequence[fx.Node]) -> str:
     """``f32[8, 4] -> f32[4, 8]``: what a replacement reads and gives."""
     inputs, results = _operands(outputs, new_nodes)
     return f"{', '.join(inputs)} -> {', '.join(results)}"
