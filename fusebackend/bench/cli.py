@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def _measure(chosen: argparse.Namespace, section: str, rows: Iterable[tuple[int,
     data: dict[str, Any] = {"environment": environment(), section: []}
     print(results.describe(data["environment"]), heading, sep="\n\n", flush=True)
     began, kept = time.perf_counter(), {}
-    for place, row in rows:
+    for place, row in _stopped_in_order(rows):
         kept[place] = row
         data[section] = [kept[i] for i in sorted(kept)]
         data["seconds"] = round(time.perf_counter() - began)
@@ -164,6 +165,15 @@ def _measure(chosen: argparse.Namespace, section: str, rows: Iterable[tuple[int,
     if chosen.plots:
         _draw(data, chosen.plots)
     return 0 if all(results.complete(r) and not r.get("wrong") for r in data[section]) else 1
+
+
+def _stopped_in_order(rows: Iterable) -> Iterator:
+    """``rows``; while they are made, SIGTERM raises, so that worker processes are ended too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    try:
+        yield from rows
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # ---- what was measured ----

@@ -70,7 +70,10 @@ class KernelJob:
 
 def _cases(family: str, random: tuple[int, int] | None) -> list[Case]:
     module = families()[family]
-    return module.bench_cases() if random is None else module.random_bench_cases(*random)
+    cases = module.bench_cases() if random is None else module.random_bench_cases(*random)
+    if len({c.name for c in cases}) < len(cases):
+        raise ValueError(f"{family}: two cases of one name, among {', '.join(c.name for c in cases)}")
+    return cases
 
 
 def jobs(wanted: Sequence[str] = (), case: str = "", ways: Sequence[str] = (), random: int = 0, seed: int = 0) -> list[KernelJob]:

@@ -135,7 +135,7 @@ class _Pool:
         self.folder = tempfile.TemporaryDirectory(prefix="fusebackend-bench-")  # of lock files
 
     def run(self) -> Iterator[tuple[Job, Row | Failure]]:
-        began = time.perf_counter()
+        began, patience = time.perf_counter(), 0
         try:
             with self.folder, progress_line("compiling") as progress:
                 while self.waiting or self.ready or any(w.job for w in self.workers):
@@ -143,11 +143,12 @@ class _Pool:
                     yield from self._receive()
                     left = len(self.waiting) + self._busy()
                     progress(f"{self.total - left} of {self.total}, {time.perf_counter() - began:.0f} s")
-        finally:
+            patience = 3
+        finally:  # also when the run is stopped: nobody may go on using the GPU
             for worker in list(self.workers):
                 self._end(worker)
             for process in self.ended:
-                process.join(3)
+                process.join(patience)
                 process.kill()
 
     def _busy(self) -> int:
