@@ -1,7 +1,7 @@
 """Processes that compile side by side share a GPU: who times something there is not disturbed by what the others run.
 
 Two lock files. Who measures holds the first alone, and whoever runs a compiled graph shares it. Who times kernels to choose
-between them (autotuning, during a compile or at a kernel's first call) holds the second alone; runs share it from their
+between them (the gate; autotuning, during a compile or at a kernel's first call) holds the second alone; runs share it from their
 second on: a first one is mostly loading of kernels, and takes seconds in which the GPU does little.
 """
 
@@ -19,6 +19,8 @@ import torch
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.benchmarking import benchmarker
 
+from .. import gate, race
+
 
 class Turns:
     """This process's hold of the lock files in ``folder``."""
@@ -29,12 +31,11 @@ class Turns:
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Within, graphs that Inductor compiled take their turns, and so does autotuning."""
-        run, time = CompiledFxGraph.__call__, benchmarker.benchmark_gpu
-        with (
-            mock.patch.object(CompiledFxGraph, "__call__", self._running(run)),
-            mock.patch.object(benchmarker, "benchmark_gpu", self._timed(time)),
-        ):
+        """Within, graphs that Inductor compiled take their turns, and so do autotuning and the gate."""
+        with contextlib.ExitStack() as patched:
+            patched.enter_context(mock.patch.object(CompiledFxGraph, "__call__", self._running(CompiledFxGraph.__call__)))
+            for owner, name in ((benchmarker, "benchmark_gpu"), (gate, "medians_ms"), (race, "medians_ms")):
+                patched.enter_context(mock.patch.object(owner, name, self._timed(getattr(owner, name))))
             self._preparing = True
             try:
                 yield

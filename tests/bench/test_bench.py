@@ -261,13 +261,15 @@ def test_who_measures_is_alone_and_who_runs_shares(tmp_path, monkeypatch):
 
     monkeypatch.setattr(turns.CompiledFxGraph, "__call__", run)
     monkeypatch.setattr(turns.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(turns.gate, "medians_ms", lambda: taken.append(others_may(tmp_path / "timing", fcntl.LOCK_SH)))
     ours, graph = turns.Turns(tmp_path), types.SimpleNamespace()
     with ours.preparing():
         kept = turns.CompiledFxGraph.__call__
         kept(graph, [])
         kept(graph, [])
+        turns.gate.medians_ms()
     kept(graph, [])
-    assert taken == [[False, True], [False, False], [True, True]]
+    assert taken == [[False, True], [False, False], False, [True, True]]
     with ours.measuring():
         assert not others_may(tmp_path / "measuring", fcntl.LOCK_SH)
 
