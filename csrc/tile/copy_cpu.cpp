@@ -9,20 +9,17 @@ struct Wide {
 
 template <typename E>
 void copy(const Plan& plan, int64_t begin, int64_t end) {
-  constexpr int64_t kW = sizeof(E), kN = 16 / kW;
+  constexpr int64_t kW = sizeof(E);
   const Problem& p = plan.problem;
   const int dim = block_dim(plan);
-  alignas(64) char buffer[kBlockBytes];
   const int64_t out_o = p.strides[kOut][0] * kW, out_q = p.strides[kOut][dim] * kW;
   const int64_t in_o = p.strides[kA][0] * kW, in_q = p.strides[kA][dim] * kW;
   for_blocks(plan, begin, end, [&](const Block& block) {
     char* out = p.data[kOut] + block.offset[kOut];
-    // Blocks too narrow to be transposed in squares gain nothing from the buffer; neither do outputs that are not contiguous.
-    if (out_o != kW || (in_o != kW && (block.o < kN || block.q < kN))) {
-      return copy_elements<E>(p.data[kA] + block.offset[kA], in_o, in_q, out, out_o, out_q, block.o, block.q);
-    }
-    const Rows rows = block_rows<E>(plan, kA, block, buffer);
-    for (int64_t q = 0; q < block.q; ++q) copy_row(out + q * out_q, rows.data + q * rows.stride, block.o * kW);
+    const char* in = p.data[kA] + block.offset[kA];
+    if (out_o != kW) return copy_elements<E>(in, in_o, in_q, out, out_o, out_q, block.o, block.q);
+    if (in_o != kW) return transpose_block<E>(in, in_o, in_q, out, out_q, block.o, block.q);
+    for (int64_t q = 0; q < block.q; ++q) copy_row(out + q * out_q, in + q * in_q, block.o * kW);
   });
 }
 

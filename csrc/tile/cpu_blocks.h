@@ -1,7 +1,7 @@
 // The CPU loop under both operations. Work is cut into blocks of o (the output's innermost dimension) x q (the dimension along which an
-// input is contiguous; the output's next one where there is none). An input that is not contiguous along o is first brought into a
-// buffer in L1, transposed; then whole output rows are written, so that every cache line is read and written once however large the
-// strides are.
+// input is contiguous; the output's next one where there is none). An input that is not contiguous along o is transposed in squares that
+// fit in registers. A block is as wide in q as a cache line of the input and long in o: every line is read and written once however
+// large the strides are, and the few output rows are written as streams.
 #pragma once
 
 #include <immintrin.h>
@@ -15,7 +15,8 @@
 namespace fusebackend::tile {
 
 constexpr int64_t kBlockElements = 4096;  // a block where nothing is transposed
-constexpr int64_t kTileEdge = 64;         // of a square block where something is
+constexpr int64_t kLineBytes = 64;        // where something is: a block's extent in q,
+constexpr int64_t kTileLength = 1024;     // and in o
 constexpr int64_t kTileBytes = 32768;     // such a block where a dimension is shorter
 
 // The second dimension of blocks, 0 for none, and their elements along both. Where one dimension is short, the other is longer.
@@ -30,7 +31,8 @@ inline BlockShape block_shape(const Plan& plan) {
   const bool tiles = plan.route == Route::kTiles;
   const int64_t elements = tiles ? kTileBytes / p.element_bytes : kBlockElements;
   const int64_t q_size = dim ? p.sizes[dim] : 1;
-  if (tiles && p.sizes[0] >= kTileEdge && q_size >= kTileEdge) return {kTileEdge, kTileEdge};
+  const int64_t line = kLineBytes / p.element_bytes;
+  if (tiles && p.sizes[0] >= line && q_size >= line) return {std::min(p.sizes[0], kTileLength), line};
   const int64_t o = std::min(p.sizes[0], std::max(tiles ? elements / 64 : elements, elements / q_size));
   return {o, std::min(q_size, std::max<int64_t>(1, elements / o))};
 }
@@ -78,7 +80,7 @@ void for_blocks(const Plan& plan, int64_t begin, int64_t end, Body body) {
   }
 }
 
-// N x N elements, N = 16 / sizeof(E), by log2(N) rounds of interleaving 16-byte vectors.
+// N x N elements, N = 16 / sizeof(E), by log2(N) rounds of interleaving 16-byte vectors. Calls store(i, vector) for each transposed row.
 template <typename E>
 struct SquareTranspose {
   static constexpr int kN = 16 / sizeof(E);
@@ -96,7 +98,8 @@ struct SquareTranspose {
     else return _mm_unpackhi_epi64(x, y);
   }
 
-  static void run(const char* from, int64_t from_stride, char* to, int64_t to_stride) {
+  template <typename Store>
+  static void run(const char* from, int64_t from_stride, Store store) {
     __m128i a[kN], b[kN];
 #pragma GCC unroll 16
     for (int i = 0; i < kN; ++i) a[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * from_stride));
@@ -111,7 +114,7 @@ struct SquareTranspose {
       for (int i = 0; i < kN; ++i) a[i] = b[i];
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < kN; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * to_stride), a[i]);
+    for (int i = 0; i < kN; ++i) store(i, a[i]);
   }
 };
 
@@ -120,7 +123,8 @@ template <>
 struct SquareTranspose<uint32_t> {
   static constexpr int kN = 8;
 
-  static void run(const char* from, int64_t from_stride, char* to, int64_t to_stride) {
+  template <typename Store>
+  static void run(const char* from, int64_t from_stride, Store store) {
     __m256 a[8], b[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(from + i * from_stride));
@@ -142,7 +146,7 @@ struct SquareTranspose<uint32_t> {
       b[i + 4] = _mm256_permute2f128_ps(a[i], a[i + 4], 0x31);
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) _mm256_storeu_ps(reinterpret_cast<float*>(to + i * to_stride), b[i]);
+    for (int i = 0; i < 8; ++i) store(i, b[i]);
   }
 };
 
@@ -177,25 +181,34 @@ inline void copy_row(char* to, const char* from, int64_t bytes) {
   *reinterpret_cast<Vector*>(to + last) = *reinterpret_cast<const Vector*>(from + last);
 }
 
+// Whether transpose_squares serves a block of an input with these strides.
+template <typename E>
+bool has_squares(int64_t from_q, int64_t o_count, int64_t q_count) {
+  constexpr int64_t kN = SquareTranspose<E>::kN;
+  return kN > 1 && from_q == int64_t(sizeof(E)) && o_count >= kN && q_count >= kN;
+}
+
+// Calls put(q, o, vector) with elements (o ... o + kN - 1) of column q, until all are covered; the last squares may overlap others.
+template <typename E, typename Put>
+void transpose_squares(const char* from, int64_t from_o, int64_t o_count, int64_t q_count, Put put) {
+  constexpr int64_t kN = SquareTranspose<E>::kN;
+  for (int64_t o = 0; o < o_count; o += kN) {
+    o = std::min(o, o_count - kN);
+    for (int64_t q = 0; q < q_count; q += kN) {
+      q = std::min(q, q_count - kN);
+      SquareTranspose<E>::run(from + o * from_o + q * int64_t(sizeof(E)), from_o, [&](int i, auto vector) { put(q + i, o, vector); });
+    }
+  }
+}
+
 // to[q][o] = from[o][q]: rows of `to` are contiguous and `to_stride` bytes apart.
 template <typename E>
 void transpose_block(const char* from, int64_t from_o, int64_t from_q, char* to, int64_t to_stride, int64_t o_count, int64_t q_count) {
-  constexpr int64_t kW = sizeof(E), kN = SquareTranspose<E>::kN;
-  int64_t o_done = 0;
-  if constexpr (kN > 1) {
-    if (from_q == kW && q_count >= kN) {
-      for (; o_done + kN <= o_count; o_done += kN) {
-        const char* rows = from + o_done * from_o;
-        char* columns = to + o_done * kW;
-        // The last square may overlap the one before.
-        for (int64_t q = 0; q < q_count; q += kN) {
-          q = std::min(q, q_count - kN);
-          SquareTranspose<E>::run(rows + q * kW, from_o, columns + q * to_stride, to_stride);
-        }
-      }
-    }
-  }
-  copy_elements<E>(from + o_done * from_o, from_o, from_q, to + o_done * kW, kW, to_stride, o_count - o_done, q_count);
+  constexpr int64_t kW = sizeof(E);
+  if (!has_squares<E>(from_q, o_count, q_count)) return copy_elements<E>(from, from_o, from_q, to, kW, to_stride, o_count, q_count);
+  if constexpr (SquareTranspose<E>::kN > 1)
+    transpose_squares<E>(from, from_o, o_count, q_count,
+                         [&](int64_t q, int64_t o, auto vector) { std::memcpy(to + q * to_stride + o * kW, &vector, sizeof vector); });
 }
 
 // Rows of an input's block as contiguous memory: its own, or `buffer` filled from it.
@@ -226,6 +239,6 @@ Rows block_rows(const Plan& plan, Role role, const Block& block, char* buffer) {
 
 // Bytes of buffer that block_rows may need.
 constexpr int64_t kBlockBytes = 64 * 1024;
-static_assert(kBlockElements * 16 <= kBlockBytes && kTileBytes <= kBlockBytes);
+static_assert(kBlockElements * 16 <= kBlockBytes && kTileBytes <= kBlockBytes && kTileLength * kLineBytes <= kBlockBytes);
 
 }  // namespace fusebackend::tile
