@@ -74,11 +74,11 @@ class Site:
 
 
 class Permute(Pattern):
-    """Matches ``aten.clone`` and ``aten.reshape`` that change the memory order, and operands that are copied for their consumer."""
+    """Matches ``aten.clone`` that changes the memory order (a reshape that copies is one too), and operands that their consumer copies."""
 
     name = "permute"
     priority = -1  # what computes something goes first
-    anchors = (aten.clone.default, aten.reshape.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default)
+    anchors = (aten.clone.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default)
 
     def match(self, node: fx.Node) -> Match | Reject | None:
         answers = [_judge(node, site) for site in _sites(node)]
@@ -110,27 +110,19 @@ def _sites(node: fx.Node) -> list[Site]:
     """The copies that ``node`` is or makes, whether or not they change the order."""
     call = g.arguments(node)
     if node.target is aten.clone.default:
-        return [Site(call["self"], _order_of(node, call["memory_format"]))] if g.is_tensor(call["self"]) else []
-    if node.target is aten.reshape.default:
-        return _copying_reshape(node, call["self"])
+        return [site] if (site := _clone(node, call["self"], call["memory_format"])) else []
     if node.target is aten.convolution.default:
-        return _convolved(node, call["input"])
-    return [s for i, a in enumerate(node.args) if (s := _multiplied(a, i))]
+        return [site] if (site := _convolved(node, call["input"])) else []
+    return [site for i, operand in enumerate(node.args) if (site := _multiplied(operand, i))]
 
 
-def _order_of(node: fx.Node, memory_format: torch.memory_format | None) -> list[int]:
-    out = g.value(node)
-    if memory_format is torch.contiguous_format:
-        return list(range(out.dim()))
-    return g.memory_order(out) or []
-
-
-def _copying_reshape(node: fx.Node, x: fx.Node) -> list[Site]:
-    return []
+def _clone(node: fx.Node, x: fx.Node, memory_format: torch.memory_format | None) -> Site | None:
+    order = list(range(g.value(node).dim())) if memory_format is torch.contiguous_format else g.memory_order(g.value(node))
+    return None if order is None else Site(x, order)
 
 
 def _multiplied(operand: object, index: int) -> Site | None:
-    """cuBLAS wants one of a matrix's dims contiguous; PyTorch makes a contiguous copy of what is not."""
+    """cuBLAS wants one dim of a matrix contiguous; PyTorch's strided kernel copies what is not, Inductor on the CPU."""
     if not g.is_tensor(operand) or g.value(operand).dim() != 3:
         return None
     strides = g.hints(g.value(operand).stride())
@@ -140,13 +132,132 @@ def _multiplied(operand: object, index: int) -> Site | None:
     return Site(operand, order, index, fusable=g.value(operand).device.type == "cpu")
 
 
-def _convolved(node: fx.Node, x: fx.Node) -> list[Site]:
-    """Inductor brings the input of a 1-D convolution into its output's order. (Those of others it may lay out anew.)"""
-    if not g.is_tensor(x) or g.value(x).dim() != 3 or g.value(node).dim() != 3:
-        return []
-    return [Site(x, order, 0)] if (order := g.memory_order(g.value(node))) == [0, 1, 2] else []
+def _convolved(node: fx.Node, x: fx.Node) -> Site | None:
+    """Inductor brings the input of a 1-D convolution into its output's order. (Those of 2-D ones it may lay out anew.)"""
+    if g.value(x).dim() != 3 or g.memory_order(g.value(node)) != [0, 1, 2]:
+        return None
+    return Site(x, [0, 1, 2], 0)
 
 
 def _judge(node: fx.Node, site: Site) -> Site | Reject | None:
-    """The site if it is worth replacing, why not, or None if it is no permutation."""
-    return site
+    """The site if it is worth replacing, why it is not, or None if nothing is permuted."""
+    x = g.value(site.source)
+    before, after = _varying(x, g.memory_order(x)), _varying(x, site.order)
+    if before is None or after is None:
+        return Reject("sizes are not known before run time (unbacked symbols)", node)
+    if before == after or 0 in g.hints(x.stride()):  # an expanded tensor is read from cache
+        return None
+    if x.is_conj() or x.is_neg() or x.layout is not torch.strided:
+        return Reject("a lazily conjugated or negated tensor is not only moved", node)
+    if site.fusable:
+        neighbour = g.fused_neighbour(node) if site.argument is None else _producer(site.source)
+        if neighbour is not None:
+            return Reject(f"Inductor fuses it with its neighbour {g.describe(neighbour)}", node)
+    reason = _loses(x, before, after, site)
+    return Reject(reason, node) if reason else site
+
+
+def _varying(x: torch.Tensor, order: list[int] | None) -> list[int] | None:
+    """``order`` without dims of size 1, which lie anywhere; None if a size is not known."""
+    sizes = g.hints(x.shape)
+    return None if sizes is None or order is None else [d for d in order if sizes[d] != 1]
+
+
+def _producer(source: fx.Node) -> fx.Node | None:
+    producer = g.through_views(source)
+    return producer if g.is_fusable(producer) else None
+
+
+def _loses(x: torch.Tensor, before: list[int], after: list[int], site: Site) -> str | None:
+    """Why Inductor's (or PyTorch's) own copy is as good, by what was measured on an H200 and on a CPU with AVX2; None if it is not."""
+    unavailable = native.load().why_not(x.device, permute_copy)
+    if unavailable:
+        return unavailable
+    sizes, strides = g.hints(x.shape), g.hints(x.stride())
+    total = math.prod(sizes) * x.itemsize
+    if total < (_SMALL_CUDA if x.device.type == "cuda" else _SMALL_CPU):
+        return f"{total} bytes: a call of an operator costs as much as they do"
+    static = all(isinstance(n, int) for n in (*x.shape, *x.stride()))
+    if x.device.type != "cuda":
+        edges = [sizes[order[-1]] for order in (before, after)]
+        if static and x.itemsize >= 4 and before[-1] != after[-1] and min(edges) >= 8 and max(edges) < 64:
+            return "both dims are short and sizes are static: Inductor's loop is as fast"
+        return None
+    if not static or not site.fusable:
+        return None
+    if before[-1] == after[-1] and strides[after[-1]] == 1:
+        row = _merged(sizes, strides, after) * x.itemsize
+        return "rows stay whole and sizes are static: Inductor's copy is as fast" if row % 16 == 0 else None
+    edges = [sizes[order[-1]] * x.itemsize for order in (before, after)]
+    if all(e % 16 == 0 and e >= 128 for e in edges):
+        return "static, even sizes: Inductor's tiles are as fast"
+    return None
+
+
+# Bytes below which a copy takes no longer than the call that launches it.
+_SMALL_CUDA, _SMALL_CPU = 2 << 20, 1 << 14
+
+
+def _merged(sizes: list[int], strides: list[int], order: list[int]) -> int:
+    """Elements that lie one behind the other in ``order``."""
+    length = 1
+    for d in reversed(order):
+        if strides[d] != length:
+            break
+        length *= sizes[d]
+    return length
+
+
+def _case(name: str, shape: tuple[int, ...], permutation: tuple[int, ...], dtype: torch.dtype, goal: float | None) -> Case:
+    def inputs(device: torch.device):
+        x = torch.randn(shape, device=device, dtype=dtype) if dtype.is_floating_point else torch.randint(-99, 99, shape, device=device, dtype=dtype)
+        return (x,)
+
+    return Case(name, lambda x: x.permute(permutation).contiguous(), inputs, lambda x: x.clone(), goal)
+
+
+_TABLE = [
+    ((64, 1024, 1024), (0, 2, 1), 1.03),
+    ((256, 256, 1024), (1, 0, 2), 1.03),
+    ((64, 56, 56, 256), (0, 3, 1, 2), 1.03),
+    ((3000, 300, 33), (2, 0, 1), 1.15),
+    ((4096, 512, 3), (0, 2, 1), 1.15),
+    ((4096, 3, 512), (0, 2, 1), 1.10),
+    ((64, 128, 48, 96), (3, 2, 1, 0), 1.10),
+    ((32, 16, 1000, 70), (0, 1, 3, 2), 1.10),
+    ((64, 8, 7, 8, 672), (0, 1, 3, 2, 4), 1.03),
+]
+_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+
+
+def bench_cases() -> list[Case]:
+    """Transposes, NCHW <-> NHWC, short dims, window partition. The floor is a copy of the same bytes."""
+    if not torch.cuda.is_available():
+        table = [((8, 512, 511), (0, 2, 1), 3.0), ((64, 64, 512), (1, 0, 2), 2.0), ((8, 8, 7, 8, 448), (0, 1, 3, 2, 4), 2.0)]
+    else:
+        table = _TABLE
+    named = [("x".join(map(str, s)), p, s, goal) for s, p, goal in table]
+    return [
+        _case(f"{kind} {text} {p}".replace(", ", ""), s, p, dtype, goal) for text, p, s, goal in named for kind, dtype in _DTYPES.items()
+    ]
+
+
+def random_bench_cases(count: int, seed: int) -> list[Case]:
+    """``count`` random shapes of rank 2 to 5 and 16 to 96 MB (1 MB without a GPU), sizes log-uniform, in random orders."""
+    draw = random.Random(seed)
+    low, high = (16 << 20, 96 << 20) if torch.cuda.is_available() else (1 << 20, 2 << 20)
+    cases: dict[str, Case] = {}
+    while len(cases) < count:
+        rank, (kind, dtype) = draw.randint(2, 5), draw.choice(list(_DTYPES.items()))
+        total = math.exp(draw.uniform(math.log(low), math.log(high))) / dtype.itemsize
+        cuts = [0, *sorted(draw.random() for _ in range(rank - 1)), 1]
+        shape = tuple(max(2, round(total ** (b - a))) for a, b in zip(cuts, cuts[1:]))
+        permutation = tuple(draw.sample(range(rank), rank))
+        if permutation == tuple(range(rank)) or not low <= math.prod(shape) * dtype.itemsize <= 2 * high:
+            continue
+        name = f"{kind} {'x'.join(map(str, shape))} {permutation}".replace(", ", "")
+        cases[name] = _case(name, shape, permutation, dtype, 1.25)
+    return list(cases.values())
+
+
+register(Permute())

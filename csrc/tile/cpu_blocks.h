@@ -189,14 +189,20 @@ bool has_squares(int64_t from_q, int64_t o_count, int64_t q_count) {
 }
 
 // Calls put(q, o, vector) with elements (o ... o + kN - 1) of column q, until all are covered; the last squares may overlap others.
+// Whole lines of a few output rows at a time: rows whose distance is a power of two share cache sets, so half a line would be lost again.
+// The input's lines are in as many pages, which no hardware prefetches.
 template <typename E, typename Put>
 void transpose_squares(const char* from, int64_t from_o, int64_t o_count, int64_t q_count, Put put) {
-  constexpr int64_t kN = SquareTranspose<E>::kN;
-  for (int64_t o = 0; o < o_count; o += kN) {
-    o = std::min(o, o_count - kN);
+  constexpr int64_t kN = SquareTranspose<E>::kN, kLine = kLineBytes / int64_t(sizeof(E));
+  for (int64_t line = 0; line < o_count; line += kLine) {
+    const int64_t end = std::min(o_count, line + kLine);
+    for (int64_t o = end; o < std::min(o_count, end + kLine); ++o) __builtin_prefetch(from + o * from_o);
     for (int64_t q = 0; q < q_count; q += kN) {
       q = std::min(q, q_count - kN);
-      SquareTranspose<E>::run(from + o * from_o + q * int64_t(sizeof(E)), from_o, [&](int i, auto vector) { put(q + i, o, vector); });
+      for (int64_t o = line; o < end; o += kN) {
+        o = std::min(o, o_count - kN);
+        SquareTranspose<E>::run(from + o * from_o + q * int64_t(sizeof(E)), from_o, [&](int i, auto vector) { put(q + i, o, vector); });
+      }
     }
   }
 }

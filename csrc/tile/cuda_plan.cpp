@@ -10,7 +10,6 @@ constexpr int64_t kOutRunBytes = 256;      // wanted of every run in global memo
 constexpr int64_t kInRunBytes = 128;
 constexpr int64_t kMinRowBytes = 512;      // shorter rows that are not aligned go through boxes
 constexpr int64_t kMaxSharedBytes = 48 * 1024;
-constexpr int64_t kMinCrowdedBytes = 64;
 constexpr double kMinTileUse = 0.75;       // fraction of tile elements that are not padding
 
 int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
@@ -45,68 +44,6 @@ int64_t volume(const Problem& p, const int64_t* extent) {
   return v;
 }
 
-// Output runs: leading dimensions that are covered whole, and a last one that may be cut.
-void find_out_runs(const Plan& plan, BoxPlan& box) {
-  const Problem& p = plan.problem;
-  const int direct = plan.staged == kA ? kB : kA;
-  box.direct_follows = p.operands == 3 && !plan.staged_pair;
-  int before = -1, seen = 0;
-  for (int d = 0; d < p.rank; ++d) {
-    if (box.extent[d] == 1 && d != box.dims[0]) continue;
-    const bool joins = before < 0 || (box.out_rank == seen && box.out_length <= kMaxBoxTable && box.extent[before] == p.sizes[before] &&
-                                      p.strides[kOut][d] == p.strides[kOut][before] * p.sizes[before]);
-    if (joins) {
-      if (before >= 0) box.table = int(box.out_length);
-      box.out_length *= box.extent[d];
-      ++box.out_rank;
-      if (p.operands == 3 && p.strides[direct][d] != p.strides[kOut][d]) box.direct_follows = false;
-    } else {
-      box.out_runs *= box.extent[d];
-    }
-    ++seen;
-    before = d;
-  }
-  if (box.out_rank == 1) box.table = int(std::min<int64_t>(box.out_length, 64));  // the places of one dimension repeat anyhow
-}
-
-// Places in shared memory: each dimension has a weight there that is its stride modulo a chunk, so that aligned chunks stay aligned.
-void lay_out(const Plan& plan, const int64_t* in_stride, BoxPlan& box) {
-  const Problem& p = plan.problem;
-  const int64_t w = p.element_bytes, count = kChunk / w;
-  const bool chunked = in_stride[box.dims[0]] == 1 && !plan.staged_pair;
-  int64_t span = w;  // bytes that the dimensions so far take
-  for (int k = 0; k < box.rank; ++k) {
-    const int d = box.dims[k], before = k ? box.dims[k - 1] : d;
-    const int64_t extent = box.extent[d], stride = in_stride[d] * w;
-    // Rows apart by an even number of elements meet few banks: as runs of their own they may be put further apart.
-    const bool crowded = d == 0 && k > 0 && in_stride[d] % 4 == 0 && span >= kMinCrowdedBytes;
-    const bool joins = k == 0 || (box.in_rank == k && box.extent[before] == p.sizes[before] && !crowded &&
-                                  in_stride[d] == in_stride[before] * p.sizes[before]);
-    if (joins) {
-      box.weight[k] = int(chunked ? stride : span);
-      box.in_length *= extent;
-      ++box.in_rank;
-      span += (extent - 1) * box.weight[k];
-    } else if (stride == 0) {
-      box.weight[k] = 0;
-    } else {
-      box.in_runs *= extent;
-      int64_t weight = span + 2 * (kChunk - w);  // room for any shift on either side
-      weight += ((stride - weight) % kChunk + kChunk) % kChunk;
-      // Neighbouring lanes are `count` rows apart: by an odd number of chunks they meet different banks.
-      box.skewed = d == 0 && weight / w % 2 == 0;
-      box.weight[k] = int(std::min<int64_t>(weight, kMaxSharedBytes));
-      span += (extent - 1) * weight + (box.skewed ? (extent - 1) / count * kChunk : 0);
-    }
-    span = std::min(span, 2 * kMaxSharedBytes);
-  }
-  const int64_t data = ceil_div(span + 4 * kChunk, kChunk) * kChunk;  // a chunk in front, the shift, and chunks that reach over the end
-  const int64_t table = (box.table + 2 * count) * (count + 1) * 2 + (p.operands == 3 ? (box.table + 2 * count) * 8 : 0);
-  const int64_t tables = ceil_div(table, kChunk) * kChunk + kChunk * (box.in_runs + box.out_runs) + (p.operands == 3 ? 8 * box.out_runs : 0);
-  box.stage_bytes = int(data);
-  box.shared_bytes = int(std::min<int64_t>(kBoxStages * data + tables, kMaxSharedBytes + 1));
-}
-
 BoxPlan box_of(const Plan& plan, int64_t out_run, int64_t in_run, int64_t box_bytes) {
   const Problem& p = plan.problem;
   const int64_t w = p.element_bytes;
@@ -126,12 +63,40 @@ BoxPlan box_of(const Plan& plan, int64_t out_run, int64_t in_run, int64_t box_by
     box.extent[d] = std::max(box.extent[d], cut(p.sizes[d], box_bytes / w / others, d == 0 ? kSector / w : 1));
   }
 
-  for (int d = 0; d < p.rank; ++d) box.count *= ceil_div(p.sizes[d], box.extent[d]);
   for (int i = 0; i < p.rank; ++i)
     if (box.extent[in_order[i]] > 1) box.dims[box.rank++] = in_order[i];
   if (box.rank == 0) box.dims[box.rank++] = 0;
-  find_out_runs(plan, box);
-  lay_out(plan, in_stride, box);
+  int64_t in_length = 1, in_runs = 1;
+  for (int k = 0; k < box.rank; ++k) {
+    const int d = box.dims[k], before = k ? box.dims[k - 1] : d;
+    const bool joins = k == 0 || (box.in_rank == k && box.extent[before] == p.sizes[before] &&
+                                  in_stride[d] == in_stride[before] * p.sizes[before]);
+    if (joins) in_length *= box.extent[d], ++box.in_rank;
+    else in_runs *= box.extent[d];
+  }
+  const int direct = plan.staged == kA ? kB : kA;
+  box.direct_follows = p.operands == 3 && !plan.staged_pair;
+  int64_t out_length = 1, out_runs = 1;
+  int before = -1, seen = 0;
+  for (int d = 0; d < p.rank; ++d) {
+    if (box.extent[d] == 1 && d != box.dims[0]) continue;
+    const bool joins = before < 0 || (box.out_rank == seen && out_length < kMaxBoxTable && box.extent[before] == p.sizes[before] &&
+                                      p.strides[kOut][d] == p.strides[kOut][before] * p.sizes[before]);
+    if (joins) {
+      out_length *= box.extent[d];
+      ++box.out_rank;
+      if (p.operands == 3 && p.strides[direct][d] != p.strides[kOut][d]) box.direct_follows = false;
+    } else {
+      out_runs *= box.extent[d];
+    }
+    ++seen;
+    before = d;
+  }
+  const int64_t pitch = ((in_length * w + 2 * kChunk - 2) / kChunk | 1) * kChunk;
+  const int64_t data = ceil_div(in_runs * pitch + ceil_div(in_runs, kChunk / w) * kChunk, 128) * 128;
+  const int64_t tables = (kMaxBoxTable + kChunk) * 12 + in_runs * 12 + out_runs * 20;
+  box.data_bytes = int(std::min<int64_t>(data, kMaxSharedBytes + 1));
+  box.shared_bytes = int(std::min<int64_t>(data + tables, kMaxSharedBytes + 1));
   return box;
 }
 

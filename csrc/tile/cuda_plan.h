@@ -13,22 +13,17 @@ constexpr int kTileBytes = 16384;
 constexpr int tile_o(int element_bytes) { return element_bytes == 1 ? 128 : element_bytes <= 4 ? 64 : 32; }
 constexpr int tile_q(int element_bytes) { return kTileBytes / element_bytes / tile_o(element_bytes); }
 
-// A box: `extent` elements of every dimension of the simplified problem (1 where it is walked by the grid). boxes.cuh says what it is for.
-constexpr int kMaxBoxTable = 256;
-constexpr int kBoxStages = 2;
+// A box: `extent` elements of every dimension of the simplified problem (1 where it is walked by the grid).
+constexpr int kMaxBoxTable = 64;
 struct BoxPlan {
   int64_t extent[kMaxRank];
-  int64_t count = 1;     // of boxes
-  int rank = 0;          // dimensions with extent > 1
-  int dims[kMaxRank];    // those, in the staged input's order, fastest first
-  int weight[kMaxRank];  // by index of `dims`: bytes between neighbours in shared memory; 0 where the input is broadcast
-  bool skewed = false;   // the output's innermost dimension skips a chunk after each chunk's worth of elements
-  int in_rank = 0;       // leading ones of `dims` that are contiguous in the input: an input run
-  int out_rank = 0;      // leading ones, in the output's order, that make an output run: contiguous, the last one marched along
-  int64_t in_length = 1, in_runs = 1, out_length = 1, out_runs = 1;  // elements of a run, and runs
-  int table = 1;                // elements of an output run whose places are tabled; the next ones repeat them
+  int rank = 0;        // dimensions with extent > 1
+  int dims[kMaxRank];  // those, in the staged input's order, fastest first
+  int in_rank = 0;     // leading ones of `dims` that are contiguous in the input: an input run
+  int out_rank = 0;    // leading ones, in the output's order, that make an output run: contiguous, the last one marched along, the
+                       // others together less than kMaxBoxTable elements
   bool direct_follows = false;  // the direct input lies as the output does within output runs
-  int stage_bytes = 0, shared_bytes = 0;
+  int data_bytes = 0, shared_bytes = 0;
 };
 
 // Whether an operand's every row starts at a multiple of 16 bytes; whether all rows of all operands are contiguous and of whole chunks.
