@@ -210,8 +210,7 @@ def _merged(sizes: list[int], strides: list[int], order: list[int]) -> int:
 
 def _case(name: str, shape: tuple[int, ...], permutation: tuple[int, ...], dtype: torch.dtype, goal: float | None) -> Case:
     def inputs(device: torch.device):
-        x = torch.randn(shape, device=device, dtype=dtype) if dtype.is_floating_point else torch.randint(-99, 99, shape, device=device, dtype=dtype)
-        return (x,)
+        return (torch.randn(shape, device=device, dtype=dtype),)
 
     return Case(name, lambda x: x.permute(permutation).contiguous(), inputs, lambda x: x.clone(), goal)
 

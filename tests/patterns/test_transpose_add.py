@@ -12,6 +12,12 @@ FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 
 
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch):
+    """Sites too small to pay on a GPU are found here all the same: the tests are about shapes."""
+    monkeypatch.setattr(family, "_SMALL_CUDA", 0)
+
+
 def tensor(*shape, dtype=torch.float32, device="cpu"):
     if dtype.is_floating_point:
         return torch.randn(shape, device=device).to(dtype)
@@ -109,6 +115,14 @@ def test_a_near_miss_says_why(interpreted, fn, shapes, reason):
     report = fusebackend.last_report()
     assert not report.substitutions
     assert any(reason in r.reason for r in report.rejections), report
+
+
+def test_sums_that_do_not_pay_stay_with_inductor(interpreted, device, monkeypatch):
+    monkeypatch.setattr(family, "_SMALL_CUDA", 2 << 20)
+    rows = 64 if device.type == "cuda" else 600
+    interpreted(lambda x, y: x.t() + y)(tensor(rows, 600, device=device), tensor(600, rows, device=device))
+    reason = "153600 bytes" if device.type == "cuda" else "come from memory"
+    assert [reason in r.reason for r in fusebackend.last_report().rejections] == [True]
 
 
 def test_an_in_place_add_is_left_to_inductor_which_writes_in_place(interpreted):

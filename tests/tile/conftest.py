@@ -6,7 +6,6 @@ import torch
 from fusebackend import native, ops
 from fusebackend.patterns import permute, transpose_add  # noqa: F401  they define the operators
 
-
 if not hasattr(torch.ops.fusebackend, "tile_route"):
     ops.define("tile_route(Tensor x, Tensor? y, int[] order) -> int", fake=lambda x, y, order: 0)
 
