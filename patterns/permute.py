@@ -188,6 +188,8 @@ def _loses(x: torch.Tensor, before: list[int], after: list[int], site: Site) -> 
     if before[-1] == after[-1] and strides[after[-1]] == 1:
         row = _merged(sizes, strides, after) * x.itemsize
         return "rows stay whole and sizes are static: Inductor's copy is as fast" if row % 16 == 0 else None
+    if sizes[after[-1]] < 8:
+        return "the result's rows are short and sizes are static: Inductor's copy is as fast"
     edges = [sizes[order[-1]] * x.itemsize for order in (before, after)]
     if all(e % 16 == 0 and e >= 128 for e in edges):
         return "static, even sizes: Inductor's tiles are as fast"
