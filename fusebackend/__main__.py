@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = commands.add_parser("fuzz", help="compare random programs with eager; needs the test extra")
     command.add_argument("--minutes", type=float, help="stop after so long (default: 1, unless --programs is given)")
     command.add_argument("--programs", type=int, help="stop after so many")
-    command.add_argument("--seed", type=int, default=0, help="of the first 500 programs, the next 500 have the next (default 0)")
+    command.add_argument("--seed", type=int, default=0, help="of the first 100 programs, the next 100 have the next (default 0)")
     command.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     command.add_argument("--codegen-every", type=int, default=0, metavar="N", help="every Nth through Inductor's code generation")
     command.add_argument("--output", type=Path, default=Path("fuzz-failures"), help="folder for failures, as files that run")

@@ -153,6 +153,8 @@ def accept(node: fx.Node) -> Product | Reject | None:
         return Reject(f"the precision setting is {torch.backends.cuda.matmul.fp32_precision!r}, not true fp32", node)
     if not isinstance(product.alpha, (int, float)) or not isinstance(product.beta, (int, float)):
         return Reject("alpha or beta is not a number but computed", node)
+    if product.alpha == 0:
+        return Reject("alpha is 0: cuBLAS does not look at the operands, where infinities may be", node)
     sizes = g.hints((*tensors[0].shape[-2:], tensors[1].shape[-1], tensors[0].shape[0] if tensors[0].dim() == 3 else 1))
     if sizes is None:
         return Reject("a size depends on data, so it is not known whether it pays", node)

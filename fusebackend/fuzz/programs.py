@@ -59,6 +59,10 @@ class Program:
         exec(compile(self.source(), "<fuzzed program>", "exec"), names)
         return names["program"]
 
+    def graph(self, inputs: tuple[torch.Tensor, ...]) -> torch.fx.GraphModule:
+        """What is handed to the backend on the direct path."""
+        return torch.fx.symbolic_trace(self.function())
+
     def specs(self, second: bool = False) -> tuple[Spec, ...]:
         return tuple(spec.resized(dict(self.sizes)) for spec in self.inputs) if second else self.inputs
 

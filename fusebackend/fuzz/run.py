@@ -20,7 +20,7 @@ from .build import programs
 from .compare import Verdict, check
 from .programs import Program
 
-CHUNK = 500  # programs between two looks at the clock; each chunk has a seed of its own
+CHUNK = 100  # programs of one seed, the next have the next
 SHRINKING = 300  # programs that are tried to make a failure smaller
 
 
@@ -98,14 +98,15 @@ def fuzz(
         say: told about progress.
     """
     result, began = Result(), time.monotonic()
+    until = began + (60 * minutes if minutes is not None else float("inf"))
     chunk = 0
     while len(result.wrong) < most_failures:
         result.seconds = time.monotonic() - began
         left = CHUNK if count is None else min(CHUNK, count - result.programs)
-        if left <= 0 or (minutes is not None and result.seconds > 60 * minutes):
+        if left <= 0 or time.monotonic() > until:
             break
         with _faster():
-            failure = _chunk(result, start + chunk, left, device, codegen_every)
+            failure = _chunk(result, start + chunk, left, device, codegen_every, until)
         chunk += 1
         if failure is not None:
             result.wrong.append((failure.program, failure.verdict, failure.codegen))
@@ -155,8 +156,8 @@ class Uniform(PrimitiveProvider):
     draw_float = draw_string = draw_bytes = _not_drawn
 
 
-def _chunk(result: Result, number: int, count: int, device: str, codegen_every: int) -> Wrong | None:
-    """Checks ``count`` programs of one seed; returns the smallest failure."""
+def _chunk(result: Result, number: int, count: int, device: str, codegen_every: int, until: float) -> Wrong | None:
+    """Checks ``count`` programs of one seed, or fewer if time runs out; returns the smallest failure."""
     drawn = tried = 0
     failures: dict[Program, Wrong] = {}
     AVAILABLE_PROVIDERS["fusebackend"] = type("Seeded", (Uniform,), {"start": number})
@@ -179,7 +180,7 @@ def _chunk(result: Result, number: int, count: int, device: str, codegen_every: 
             codegen = bool(codegen_every) and drawn % codegen_every == codegen_every - 1
             drawn += not failures
             tried += bool(failures)
-            if tried > SHRINKING:
+            if tried > SHRINKING or (time.monotonic() > until and not failures):
                 return
             if (drawn + tried) % 50 == 0:
                 gc.collect()
