@@ -268,7 +268,9 @@ def _complete_from_cache(result: report.Report, name: str) -> None:
             result.graphs.append(missing)
             result.substitutions += [s for s in kept.substitutions if s.graph == missing.name]
             result.rejections += [r for r in kept.rejections if r.graph == missing.name]
-            result.verdicts += [dataclasses.replace(v, why="cached") for v in kept.verdicts if v.graph == missing.name]
+            raced = any(v.graph == missing.name for v in result.verdicts)  # a kept race is looked up before the code is
+            known = [v for v in kept.verdicts if v.graph == missing.name and not (raced and not v.pattern)]
+            result.verdicts += [dataclasses.replace(v, why="cached") for v in known]
     if "forward" not in seen:
         result.from_cache = True
         if kept is None:
