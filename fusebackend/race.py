@@ -19,7 +19,7 @@ from torch import fx
 from torch._guards import TracingContext
 from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
-from torch._inductor.utils import BoxedBool
+from torch._inductor.utils import BoxedBool, get_donated_idxs
 from torch._inductor.virtualized import V
 
 from . import report
@@ -29,8 +29,12 @@ from .region import describe, device_of, symbols_of
 from .samples import Samples, Unfit
 from .timing import medians_ms, undisturbed
 from .verdicts import Verdict
+from .verdicts import times as times_of
 
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor", "symm_mem")
+
+
+_INCREDIBLE = 3.0  # a graph so many times slower, all of whose substitutions were faster by themselves
 
 
 class _Nothing(Unfit):
@@ -114,12 +118,22 @@ class _Race:
             self.gate.spent -= time.perf_counter() - began
         if not any(s.graph == self.name for s in self.own.result.substitutions):
             raise _Nothing("nothing was substituted")
+        if self.kwargs.get("is_backward"):  # saved tensors whose memory Inductor uses for its own results
+            samples.mutated = sorted({*samples.mutated, *(get_donated_idxs() or ())})
         self.gate.progress(f"{self.name}, the whole graph")
         ways = [ours, self.compile(False, timing=True)]
         with undisturbed(device):
             # With CUDA graphs the CPU launches nothing, so what launching takes does not count.
             times = medians_ms(ways, samples, device, seconds=1.0, launches=not self.cudagraphs)
+        self.check(times)
         return Verdict(times[0] <= times[1], *times, "race", f"{self.name}, {len(self.gm.graph.nodes)} nodes", machine(device))
+
+    def check(self, times: list[float]) -> None:
+        """Unfit: the race contradicts what its regions measured so much that its random inputs must have misled it."""
+        regions = [v for v in self.own.result.verdicts if v.graph == self.name and v.applied and v.replaced_ms is not None]
+        gained = sum(v.inductor_ms - v.replaced_ms for v in regions)
+        if gained > 0 and times[0] > _INCREDIBLE * times[1]:
+            raise Unfit(f"the whole graph took {times_of(*times)}, but its regions gained {gained:.3g} ms")
 
     def compile(self, ours: bool, timing: bool) -> Any:
         """Compiles a copy of the graph with our pass or without.

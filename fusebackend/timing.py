@@ -64,11 +64,12 @@ def medians_ms(
         if draw and time.perf_counter() - began > 2 * seconds:
             break  # so slow that the first draw took it all
         inputs = samples.draw()
-        pristine = {i: inputs[i].clone() for i in samples.mutated}
+        # Whole storages, whatever the strides: memory may be used for other things in between.
+        pristine = [(inputs[i].untyped_storage(), inputs[i].untyped_storage().clone()) for i in samples.mutated]
 
-        def run(way: Callable, inputs: list[Any] = inputs, pristine: dict[int, torch.Tensor] = pristine) -> float:
-            for i, value in pristine.items():
-                inputs[i].copy_(value)
+        def run(way: Callable, inputs: list[Any] = inputs, pristine: list = pristine) -> float:
+            for storage, kept in pristine:
+                storage.copy_(kept)
             given = list(inputs)
             return timer(lambda: way(given))
 

@@ -173,6 +173,15 @@ def test_library_calls_are_called_as_they_are(slow, monkeypatch):
     assert "gated out: " in str(fusebackend.last_report())
 
 
+def test_a_race_that_contradicts_its_regions_is_not_believed(fast, monkeypatch):
+    real = race.medians_ms
+    monkeypatch.setattr(race, "medians_ms", lambda *a, **k: [100.0, real(*a, **k)[1] / 100])
+    x, y = square()
+    torch.testing.assert_close(compiled(slow_mm, "race", ["test_fast"])(x, y), x @ y)
+    found = fusebackend.last_report()
+    assert found.counts() == {"test_fast": 1} and "but its regions gained" in str(found)
+
+
 def test_symbolic_sizes_are_timed_at_their_hints(slow):
     fn = torch.compile(torch.mm, backend="fuse", dynamic=True, options={"fuse.gate": "race", "fuse.patterns": ["test_slow"]})
     for n in (16, 24):
@@ -573,6 +582,8 @@ def test_a_race_under_cuda_graphs(slow, fast, monkeypatch):
         for _ in range(4):
             torch.compiler.cudagraph_mark_step_begin()
             x = torch.randn(256, 256, device="cuda")
+            for w in weights:
+                w.grad = None
             out = fn(x, *weights)
             out.sum().backward()
             torch.testing.assert_close(out, torch.relu(x @ weights[0]) @ weights[1], rtol=1e-4, atol=1e-2)
