@@ -7,7 +7,7 @@ import ast
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +77,14 @@ def kernels(chosen: argparse.Namespace) -> int:
 
     _known("--family", chosen.family, kernels.families())
     _known("--ways", chosen.ways, kernels.WAYS)
-    jobs = kernels.jobs(chosen.family, chosen.case, chosen.ways, chosen.random, chosen.seed)
+    jobs: list[pool.Job] = [*kernels.jobs(chosen.family, chosen.case, chosen.ways, chosen.random, chosen.seed)]
     if not jobs:
         raise UsageError(f"no case has {chosen.case!r} in its name" if chosen.case else "these families have no random shapes")
 
+    ways: Sequence[str] = chosen.ways or list(kernels.RANDOM_WAYS if chosen.random else kernels.WAYS)
     found = pool.run(jobs, this_device(), alone=False)
-    rows = ((jobs.index(job), {"family": job.family, "case": job.name, **_figures(row)}) for job, row in found)
-    return _measure(chosen, "random" if chosen.random else "kernels", rows, kernels.heading(jobs[0].ways), kernels.line)
+    rows = ((jobs.index(job), {**job.names, **_figures(row)}) for job, row in found)
+    return _measure(chosen, "random" if chosen.random else "kernels", rows, kernels.heading(ways), kernels.line)
 
 
 def models(chosen: argparse.Namespace) -> int:
@@ -96,10 +97,10 @@ def models(chosen: argparse.Namespace) -> int:
         only_without = all(p.startswith("-") for p in chosen.patterns)
         options.append(("fuse.patterns", (*(["all"] if only_without else []), *chosen.patterns)))
     parse(None, dict(options))  # before the work, not after it
-    jobs = models.jobs(chosen.model, chosen.kind, options, chosen.steps)
+    jobs: list[pool.Job] = [*models.jobs(chosen.model, chosen.kind, options, chosen.steps)]
 
-    found = pool.run(jobs, this_device(), alone=True, compiling=8)
-    rows = ((jobs.index(job), {"model": job.model, "kind": job.kind, **_figures(row)}) for job, row in found)
+    found = pool.run(jobs, this_device(), alone=True, compiling=4)
+    rows = ((jobs.index(job), {**job.names, **_figures(row)}) for job, row in found)
     return _measure(chosen, "models", rows, models.HEADING, models.line)
 
 

@@ -56,8 +56,8 @@ class KernelJob:
     random: tuple[int, int] | None = None
 
     @property
-    def label(self) -> str:
-        return f"{self.family}: {self.name}"
+    def names(self) -> dict[str, str]:
+        return {"family": self.family, "case": self.name}
 
     @property
     def weight(self) -> int:
@@ -146,11 +146,11 @@ class Prepared:
                     self.row["substitutions"][way] = sum(len(r.substitutions) for r in backend.reports() if id(r) not in known)
             self._compare(results)
             if case.floor is not None:
-                self.calls["floor"] = lambda arguments: functools.partial(case.floor, *arguments)
+                self.calls["floor"] = _spread(functools.partial, case.floor)
             for name, prepare in case.peers.items():
                 call = prepare(*self._arguments(grad=False))
                 call()
-                self.calls[name] = lambda arguments, prepare=prepare: prepare(*arguments)
+                self.calls[name] = _spread(prepare)
 
     def measure(self) -> Row:
         with self._setting():
@@ -208,6 +208,10 @@ class Prepared:
             return _tensors(self._bound(self.case.fn, arguments)(), arguments)
         except Exception:  # a dtype is pinned in it, or float64 has no kernel
             return None
+
+
+def _spread(fn: Callable, *first: Any) -> Callable[[tuple], Any]:
+    return lambda arguments: fn(*first, *arguments)
 
 
 def _separate(fn: Callable, name: str) -> Callable:

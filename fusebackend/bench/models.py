@@ -70,8 +70,8 @@ class ModelJob:
     steps: int = 3
 
     @property
-    def label(self) -> str:
-        return f"{self.model} {self.kind}"
+    def names(self) -> dict[str, str]:
+        return {"model": self.model, "kind": self.kind}
 
     @property
     def weight(self) -> int:

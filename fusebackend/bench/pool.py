@@ -39,7 +39,8 @@ class Job(Protocol):
     """Something to compile and time. It is sent to a process, so it names what it needs, and finds it there."""
 
     @property
-    def label(self) -> str: ...
+    def names(self) -> dict[str, str]:
+        """What names its row."""
 
     @property
     def weight(self) -> int:
@@ -83,7 +84,7 @@ def run(jobs: Sequence[Job], device: torch.device, *, alone: bool, compiling: in
 def _here(jobs: Sequence[Job], device: torch.device) -> Iterator[tuple[Job, Row | Failure]]:
     for i, job in enumerate(jobs, 1):
         torch._dynamo.reset()
-        with progress_line(f"{job.label} ({i} of {len(jobs)})") as progress:
+        with progress_line(f"{' '.join(job.names.values())} ({i} of {len(jobs)})") as progress:
             progress("compiling")
             result = _attempt(job.prepare, device)
             if not isinstance(result, Failure):
@@ -170,12 +171,13 @@ class _Pool:
             worker.connection.send(("measure", job))
 
     def _receive(self) -> Iterator[tuple[Job, Row | Failure]]:
-        by_connection = {w.connection: w for w in self.workers if w.job}
-        for connection in wait(list(by_connection)):
-            worker = by_connection[connection]
+        by_connection: dict[Any, _Worker] = {w.connection: w for w in self.workers if w.job}
+        for found in wait(list(by_connection)):
+            worker = by_connection[found]
             job, measured = worker.job, worker is self.measuring
+            assert job is not None  # only those are waited for
             try:
-                result = connection.recv()
+                result: Any = worker.connection.recv()
             except (EOFError, OSError):
                 worker.process.join(5)
                 result = Failure("the worker process ended", f"exit code {worker.process.exitcode}")

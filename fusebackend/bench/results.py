@@ -113,10 +113,10 @@ def summary(section: str, rows: list[Row]) -> str:
             lines.append(f"{sum(met)} of {len(met)} goals reached")
     if section == "models":
         for kind in dict.fromkeys(row["kind"] for row in rows):
-            found = {row["model"]: row["ratio"] for row in rows if row["kind"] == kind}
-            least = min(found, key=found.__getitem__)
+            by_model = {row["model"]: row["ratio"] for row in rows if row["kind"] == kind}
+            least = min(by_model, key=lambda model: by_model[model])
             missed = [row["model"] for row in rows if row["kind"] == kind and row["ratio"] < row["goal"]]
-            lines.append(f"{kind}: geometric mean {geomean(found.values()):.3f}x Inductor, least {found[least]:.3f}x ({least})")
+            lines.append(f"{kind}: geometric mean {geomean(by_model.values()):.3f}x Inductor, least {by_model[least]:.3f}x ({least})")
             lines[-1] += f"; goals missed by {', '.join(missed)}" if missed else "; all goals reached"
     return "\n" + "\n".join(lines) if lines else ""
 

@@ -28,7 +28,7 @@ def median_ms(fn: Callable[[], Any], device: torch.device) -> float:
 
         return do_bench(fn, warmup=20, rep=60, return_mode="median")
     fn()
-    times = []
+    times: list[float] = []
     began = time.perf_counter()
     while len(times) < 5 or (time.perf_counter() - began < 0.5 and len(times) < 1000):
         start = time.perf_counter()

@@ -202,7 +202,7 @@ class Answer:
     def __init__(self, what):
         self.what = what
 
-    label = property(lambda self: self.what)
+    names = property(lambda self: {"what": self.what})
     weight = property(lambda self: self.what == "heavy")
 
     def __repr__(self):
