@@ -215,7 +215,7 @@ def programs(draw: Any, device: str = "cpu") -> Program:
     for _ in range(b.pick((0, 1, 2, 3))):
         outputs.append(b.pick(made if b.chance(85) else list(b.values)))
     path = "dynamic" if b.dynamic else "dynamo" if b.chance(4) else "direct"
-    if device == "cpu" and b.chance(3):  # on CUDA an assertion ends the process
+    if device == "cpu" and b.chance(4):  # on CUDA an assertion ends the process
         b.inputs = [dataclasses.replace(s, fill="bad index") if s.fill == "index" else s for s in b.inputs]
     return Program(
         inputs=tuple(b.inputs),

@@ -19,7 +19,7 @@ FILLS = {
     "signed index": "uniform in [-bound, bound)",
     "one index": "bound - 1 everywhere",
     "sorted index": "uniform in [0, bound), ascending",
-    "bad index": "uniform in [0, bound), but the last, which is bound",
+    "bad index": "uniform in [0, bound), but the last, which is bound or, with an odd seed, -1",
 }
 
 _SPECIAL = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-40, -1e-7)
@@ -92,7 +92,7 @@ class Spec:
             if self.fill == "sorted index":
                 drawn = drawn.sort().values
             if self.fill == "bad index":
-                drawn[-1:] = self.bound
+                drawn[-1:] = -1 if self.seed % 2 else self.bound
             return drawn.to(self.dtype)
         if self.dtype == torch.bool:
             return torch.randint(0, 2, (count,), generator=generator).bool()
