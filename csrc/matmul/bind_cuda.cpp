@@ -1,13 +1,17 @@
-//   fusebackend::matmul(Tensor a, Tensor b, Tensor? d, float alpha, float beta,
-//                       Tensor? a_planes=None, int a_inner=-1, Tensor? b_planes=None, int b_inner=-1) -> Tensor
+//   fusebackend::matmul(Tensor a, Tensor b, Tensor? d, float alpha, float beta, Tensor? a_planes=None, int a_inner=-1,
+//                       Tensor? b_planes=None, int b_inner=-1, str kernel="auto") -> Tensor
 //   fusebackend::matmul_planes(Tensor x, int inner) -> Tensor
 //
 // alpha * a @ b + beta * d for two fp32 matrices, or two batches of them, of any strides; d broadcasts to the result and is not read where
-// beta is 0. The result is contiguous. Temporary memory: 1.5 times the bytes of operands that come without planes, and at most 17 MB more.
+// beta is 0. The result is contiguous. Temporary memory: 1.5 times the bytes of operands that come without planes, at most 1 GiB, and at
+// most 17 MB more.
 //
 // matmul_planes(x, inner) splits an operand that several products share, laid out with dimension `inner` (-1 or -2) innermost; hand the
 // result to matmul as a_planes or b_planes together with the inner dimension, which is that of a or b: transposing x swaps -1 and -2.
+//
+// kernel: "wgmma", "mma" or "ffma"; "auto" takes the one for the GPU.
 #include <optional>
+#include <string>
 
 #include "../common/binding.h"
 #include "matmul.h"
@@ -16,13 +20,33 @@
 namespace fusebackend::matmul {
 namespace {
 
-[[maybe_unused]] int sm_count(int device) {
+int sm_count(int device) {
   static int counts[64] = {};        // a race writes the same value twice
   if (device < 64 && counts[device]) return counts[device];
   int count = 0;
   check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "matmul");
   if (device < 64) counts[device] = count;
   return count;
+}
+
+// Six bf16 products pay where tensor cores do bf16 at more than six times the rate of fp32 arithmetic: 15 times on an H200, 16 on an A100,
+// but only 2 to 4 times on compute capability 8.6 and 8.9.
+Kernel kernel_named(const std::string& name, int device) {
+  STD_TORCH_CHECK(name == "auto" || name == "wgmma" || name == "mma" || name == "ffma", "matmul: kernel ", name,
+                  ": auto, wgmma, mma and ffma are known");
+  int major, minor;
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "matmul");
+  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "matmul");
+#ifdef FUSE_HAS_SM90A
+  const bool wgmma = major == 9;
+#else
+  const bool wgmma = false;
+#endif
+  const bool mma = (major == 8 && minor == 0) || major == 9;
+  STD_TORCH_CHECK(name != "wgmma" || wgmma, "matmul: the kernel wgmma needs a GPU of compute capability 9.0 and a library built for it");
+  STD_TORCH_CHECK(name != "mma" || major >= 8, "matmul: the kernel mma needs a GPU of compute capability 8.0 or later");
+  if (name == "auto") return wgmma ? Kernel::kWgmma : mma ? Kernel::kMma : Kernel::kFfma;
+  return name == "wgmma" ? Kernel::kWgmma : name == "mma" ? Kernel::kMma : Kernel::kFfma;
 }
 
 bool is_fp32_on(const Tensor& t, const Tensor& like) {
@@ -82,7 +106,8 @@ Tensor matmul_planes(const Tensor& x, int64_t inner) {
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& d, double alpha, double beta,
-              const std::optional<Tensor>& a_planes, int64_t a_inner, const std::optional<Tensor>& b_planes, int64_t b_inner) {
+              const std::optional<Tensor>& a_planes, int64_t a_inner, const std::optional<Tensor>& b_planes, int64_t b_inner,
+              const std::string& kernel) {
   const int64_t rank = a.dim();
   STD_TORCH_CHECK((rank == 2 || rank == 3) && b.dim() == rank, "matmul: a and b must both have 2 or both have 3 dimensions");
   STD_TORCH_CHECK(is_fp32_on(a, a) && is_fp32_on(b, a) && (!d || is_fp32_on(*d, a)), "matmul: operands must be fp32 on one GPU");
@@ -107,15 +132,12 @@ Tensor matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& d, 
   set_planes(p.b, b, b_planes, b_inner);
 
   const CudaScope scope(a);
-#ifdef FUSE_HAS_SM90A
-  const int sms = sm_count(a.get_device_index());
-  const Plan how = plan(p, sms);
-  const Tensor workspace = empty_like_sized(a, {int64_t(workspace_bytes(p, how, sms) / sizeof(float)) + 1});
+  const int device = a.get_device_index(), sms = sm_count(device);
+  const Kernel how = kernel_named(kernel, device);
+  const int64_t floats = workspace_bytes(p, how, sms) / sizeof(float);
+  const Tensor workspace = empty_like_sized(a, {floats + 1});
   check_cuda(launch(p, how, workspace.data_ptr(), sms, scope.stream()), "matmul");
   return c;
-#else
-  STD_TORCH_CHECK(false, "matmul: the library was built without code for compute capability 9.0");
-#endif
 }
 
 }  // namespace

@@ -12,17 +12,17 @@
 #include <type_traits>
 
 #include "../common/cuda_common.cuh"
-#include "planes.h"
+#include "epilogue.cuh"
+#include "launch.h"
 #include "ptx_sm90.cuh"
-#include "tiling.h"
 
 namespace fusebackend::matmul {
 namespace {
 
 constexpr int kSliceN = 128, kStages = 3;
 constexpr int kRaster = 16;          // tile rows that are worked off together
-constexpr int kSlices = kTileN / kSliceN, kProducts = 6;
-constexpr int kWarpgroup = 128, kConsumers = 2, kConsumerThreads = kConsumers * kWarpgroup, kThreads = kConsumerThreads + kWarpgroup;
+constexpr int kSlices = kTileN / kSliceN;
+constexpr int kWarpgroup = 128, kConsumers = kPartialFlags, kConsumerThreads = kConsumers * kWarpgroup, kThreads = kConsumerThreads + kWarpgroup;
 constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
 constexpr int kABytes = kPlanes * kTileM * kBlockK * 2, kBBytes = kPlanes * kTileN * kBlockK * 2, kStageBytes = kABytes + kBBytes;
 constexpr int kSmemBytes = kStages * (kStageBytes + 16) + 1024;     // two mbarriers a stage; alignment
@@ -74,19 +74,11 @@ struct Work {
   int begin_, left_, next_tile_;
 };
 
-struct TileAt {
-  int batch, m, n;                   // m and n in elements
-
-  // Tiles are numbered down kRaster tile rows before moving to the next column, so that a wave of blocks shares operands in L2.
-  __device__ TileAt(const GemmParams& g, int tile) {
-    const int per_batch = g.tiles_m * g.tiles_n;
-    batch = tile / per_batch;
-    const int t = tile - batch * per_batch;
-    const int group = t / (kRaster * g.tiles_n);
-    const int rows = min(kRaster, g.tiles_m - group * kRaster);
-    const int in_group = t - group * kRaster * g.tiles_n;
-    m = (group * kRaster + in_group % rows) * kTileM;
-    n = in_group / rows * kTileN;
+struct Origin {                      // a tile's; m and n in elements
+  int batch, m, n;
+  __device__ Origin(const GemmParams& g, int tile) {
+    const TileAt<kRaster> at(tile, g.tiles_m, g.tiles_n);
+    batch = at.batch, m = at.m * kTileM, n = at.n * kTileN;
   }
 };
 
@@ -110,50 +102,25 @@ template <bool kMnInner, int kRows> __device__ __forceinline__ uint64_t descript
   return kFixed | ((base + offset) & 0x3ffff) >> 4;
 }
 
-// Six of the nine plane products, smallest first.
-__device__ constexpr int kProductA[kProducts] = {1, 0, 2, 0, 1, 0};
-__device__ constexpr int kProductB[kProducts] = {1, 2, 0, 1, 0, 0};
-
-// A NaN in C is either right or an artefact: infinity - infinity between planes, or infinity times a plane that is zero. A warp
-// recomputes every NaN of its 16 x kTileN part of C as plain fp32 dot products, so that non-finite inputs give what fp32 gives.
-__device__ __noinline__ void recompute_nans(const Problem& p, int batch, int m0, int n0, int lane) {
-  __syncwarp();
-  for (int i = lane; i < 16 * kTileN; i += 32) {
-    const int my_m = m0 + i / kTileN, my_n = n0 + i % kTileN;
-    const bool inside = my_m < p.m && my_n < p.n;
-    const float value = inside ? __ldcg(p.c + batch * p.c_batch + my_m * p.c_row + my_n * p.c_col) : 0.f;
-    for (unsigned todo = __ballot_sync(~0u, value != value); todo; todo &= todo - 1) {
-      const int m = __shfl_sync(~0u, my_m, __ffs(todo) - 1), n = __shfl_sync(~0u, my_n, __ffs(todo) - 1);
-      const float* a = p.a.data + batch * p.a.batch + m * p.a.row;
-      const float* b = p.b.data + batch * p.b.batch + n * p.b.col;
-      float sum = 0.f;
-      for (int64_t k = lane; k < p.k; k += 32) sum = fmaf(a[k * p.a.col], b[k * p.b.row], sum);
-      for (int offset = 16; offset; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-      if (lane) continue;
-      float result = p.alpha * sum;
-      if (p.beta != 0.f) result = fmaf(p.beta, p.d.data[batch * p.d.batch + m * p.d.row + n * p.d.col], result);
-      p.c[batch * p.c_batch + m * p.c_row + n * p.c_col] = result;
-    }
-  }
-}
-
 // A lane's elements of a slice: rows lane / 4 + {0, 8} of its warp's 16, columns 8 j + lane % 4 * 2 + {0, 1}; acc[4 j + 2 row + column].
 struct LaneAt {
   int m, n;
-  __device__ LaneAt(const TileAt& at, int slice)
+  __device__ LaneAt(const Origin& at, int slice)
       : m(at.m + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4), n(at.n + slice * kSliceN + threadIdx.x % 4 * 2) {}
 };
 
-// acc = alpha * acc + beta * D
+// acc = alpha * acc + beta * D. All of D is asked for before any of it is used; beyond the edges it is some element that is there.
 __device__ __forceinline__ void scale_slice(const Problem& p, int batch, LaneAt at, float (&acc)[64]) {
 #pragma unroll
   for (int i = 0; i < 64; ++i) acc[i] *= p.alpha;
   if (p.beta == 0.f) return;
+  const float* const d = p.d.data + batch * p.d.batch;
+  const float* const rows[2] = {d + min(int64_t(at.m), p.m - 1) * p.d.row, d + min(int64_t(at.m) + 8, p.m - 1) * p.d.row};
+  float added[64];
 #pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    const int m = at.m + (i >> 1 & 1) * 8, n = at.n + (i >> 2) * 8 + (i & 1);
-    if (m < p.m && n < p.n) acc[i] = fmaf(p.beta, __ldg(p.d.data + batch * p.d.batch + m * p.d.row + n * p.d.col), acc[i]);
-  }
+  for (int i = 0; i < 64; ++i) added[i] = __ldg(rows[i >> 1 & 1] + min(int64_t(at.n) + (i >> 2) * 8 + (i & 1), p.n - 1) * p.d.col);
+#pragma unroll
+  for (int i = 0; i < 64; ++i) acc[i] = fmaf(p.beta, added[i], acc[i]);
 }
 
 // Stores a slice while products are under way, so with few registers. Returns whether this lane saw a NaN.
@@ -164,7 +131,7 @@ __device__ __forceinline__ bool store_slice(const GemmParams& g, int batch, Lane
   for (int half = 0; half < 2; ++half) {
     const int m = at.m + half * 8;
     if (m >= p.m) continue;
-    float* c = p.c + batch * p.c_batch + m * p.c_row + at.n * p.c_col;
+    float* c = p.c + c_offset(p, batch, m, at.n);
     const int columns = p.n - at.n;
 #pragma unroll
     for (int j = 0; j < kSliceN / 8; ++j) {
@@ -210,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::registers_down_to<kProducerRegisters>();
     if (threadIdx.x == kConsumerThreads) {
       for (Work work(g); work.next(g);) {
-        const TileAt at(g, work.tile);
+        const Origin at(g, work.tile);
 #pragma unroll 1
         for (int kb = work.k_begin; kb < work.k_end; ++kb, advance()) {
           ptx::mbar_wait(empty + 8 * stage, phase ^ 1);
@@ -234,8 +201,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   bool nan = false;                  // ... and whether this lane stored a NaN of it
   const auto recompute_finished = [&] {
     if (!__any_sync(~0u, nan)) return;
-    const TileAt at(g, finished);
-    recompute_nans(g.p, at.batch, at.m + threadIdx.x / 32 * 16, at.n, threadIdx.x % 32);
+    const Origin at(g, finished);
+    recompute_nans<16, kTileN>(g.p, at.batch, at.m + threadIdx.x / 32 * 16, at.n, threadIdx.x % 32);
   };
 
   // Takes in one k block. The first of a tile also stores the tile before.
@@ -256,13 +223,16 @@ __global__ void __launch_bounds__(kThreads, 1)
       ptx::wgmma_commit();
       ptx::bar_arrive(other_turn, kConsumerThreads);
       if (first && finished >= 0) {
-        const TileAt at(g, finished);
+        const Origin at(g, finished);
         nan |= store_slice(g, at.batch, LaneAt(at, slice), acc[slice]);
       }
       ptx::wgmma_wait_all();
       if (slice == kSlices - 1 && thread == 0) ptx::mbar_arrive(empty + 8 * stage);
 #pragma unroll
-      for (int i = 0; i < 64; ++i) acc[slice][i] = first ? sum[i] : acc[slice][i] + sum[i];
+      for (int i = 0; i < 64; ++i) {
+        if (first) acc[slice][i] = 0.f;
+        ptx::add_in_place(acc[slice][i], sum[i]);
+      }
     }
     advance();
   };
@@ -292,26 +262,17 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int i = 0; i < kSlices * 64; ++i) acc[i / 64][i % 64] += __ldcg(in + i * kConsumerThreads);
     }
     finished = work.tile;
-    const TileAt at(g, finished);
+    const Origin at(g, finished);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) scale_slice(g.p, at.batch, LaneAt(at, slice), acc[slice]);
   }
 
   if (finished >= 0) {
-    const TileAt at(g, finished);
+    const Origin at(g, finished);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) nan |= store_slice(g, at.batch, LaneAt(at, slice), acc[slice]);
     recompute_finished();
   }
-}
-
-// What an empty contraction leaves: C = beta * D.
-__global__ void scale_kernel(const __grid_constant__ Problem p) {
-  const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= p.batch * p.m * p.n) return;
-  const int64_t n = i % p.n, m = i / p.n % p.m, batch = i / p.n / p.m;
-  p.c[batch * p.c_batch + m * p.c_row + n * p.c_col] =
-      p.beta == 0.f ? 0.f : p.beta * p.d.data[batch * p.d.batch + m * p.d.row + n * p.d.col];
 }
 
 // Host --------------------------------------------------------------------------------------------------------------------------------
@@ -343,37 +304,6 @@ cudaError_t tensor_map(CUtensorMap* map, const void* planes, const Operand& op, 
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-Problem transposed(Problem p) {
-  const auto t = [](Matrix x) { return Matrix{x.data, x.col, x.row, x.batch, x.planes, !x.planes_column_major}; };
-  const Matrix a = t(p.b), b = t(p.a);
-  std::swap(p.m, p.n);
-  std::swap(p.c_row, p.c_col);
-  p.a = a, p.b = b, p.d = t(p.d);
-  return p;
-}
-
-// Planes that the caller has are in the order he says, one set a batch element; ours are in the order in which splitting is a copy.
-Operand operand(const Problem& p, const Matrix& x, int64_t mn_size, int64_t mn_stride, int64_t k_stride, bool planes_mn_inner) {
-  return {x.data,  mn_size, p.k, p.batch, mn_stride, k_stride, x.batch, x.planes ? planes_mn_inner : mn_stride == 1 && k_stride != 1,
-          x.planes ? p.batch > 1 : x.batch != 0};
-}
-Operand a_operand(const Problem& p) { return operand(p, p.a, p.m, p.a.row, p.a.col, p.a.planes_column_major); }
-Operand b_operand(const Problem& p) { return operand(p, p.b, p.n, p.b.col, p.b.row, !p.b.planes_column_major); }
-
-// Every section of the workspace starts on a 256-byte boundary.
-struct Workspace {
-  size_t a, b, partial, ready, bytes;
-  Workspace(const Problem& p, const Plan& plan, int sm_count) {
-    const auto align = [](size_t x) { return (x + 255) / 256 * 256; };
-    const bool split = plan.split_tiles > 0;
-    a = 0;
-    b = align(a + (p.a.planes ? 0 : PlaneLayout(a_operand(p)).bytes()));
-    partial = align(b + (p.b.planes ? 0 : PlaneLayout(b_operand(p)).bytes()));
-    ready = align(partial + (split ? size_t(sm_count) * kTileM * kTileN * sizeof(float) : 0));
-    bytes = align(ready + (split ? size_t(sm_count) * kConsumers * sizeof(int) : 0));
-  }
-};
-
 template <bool kAMnInner, bool kBMnInner>
 cudaError_t launch_gemm(const CUtensorMap& a, const CUtensorMap& b, const GemmParams& g, int grid, bool after_split, cudaStream_t stream) {
   constexpr auto kernel = gemm_kernel<kAMnInner, kBMnInner>;
@@ -390,27 +320,13 @@ cudaError_t launch_gemm(const CUtensorMap& a, const CUtensorMap& b, const GemmPa
 
 }  // namespace
 
-size_t workspace_bytes(const Problem& p, const Plan& plan, int sm_count) {
-  return Workspace(plan.swap ? transposed(p) : p, plan, sm_count).bytes;
-}
-
-cudaError_t launch(const Problem& problem, const Plan& plan, void* workspace, int sm_count, cudaStream_t stream) {
-  if (std::max({problem.m, problem.n, problem.k}) > INT32_MAX - 2 * kTileN) return cudaErrorInvalidValue;
-  if (problem.k == 0) {
-    const int64_t blocks = ceil_div(problem.batch * problem.m * problem.n, 256);
-    if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-    scale_kernel<<<unsigned(blocks), 256, 0, stream>>>(problem);
-    return cudaGetLastError();
-  }
-  GemmParams g = {};
-  g.p = plan.swap ? transposed(problem) : problem;
-  const Problem& p = g.p;
-  const Operand a = a_operand(p), b = b_operand(p);
-  const Workspace at(p, plan, sm_count);
-  char* const base = static_cast<char*>(workspace);
-
+cudaError_t launch_wgmma(const Problem& p, const Plan& plan, const Split& split, const Partials& partials, bool after_split,
+                         cudaStream_t stream) {
+  const Operand &a = split.a, &b = split.b;
   const int64_t tiles = ceil_div(p.m, kTileM) * ceil_div(p.n, kTileN) * p.batch;
   if (tiles > INT32_MAX) return cudaErrorInvalidValue;
+  GemmParams g = {};
+  g.p = p;
   g.tiles_m = int(ceil_div(p.m, kTileM));
   g.tiles_n = int(ceil_div(p.n, kTileN));
   g.tiles = int(tiles);
@@ -418,17 +334,12 @@ cudaError_t launch(const Problem& problem, const Plan& plan, void* workspace, in
   g.split_tiles = plan.split_tiles, g.split_parts = plan.split_parts, g.split_share = plan.split_share;
   g.a_batched = a.batched, g.b_batched = b.batched;
   g.c_pairs = stores_pairs(p);
-  g.partial = reinterpret_cast<float*>(base + at.partial);
-  g.ready = reinterpret_cast<int*>(base + at.ready);
+  g.partial = partials.sums;
+  g.ready = partials.ready;
 
-  void* const a_new = p.a.planes ? nullptr : base + at.a;
-  void* const b_new = p.b.planes ? nullptr : base + at.b;
   CUtensorMap a_map, b_map;
-  if (cudaError_t err = tensor_map(&a_map, a_new ? a_new : p.a.planes, a, kTileM)) return err;
-  if (cudaError_t err = tensor_map(&b_map, b_new ? b_new : p.b.planes, b, kTileN)) return err;
-  const int flags = g.split_tiles ? plan.grid * kConsumers : 0;
-  if (cudaError_t err = launch_split(a_new ? &a : nullptr, a_new, b_new ? &b : nullptr, b_new, g.ready, flags, stream)) return err;
-  const bool after_split = a_new || b_new || flags;
+  if (cudaError_t err = tensor_map(&a_map, split.a_planes, a, kTileM)) return err;
+  if (cudaError_t err = tensor_map(&b_map, split.b_planes, b, kTileN)) return err;
   const auto run = a.mn_inner ? (b.mn_inner ? launch_gemm<true, true> : launch_gemm<true, false>)
                               : (b.mn_inner ? launch_gemm<false, true> : launch_gemm<false, false>);
   return run(a_map, b_map, g, plan.grid, after_split, stream);

@@ -1,8 +1,7 @@
 // How a product is cut up among the multiprocessors: the cheapest of a few ways, by a cost model fitted to an H200.
 #include <algorithm>
 
-#include "matmul.h"
-#include "tiling.h"
+#include "launch.h"
 
 namespace fusebackend::matmul {
 namespace {

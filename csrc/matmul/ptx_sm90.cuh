@@ -49,6 +49,9 @@ __device__ __forceinline__ void flag_wait(const int* flag) {
   while (v == 0);
 }
 
+// a += b. Left alone the compiler puts the result elsewhere, runs out of registers beside a running wgmma, and spills.
+__device__ __forceinline__ void add_in_place(float& a, float b) { asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(a) : "f"(b)); }
+
 // Programmatic dependent launch -----------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 

@@ -21,6 +21,7 @@ struct SplitOperand {
 
 // hi and mid round to nearest, so mid and lo take either sign and the dropped products average out. Rounding up past the largest bf16
 // would give infinity: truncate there instead. Infinities and NaNs make NaN planes, which the product's epilogue recognises.
+// kHalfUlp makes up for the tensor cores' truncation, see planes.h; elements of 16 bits don't need it and stay exact.
 __device__ __forceinline__ void split(float x, float (&part)[kPlanes]) {
   float hi = __bfloat162float(__float2bfloat16_rn(x));
   if (isinf(hi)) hi = __uint_as_float(__float_as_uint(x) & 0xffff0000u);
@@ -28,7 +29,8 @@ __device__ __forceinline__ void split(float x, float (&part)[kPlanes]) {
   const float mid = __bfloat162float(__float2bfloat16_rn(rest));
   part[0] = hi;
   part[1] = mid;
-  part[2] = rest - mid;
+  const float lo = rest - mid;
+  part[2] = lo == 0.f ? 0.f : fmaf(hi, kHalfUlp, lo);
 }
 
 __device__ __forceinline__ uint32_t pack(float even, float odd) {
