@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fusebackend import report, rewrite
+from fusebackend import native, report, rewrite
 from fusebackend.patterns import matmul as family
 
 aten = torch.ops.aten
@@ -15,6 +17,7 @@ ops = torch.ops.fusebackend
 @pytest.fixture(autouse=True)
 def a_gpu(monkeypatch):
     monkeypatch.setattr(family, "unavailable", lambda device: None)
+    monkeypatch.setattr(family, "capability", lambda device: (9, 0))
     before = torch.backends.cuda.matmul.fp32_precision
     yield
     torch.backends.cuda.matmul.fp32_precision = before
@@ -24,7 +27,7 @@ def rewritten(fn, *shapes, device="cuda", dtype=torch.float32):
     """Traces ``fn`` on fake tensors of these shapes and rewrites the graph; returns the graph and the report."""
     with FakeTensorMode():
         args = [torch.empty(s, device=device, dtype=dtype) for s in shapes]
-        graph = make_fx(fn)(*args).graph
+        graph = make_fx(fn, decomposition_table=select_decomp_table())(*args).graph
     result = report.Report()
     rewrite.rewrite(graph, [family.Fp32Matmul()], "forward", result, strict=True)
     return graph, result
@@ -76,7 +79,8 @@ def test_small_thin_and_shallow_products_stay_with_cublas(shape):
 
 @pytest.mark.parametrize("shape", [(1024, 1024, 1024), (8192, 768, 768), (768, 768, 8192), (8192, 50257, 768), (50176, 768, 256)])
 def test_model_sized_products_are_taken(shape):
-    assert family.pays(*shape)
+    m, n, k = shape
+    assert family.pays(m, k, n)
 
 
 def test_a_lower_precision_setting_is_respected():
@@ -92,10 +96,86 @@ def test_a_missing_kernel_is_the_reason(monkeypatch):
     assert result.rejections[0].reason == "no native library: no compiler"
 
 
-@pytest.mark.parametrize("device, dtype", [("cpu", torch.float32), ("cuda", torch.bfloat16), ("cuda", torch.float64)])
+def test_on_a_cpu_the_report_says_that_the_vendor_library_stays():
+    graph, result = rewritten(aten.mm, (2048, 2048), (2048, 2048), device="cpu")
+    assert not calls(graph, ops.matmul.default) and "vendor library" in result.rejections[0].reason
+    assert not rewritten(aten.mm, (64, 64), (64, 64), device="cpu")[1].rejections
+
+
+@pytest.mark.parametrize("device, dtype", [("cpu", torch.float64), ("cuda", torch.bfloat16), ("cuda", torch.float64)])
 def test_what_is_no_fp32_product_on_a_gpu_is_no_candidate(device, dtype):
     graph, result = rewritten(aten.mm, (2048, 2048), (2048, 2048), device=device, dtype=dtype)
     assert not calls(graph, ops.matmul.default) and not result.rejections
+
+
+def test_a_factor_is_absorbed():
+    graph, _ = rewritten(lambda d, a, b: 0.125 * aten.addmm(d, a, b, alpha=2), (2048,), (2048, 2048), (2048, 2048))
+    (node,) = calls(graph, ops.matmul.default)
+    assert node.args[3:5] == (0.25, 0.125) and not calls(graph, aten.mul.Tensor)
+
+
+def test_a_factor_beside_another_use_stays():
+    def f(a, b):
+        y = aten.mm(a, b)
+        return y, y * 2.0
+
+    graph, _ = rewritten(f, (2048, 2048), (2048, 2048))
+    assert calls(graph, ops.matmul.default)[0].args[3] == 1.0 and calls(graph, aten.mul.Tensor)
+
+
+def test_a_large_operand_is_not_split_for_good():
+    def backward(grad, weight, x):
+        return aten.mm(grad, weight), aten.mm(aten.permute(grad, [1, 0]), x)
+
+    graph, result = rewritten(backward, (8192, 50257), (50257, 768), (8192, 768))
+    assert not calls(graph, ops.matmul_planes.default) and len(calls(graph, ops.matmul.default)) == 2
+    assert all("at most 1024 MiB of temporary planes" in s.note for s in result.substitutions)
+
+
+def test_sizes_are_judged_without_guards():
+    def f(a, b):
+        return a @ b
+
+    examples = [torch.empty(shape, device="meta") for shape in ((2048, 1024), (1024, 3072))]
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        args = [torch.empty(mode.from_tensor(x, static_shapes=False).shape, device="cuda") for x in examples]
+        assert isinstance(args[0].shape[0], torch.SymInt)
+        graph = make_fx(f)(*args).graph
+        guards = len(mode.shape_env.guards)
+        rewrite.rewrite(graph, [family.Fp32Matmul()], "forward", report.Report(), strict=True)
+    assert calls(graph, ops.matmul.default) and len(mode.shape_env.guards) == guards
+
+
+@pytest.mark.parametrize("capability, kernel", [((8, 6), None), ((8, 9), None), ((7, 5), None), ((8, 0), "mma"), ((9, 0), "wgmma")])
+def test_the_table_is_by_compute_capability(monkeypatch, capability, kernel):
+    monkeypatch.undo()
+    monkeypatch.setattr(family, "capability", lambda device: capability)
+    monkeypatch.setattr(native.Native, "why_not", lambda *args: None)
+    graph, result = rewritten(aten.mm, (4096, 4096), (4096, 4096))
+    assert bool(calls(graph, ops.matmul.default)) == (kernel is not None)
+    assert kernel == getattr(family.COSTS.get(capability), "kernel", None)
+    if kernel is None:
+        assert f"compute capability {capability[0]}.{capability[1]}" in result.rejections[0].reason
+
+
+@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
+def test_the_float32_matmul_precision(setting):
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(setting)
+        graph, _ = rewritten(aten.mm, (2048, 2048), (2048, 2048))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert bool(calls(graph, ops.matmul.default)) == (setting == "highest")
+
+
+def test_allow_tf32():
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        graph, _ = rewritten(aten.mm, (2048, 2048), (2048, 2048))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    assert not calls(graph, ops.matmul.default)
 
 
 @pytest.mark.parametrize("alpha, beta", [(1.0, 0.0), (-0.5, 2.0)])
@@ -114,6 +194,12 @@ def test_planes_sum_to_the_operand(shape, inner):
     planes = ops.matmul_planes(x, inner)
     inner_size = x.shape[inner]
     assert planes.shape[-1] % 64 == 0 and planes.isfinite().all()
-    total = planes[..., :inner_size].double().sum(1).float()
+    total = planes[..., :inner_size].double().sum(1)
     total = total if x.dim() == 3 else total[0]
-    assert torch.equal(total if inner == -1 else total.mT, x)
+    raised = (total if inner == -1 else total.mT) / x.double() - 1
+    assert ((raised >= 0) & (raised < 2.0**-24)).all()
+
+
+def test_planes_of_integers_are_exact():
+    x = torch.randint(-(2**16), 2**16, (40, 70)).float()
+    assert torch.equal(ops.matmul_planes(x, -1)[0, :, :, :70].double().sum(0).float(), x)
