@@ -232,6 +232,45 @@ def test_a_build_that_is_killed_is_finished_by_the_next(plan, cache_dir, tmp_pat
     assert answer(build.build(made, progress=lambda line: pytest.fail("built again"))) == 42
 
 
+TIMING = """
+import pathlib, sys, time, torch, fusebackend
+from fusebackend import gate, verdicts
+
+def timed(self, region, subject):
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(float(sys.argv[2]))
+    return verdicts.Verdict(True, 1.0, 2.0, "region")
+
+gate.Gate._time = timed
+x, y = torch.randn(64, 48), torch.randn(48, 64)
+found = torch.compile(lambda x, y: x.t() + y, backend="fuse", options={"fuse.gate": "measure"})(x, y)
+assert torch.equal(found, x.t() + y)
+print(fusebackend.last_report().counts(), len(list(verdicts.stored())))
+"""
+
+
+@pytest.mark.codegen
+def test_a_process_that_is_killed_while_it_times_leaves_the_next_as_it_was(tmp_path, monkeypatch):
+    """Nothing of its verdict, no lock."""
+    library = native.load().path
+    monkeypatch.setenv("FUSEBACKEND_LIBRARY", str(library.parent))
+    monkeypatch.setenv("FUSEBACKEND_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    began = tmp_path / "began"
+    first = subprocess.Popen([sys.executable, "-c", TIMING, began, "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while not began.exists():
+            assert time.monotonic() < deadline and first.poll() is None
+            time.sleep(0.05)
+    finally:
+        first.kill()
+        first.wait()
+    assert not list((tmp_path / "cache" / "gate").iterdir())
+    second = subprocess.run([sys.executable, "-c", TIMING, began, "0"], capture_output=True, text=True, timeout=120)
+    assert "{'transpose_add': 1} 1" in second.stdout, second.stderr
+
+
 @pytest.mark.parametrize("garbage", ["", "{", "[]", "null", '{"substitutions": 3}', '{"graphs": [{"name": 1}]}', "half", b"\xff\xfe"])
 def test_a_damaged_report_is_as_good_as_none(tmp_path, monkeypatch, garbage):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
