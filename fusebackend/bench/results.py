@@ -35,6 +35,7 @@ _COLUMNS = {
 
 def write(path: Path, data: dict[str, Any]) -> None:
     write_atomically(path, json.dumps(data, indent=1).encode())
+    path.chmod(0o644)  # it is no secret
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def summary(section: str, rows: list[Row]) -> str:
 
 def markdown(data: dict[str, Any]) -> str:
     """The tables of a run, as README has them."""
-    parts = [f"{describe(data['environment'])}. Medians, L2 flushed, peers in the same run."]
+    parts = [f"{describe(data['environment'])}. Medians, peers in the same run; kernels on a GPU with its L2 cache flushed."]
     for section, make in (("kernels", _kernels), ("random", _random), ("models", _models), ("compile", _compile)):
         rows = [r for r in data.get(section, []) if complete(r)]
         if rows:
@@ -195,7 +196,7 @@ def _models(rows: list[Row]) -> str:
         steps = [
             f"{_ms(r['ms']['inductor'])} → {_ms(r['ms']['fuse'])} ms, **{r['ratio']:.2f}×**{_model_goal(r)}" if r else "" for r in found
         ]
-        counts = "; ".join(substitutions(r) if r else "–" for r in found)
+        counts = " / ".join(substitutions(r) if r else "–" for r in found)
         table.append([model, *steps, counts])
     means = [f"**{geomean(r['ratio'] for r in rows if r['kind'] == kind):.2f}×**" for kind in kinds]
     table.append(["geometric mean", *means, ""])
