@@ -10,25 +10,27 @@ split once, if its planes stay below that bound.
 
 On an H200, microseconds with the splits (cuBLAS fp32 in brackets):
 
-    m, n, k                                   m, n, k (GPT-2 small, 8 x 1024 tokens)
-    1024, 1024, 1024          48 (67)         8192, 2304, 768           258 (678)
-    2048, 2048, 2048         158 (348)        8192, 768, 3072           362 (859)
-    4096, 4096, 4096        1044 (2708)       3072, 768, 8192 (dW)      370 (794)
-    8192, 8192, 8192        7990 (21769)      8192, 50257, 768         5021 (12462)
+    m, n, k
+    2048, 2048, 2048         155 (342)
+    4096, 4096, 4096        1095 (2684)
+    8192, 8192, 8192        8976 (21702)
+    8192, 50257, 768        5335 (12481)
+
+Of the 90 products of GPT-2 small, Swin-B and wav2vec2-BERT in training 76 are taken, at 2.0 times cuBLAS's rate (geometric
+mean; the least is 1.05 times).
 
 There are three kernels (``csrc/matmul``): ``wgmma`` for compute capability 9.0, ``mma`` for 8.0, and ``ffma``, the
 textbook's, which runs anywhere and is slower than cuBLAS: nothing is rewritten for its sake. ``COSTS`` has the table.
 
-A constant factor behind a product is absorbed. What else stands behind it is a kernel of Inductor's that reads the result,
-as with cuBLAS: activations in the kernel's epilogue were tried and cost more than that (+208 us for 8192 x 3072 outputs,
-where Inductor's GELU takes 53), because a thread block has the multiprocessor to itself and nothing else runs meanwhile.
-Autotuned templates, which could fuse more, gain at most a pass over the result; the kernel gains more than that wherever
-it is taken.
+A constant factor behind a product is absorbed. What else stands behind it is a kernel of Inductor's that reads the
+result, as with cuBLAS: activations in the kernel's epilogue were tried and cost more than that, 208 us for 8192 x 3072
+outputs where a kernel that does only them takes 53. Autotuned templates, which could fuse more, gain at most a pass over
+the result; the kernel gains more than that wherever it is taken.
 
 What it gives at the edges: infinities, NaNs and overflow as fp32 does; an operand's elements below 2^-109 (1.5e-33)
-lose low bits, by at most 2^-134 each, so only matrices that are tiny throughout notice. Products of integers of up to 16
-bits are exact as long as fp32 holds the sums. On a CPU the vendor library is left as it is; the op's CPU implementation, which
-is its reference, is for tests.
+lose low bits, by at most 2^-134 each, so only matrices that are tiny throughout notice. Products of integers of up to
+16 bits are exact as long as fp32 holds the sums. On a CPU the vendor library is left as it is; the op's CPU
+implementation, which is its reference, is for tests.
 """
 
 from __future__ import annotations
