@@ -173,7 +173,7 @@ def _loses(x: torch.Tensor, before: list[int], after: list[int], site: Site) -> 
     unavailable = native.load().why_not(x.device, permute_copy)
     if unavailable:
         return unavailable
-    sizes, strides = g.hints(x.shape), g.hints(x.stride())
+    sizes = g.hints(x.shape)
     total = math.prod(sizes) * x.itemsize
     if total < (_SMALL_CUDA if x.device.type == "cuda" else _SMALL_CPU):
         return f"{total} bytes: a call of an operator costs as much as they do"
@@ -183,31 +183,42 @@ def _loses(x: torch.Tensor, before: list[int], after: list[int], site: Site) -> 
         if static and x.itemsize >= 4 and before[-1] != after[-1] and min(edges) >= 8 and max(edges) < 64:
             return "both dims are short and sizes are static: Inductor's loop is as fast"
         return None
-    if not static or not site.fusable:
+    if not site.fusable:  # PyTorch's strided kernel is the peer: 1.5x to 6x slower than a copy
         return None
-    if before[-1] == after[-1] and strides[after[-1]] == 1:
-        row = _merged(sizes, strides, after) * x.itemsize
-        return "rows stay whole and sizes are static: Inductor's copy is as fast" if row % 16 == 0 else None
-    if sizes[after[-1]] < 8:
+    return _loses_to_triton(sizes, x.itemsize, before, after, static)
+
+
+def _loses_to_triton(sizes: list[int], itemsize: int, before: list[int], after: list[int], static: bool) -> str | None:
+    """The same of Inductor's kernel on a GPU, for a copy from memory order ``before`` to ``after`` (without dims of size 1)."""
+    rows, columns = _edge(sizes, after, before), _edge(sizes, before, after)  # elements along the copy's inner dims, and the source's
+    if before[-1] == after[-1]:
+        whole = rows * itemsize % 16 == 0
+        return "rows stay whole and sizes are static: Inductor's copy is as fast" if static and (whole or itemsize < 4) else None
+    if not static:
+        near = "the elements of a cache line go to few rows: Inductor's loop is as fast"
+        return near if columns < 8 else None
+    if rows < 8:
         return "the result's rows are short and sizes are static: Inductor's copy is as fast"
-    edges = [sizes[order[-1]] * x.itemsize for order in (before, after)]
-    if all(e % 16 == 0 and e >= 128 for e in edges):
+    if min(rows, columns) >= 128 and all(n * itemsize % 16 == 0 for n in (rows, columns)):
         return "static, even sizes: Inductor's tiles are as fast"
-    return None
+    # Inductor's tiles are powers of two. Where that wastes little, ours of small elements were not faster on all of 200 random shapes.
+    padded = (1 << (columns - 1).bit_length()) / columns
+    short = rows >= 256 and columns < 64 and padded >= 1.3
+    return None if itemsize >= 4 or short else "static sizes, elements of less than 4 bytes: Inductor's copy may be as fast"
+
+
+def _edge(sizes: list[int], order: list[int], other: list[int]) -> int:
+    """Elements along the innermost dims of ``order`` that are one dim in ``other`` too."""
+    length = sizes[order[-1]]
+    for outer, inner in zip(reversed(order[:-1]), reversed(order[1:])):
+        if other.index(inner) != other.index(outer) + 1:
+            break
+        length *= sizes[outer]
+    return length
 
 
 # Bytes below which a copy takes no longer than the call that launches it.
 _SMALL_CUDA, _SMALL_CPU = 2 << 20, 1 << 14
-
-
-def _merged(sizes: list[int], strides: list[int], order: list[int]) -> int:
-    """Elements that lie one behind the other in ``order``."""
-    length = 1
-    for d in reversed(order):
-        if strides[d] != length:
-            break
-        length *= sizes[d]
-    return length
 
 
 def _case(name: str, shape: tuple[int, ...], permutation: tuple[int, ...], dtype: torch.dtype, goal: float | None) -> Case:

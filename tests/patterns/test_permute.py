@@ -17,10 +17,10 @@ DTYPES = [
 
 
 @pytest.fixture(autouse=True)
-def any_size(monkeypatch):
-    """Sites too small to pay are found here all the same: the tests are about shapes."""
-    monkeypatch.setattr(family, "_SMALL_CPU", 0)
-    monkeypatch.setattr(family, "_SMALL_CUDA", 0)
+def any_site(monkeypatch, request):
+    """Sites that don't pay are found here all the same: the tests are about shapes."""
+    if request.function is not test_what_does_not_pay_stays_with_inductor:
+        monkeypatch.setattr(family, "_loses", lambda *site: None)
 
 
 def tensor(*shape, dtype=torch.float32, device="cpu"):
@@ -143,11 +143,35 @@ def test_the_input_of_a_convolution_over_time(interpreted, device):
     assert len(found) == 1 and any("permute_copy" in r for r in found[0].replacement)
 
 
-def test_small_sites_stay_with_inductor(interpreted, monkeypatch):
-    monkeypatch.setattr(family, "_SMALL_CPU", 1 << 14)
-    interpreted(lambda x: x.t().contiguous(), options={"fuse.patterns": "permute"})(tensor(33, 70))
-    report = fusebackend.last_report()
-    assert not report.substitutions and "9240 bytes" in report.rejections[0].reason
+def test_what_does_not_pay_stays_with_inductor(interpreted):
+    def reasons(*shape):
+        interpreted(lambda x: x.t().contiguous(), options={"fuse.patterns": "permute"})(tensor(*shape))
+        return [r.reason for r in fusebackend.last_report().rejections]
+
+    assert "4160 bytes" in reasons(26, 40)[0]
+    assert reasons(260, 300) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "itemsize", "before", "after", "static", "reason"),
+    [
+        ([64, 1024, 1024], 2, [0, 2, 1], [0, 1, 2], True, "Inductor's tiles"),
+        ([64, 1024, 1024], 2, [0, 2, 1], [0, 1, 2], False, None),
+        ([64, 256, 56, 56], 4, [0, 2, 3, 1], [0, 1, 2, 3], True, "Inductor's tiles"),  # 56 x 56 is one dim to both
+        ([33, 3000, 300], 2, [1, 2, 0], [0, 1, 2], True, None),
+        ([4096, 3, 512], 2, [0, 2, 1], [0, 1, 2], True, None),
+        ([4096, 3, 512], 2, [0, 2, 1], [0, 1, 2], False, "few rows"),
+        ([4096, 512, 3], 2, [0, 2, 1], [0, 1, 2], True, "short"),
+        ([4096, 512, 3], 2, [0, 2, 1], [0, 1, 2], False, None),
+        ([186055, 136], 2, [1, 0], [0, 1], True, "less than 4 bytes"),
+        ([201849, 83], 4, [1, 0], [0, 1], True, None),
+        ([256, 256, 1024], 4, [1, 0, 2], [0, 1, 2], True, "rows stay whole"),
+        ([256, 256, 1024], 4, [1, 0, 2], [0, 1, 2], False, None),
+    ],
+)
+def test_where_a_gpu_gains(sizes, itemsize, before, after, static, reason):
+    found = family._loses_to_triton(sizes, itemsize, before, after, static)
+    assert found is None if reason is None else reason in found
 
 
 def test_training_gives_eagers_gradients(interpreted, device):
