@@ -39,6 +39,8 @@ VIEWS = frozenset(
     }
 )
 
+_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+
 # Lowered by Inductor to a library call or a template: a boundary that pointwise code does not cross by default.
 _LIBRARY = frozenset(
     {
@@ -159,7 +161,7 @@ def is_fusable(node: fx.Node) -> bool:
         return False
     if node.target.namespace not in ("aten", "prims", "inductor") or node.target in _LIBRARY:
         return False
-    if node.target in VIEWS:
+    if node.target in VIEWS or isinstance(value(node), _NUMBERS):  # sizes are read on the host
         return False
     from torch._inductor import lowering
 

@@ -6,6 +6,7 @@ from torch._subclasses import FakeTensorMode
 
 import fusebackend
 from fusebackend import Match, Pattern
+from fusebackend import graph as g
 from fusebackend.report import Report
 from fusebackend.rewrite import rewrite
 
@@ -146,3 +147,13 @@ def test_a_match_across_a_mutation_is_refused():
     report = Report()
     assert rewrite(graph, [Pair("test_pair", whole=True)], "forward", report) == 0
     assert "aten.neg_.default mutates memory" in report.rejections[0].reason
+
+
+def test_reading_a_size_is_not_fusable():
+    """Inductor fuses loops; a size, which some versions keep in the graph as a node, is read on the host."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    size, doubled = graph.call_function(torch.ops.aten.sym_size.int, (x, 0)), graph.call_function(torch.ops.aten.mul.Tensor, (x, 2))
+    x.meta["val"] = doubled.meta["val"] = torch.empty(4)
+    size.meta["val"] = 4
+    assert not g.is_fusable(size) and g.is_fusable(doubled)
