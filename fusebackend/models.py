@@ -118,6 +118,56 @@ def jetmoe(device: torch.device) -> tuple[nn.Module, tuple]:
     return _Output(JetMoeForCausalLM(config), "logits").to(device), (torch.randint(32000, (4, 1024), device=device),)
 
 
+def _equivariant(nodes: int, edges: int, channels: int, device: torch.device) -> tuple[nn.Module, tuple]:
+    """Two layers of e3nn's message passing (scalars and vectors): tensor products of neighbours with the spherical harmonics of
+    the edges, weighted by their lengths, summed at the nodes; as in NequIP and MACE."""
+    from e3nn import o3, set_optimization_defaults
+
+    set_optimization_defaults(jit_mode="eager")  # leaves compiling to torch.compile
+    scalars, hidden = o3.Irreps(f"{channels}x0e"), o3.Irreps(f"{channels}x0e + {channels}x1o")
+    harmonics = o3.Irreps("0e + 1o + 2e")
+
+    class Convolution(nn.Module):
+        def __init__(self, irreps):
+            super().__init__()
+            pairs = [(i, j, mul, ir) for i, (mul, a) in enumerate(irreps) for j, (_, b) in enumerate(harmonics) for ir in a * b]
+            paths = [(i, j, mul, ir) for i, j, mul, ir in pairs if ir in hidden]
+            out = o3.Irreps([(mul, ir) for _, _, mul, ir in paths])
+            instructions = [(i, j, k, "uvu", True) for k, (i, j, _, _) in enumerate(paths)]
+            self.product = o3.TensorProduct(irreps, harmonics, out, instructions, shared_weights=False, internal_weights=False)
+            self.radial = nn.Sequential(nn.Linear(8, 64), nn.SiLU(), nn.Linear(64, self.product.weight_numel))
+            self.linear = o3.Linear(out, hidden)
+
+        def forward(self, x, source, target, directions, lengths):
+            messages = self.product(x[source], directions, self.radial(lengths))
+            return self.linear(messages.new_zeros(x.shape[0], messages.shape[1]).index_add(0, target, messages)) / 4
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.directions = nn.Embedding(10, channels), o3.SphericalHarmonics(harmonics, True, normalization="component")
+            self.first, self.second, self.energy = Convolution(scalars), Convolution(hidden), o3.Linear(hidden, "0e")
+            self.register_buffer("grid", torch.linspace(0, 4, 8))
+
+        def forward(self, kinds, positions, edges):
+            source, target = edges[0], edges[1]
+            vectors = positions[target] - positions[source]
+            lengths = torch.exp(-((vectors.norm(dim=1, keepdim=True) - self.grid) ** 2))
+            directions = self.directions(vectors)
+            x = self.first(self.embed(kinds), source, target, directions, lengths)
+            return self.energy(self.second(x, source, target, directions, lengths))
+
+    ends = torch.randint(nodes, (2, edges), device=device)
+    ends[1] = (ends[0] + 1 + ends[1] % (nodes - 1)) % nodes  # no edge from a node to itself: it has no direction
+    kinds, positions = torch.randint(10, (nodes,), device=device), 2 * torch.randn(nodes, 3, device=device)
+    return Network().to(device), (kinds, positions, ends)
+
+
+def e3nn_messages(device: torch.device) -> tuple[nn.Module, tuple]:
+    """2 layers, 32 scalars and vectors, 10,000 nodes, 160,000 edges."""
+    return _equivariant(10_000, 160_000, 32, device)
+
+
 # ---- small enough for a CPU ----
 
 
@@ -215,6 +265,7 @@ MODELS: dict[str, Callable[[torch.device], tuple[nn.Module, tuple]]] = {
         mixer_b16,
         shufflenet,
         jetmoe,
+        e3nn_messages,
         byte_lm,
         small_rwkv,
         small_short_conv,

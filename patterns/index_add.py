@@ -14,347 +14,40 @@ entries are rounded once, and ``torch.use_deterministic_algorithms`` gets a segm
     _unsafe_masked_index_put_accumulate(full(0), 0 <= idx < rows & idx != pad, [idx], g)
         ->  index_add_zeros(rows, 0, idx, g, ignore_index=pad, bounds=DROP)
 
-What is added to is updated in place wherever Inductor can prove that nobody needs the old value: the op is mutable and
-goes into the graph functionalised, so an ``index_add_`` on a graph input costs no copy. A 16-bit embedding's gradient,
-which PyTorch sums in fp32, is summed in fp32 here too, without the fp32 tensors.
+Sums of one graph that go by the same index, as the layers of a graph network do, share one sort of it
+(index_add_plan.py): each row is then written once, without atomics. What is added to is updated in place wherever
+Inductor can prove that nobody needs the old value: the op is mutable and goes into the graph functionalised, so an
+``index_add_`` on a graph input costs no copy. A 16-bit embedding's gradient, which PyTorch sums in fp32, is summed in
+fp32 here too, without the fp32 tensors.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
+import inspect
 import math
 import operator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import fx
 
 from .. import graph as g
-from .. import native, ops
+from .. import native
+from ..bench import Case
 from ..pattern import Emitter, Match, Pattern, Reject
 from ..registry import register
+from . import index_add_ops, index_add_plan, index_add_sites
+from .index_add_ops import DTYPES, HALVES, INDEX_ADD, INDEX_ADD_, INDEX_ADD_ZEROS, KERNELS, WRAP
+from .index_add_sites import READERS, Site, only_user, read
 
 aten = torch.ops.aten
-prims = torch.ops.prims
-
-#: An index outside [0, rows) is an error; counts from the end (index_put); adds nothing (embedding backward).
-STRICT, WRAP, DROP = 0, 1, 2
-
-_OPTIONS = (
-    "int dim, Tensor index, Tensor source, Tensor? weight, Tensor? source_index, float alpha, int? ignore_index,"
-    " int bounds, bool precise, bool deterministic"
-)
-
-DTYPES = {
-    torch.float64, torch.float32, torch.float16, torch.bfloat16,
-    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
-}  # fmt: skip
-HALVES = {torch.float16, torch.bfloat16}
-
-
-def reference(
-    self: torch.Tensor,
-    dim: int,
-    index: torch.Tensor,
-    source: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    source_index: torch.Tensor | None = None,
-    alpha: float = 1.0,
-    ignore_index: int | None = None,
-    bounds: int = STRICT,
-) -> torch.Tensor:
-    """What ``fusebackend::index_add`` computes, rounded once from a sum in float64 (integers: in int64).
-
-    Args:
-        self: any shape; what is added to.
-        dim: the indexed dimension of self and source.
-        index: (n,) int32 or int64, the row of self that each entry goes to.
-        source: as self but for ``dim``, which has n entries, or any number with ``source_index``.
-        weight: (n,) factors, in source's dtype.
-        source_index: (n,) int32 or int64; entry k is row ``source_index[k]`` of source. Negative: from the end.
-        ignore_index: entries with this index add nothing.
-        bounds: STRICT, WRAP or DROP.
-
-    Returns:
-        A new tensor; in 16-bit floats the kernels may round at each addition, unless asked to be ``precise``.
-    """
-    wide = torch.float64 if self.is_floating_point() else torch.int64
-    index, rows = index.long(), self.shape[dim]
-    entries = source.to(wide) if source_index is None else source.to(wide).index_select(dim, source_index.long() % source.shape[dim])
-    shape = [-1 if d == dim % self.dim() else 1 for d in range(self.dim())]
-    factor = torch.full_like(index, 1, dtype=wide) if weight is None else weight.to(wide)
-    entries = entries * (factor * (alpha if wide is torch.float64 else int(alpha))).reshape(shape)
-    kept = torch.ones_like(index, dtype=torch.bool) if ignore_index is None else index != ignore_index
-    if bounds == WRAP:
-        index = torch.where(index < 0, index + rows, index)
-    if bounds == DROP:
-        kept &= (index >= 0) & (index < rows)
-    kept = kept.nonzero()[:, 0]
-    return self.to(wide).index_add(dim, index[kept], entries.index_select(dim, kept)).to(self.dtype)
-
-
-def _fake_in_place(self, *options):
-    return None
-
-
-def _fake(self, *options):
-    return self.new_empty_strided(self.shape, self.stride())
-
-
-def _fake_zeros(rows, dim, index, source, *options):
-    shape = list(source.shape)
-    shape[dim] = rows
-    return source.new_empty(shape)
-
-
-for _schema, _shape in (
-    (f"index_add_(Tensor(a!) self, {_OPTIONS}) -> ()", _fake_in_place),
-    (f"index_add(Tensor self, {_OPTIONS}) -> Tensor", _fake),
-    (f"index_add_zeros(SymInt rows, {_OPTIONS}) -> Tensor", _fake_zeros),
-):
-    ops.define(_schema, fake=_shape, layout=torch.Tag.needs_exact_strides)
-
-
-# ---- what the graph computes ----
-
-
-@dataclasses.dataclass
-class Site:
-    """One accumulation, read off the graph and narrowed by what is absorbed."""
-
-    output: fx.Node  # whose value the replacement computes
-    self: fx.Node
-    dim: int
-    index: fx.Node
-    values: fx.Node
-    alpha: Any = 1
-    bounds: int = STRICT
-    ignore: int | None = None
-    weight: fx.Node | None = None
-    source_index: fx.Node | None = None
-    rounded_once: bool = False  # a convert to fp32 before and one back after were absorbed
-    index_dims: int = 1  # how many dimensions of values stand for the indexed one
-    interior: list[fx.Node] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
-
-    @property
-    def onto_zeros(self) -> bool:
-        return _is_constant(self.self, 0)
-
-    def absorb(self, nodes: list[fx.Node], values: fx.Node, note: str) -> None:
-        self.interior += nodes
-        self.values = values
-        self.notes.append(note)
-
-
-def _is_constant(node: Any, number: float) -> bool:
-    return isinstance(node, fx.Node) and node.target is aten.full.default and node.args[1] == number
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _one_index(node: fx.Node, indices: list) -> tuple[int, fx.Node] | Reject:
-    """The dimension and the node of the only index in a list of optional ones."""
-    given = [(d, i) for d, i in enumerate(indices) if i is not None]
-    if len(given) != 1:
-        return Reject(f"{len(given)} index tensors; one is accepted", node)
-    dtype = g.value(given[0][1]).dtype
-    if dtype not in (torch.int64, torch.int32):
-        return Reject(f"the index is {str(dtype).removeprefix('torch.')}; int32 and int64 are accepted", node)
-    return given[0]
-
-
-def _from_index_put(node: fx.Node) -> Site | Reject | None:
-    args = g.arguments(node)
-    if not args["accumulate"]:
-        return None
-    found = _one_index(node, args["indices"])
-    if isinstance(found, Reject):
-        return found
-    return Site(node, args["self"], *found, args["values"], bounds=WRAP, index_dims=g.value(found[1]).dim())
-
-
-def _from_index_add(node: fx.Node) -> Site | Reject | None:
-    args = g.arguments(node)
-    if not g.value(args["self"]).dim():
-        return Reject("a tensor without dimensions", node)
-    found = _one_index(node, [args["index"]])
-    if isinstance(found, Reject):
-        return found
-    return Site(node, args["self"], args["dim"] % max(g.value(args["self"]).dim(), 1), args["index"], args["source"], args["alpha"])
-
-
-def _row_index(index: fx.Node, dim: int, whole: torch.Tensor) -> fx.Node | Reject:
-    """The one index a row that ``index`` (of scatter or gather) repeats along whole rows of ``whole``."""
-    tensor = g.value(index)
-    if tensor.dim() != whole.dim():  # scalars count as vectors of one
-        return Reject("the index has another rank than what it indexes", index)
-    for d in range(tensor.dim()):
-        if d != dim and not g.same_size(tensor.shape[d], whole.shape[d]):
-            return Reject("the index does not cover whole rows", index)
-    if tensor.dim() == 1:
-        return index
-    inner = index.args[0] if index.target is aten.expand.default else None
-    if inner is not None and g.value(inner).dim() == tensor.dim():
-        if all(d == dim or g.same_size(size, 1) for d, size in enumerate(g.value(inner).shape)):
-            return inner
-    return Reject("the index is not one entry a row, expanded along the row", index)
-
-
-def _from_scatter_add(node: fx.Node) -> Site | Reject | None:
-    args = g.arguments(node)
-    if node.target is aten.scatter_reduce.two and (args["reduce"] != "sum" or not args["include_self"]):
-        return None
-    tensor, source = g.value(args["index"]), g.value(args["src"])
-    if not tensor.dim():
-        return Reject("a tensor without dimensions", node)
-    if not _same_shape(tensor.shape, source.shape):
-        return Reject("the index does not cover all of the source", node)
-    dim = args["dim"] % tensor.dim()
-    index = _row_index(args["index"], dim, g.value(args["self"]))
-    return index if isinstance(index, Reject) else Site(node, args["self"], dim, index, args["src"])
-
-
-def _from_masked(node: fx.Node) -> Site | Reject | None:
-    args = g.arguments(node)
-    found = _one_index(node, args["indices"])
-    if isinstance(found, Reject):
-        return found
-    site = Site(node, args["self"], *found, args["values"], bounds=DROP, index_dims=g.value(found[1]).dim())
-    if site.dim != 0:
-        return Reject("a mask with an index that is not on the first dimension", node)
-    mask, index, chain = args["mask"], site.index, []
-    while mask.target is aten.unsqueeze.default and mask.args[1] % g.value(mask).dim() >= site.index_dims:
-        chain.append(mask)
-        mask = mask.args[0]
-    rows = g.value(site.self).shape[0]
-    leaves = [mask]
-    while leaves:
-        leaf = leaves.pop()
-        chain.append(leaf)
-        if leaf.target in (aten.bitwise_and.Tensor, aten.logical_and.default):
-            leaves += leaf.args[:2]
-        elif leaf.target is aten.ne.Scalar and leaf.args[0] is index and site.ignore in (None, leaf.args[1]):
-            site.ignore = leaf.args[1]
-        elif not (leaf.target is aten.ge.Scalar and leaf.args[0] is index and leaf.args[1] == 0) and not (
-            leaf.target is aten.lt.Scalar and leaf.args[0] is index and g.same_size(_size(leaf.args[1]), rows)
-        ):
-            return Reject("the mask is more than a check of bounds and padding", leaf)
-    if len(chain) == len(set(chain)) and all(_inside(chain, n, node) for n in chain):
-        site.interior += chain
-    return site
-
-
-def _size(argument: Any) -> Any:
-    return g.value(argument) if isinstance(argument, fx.Node) else argument
-
-
-def _inside(nodes: list[fx.Node], node: fx.Node, end: fx.Node) -> bool:
-    return all(u is end or u in nodes for u in node.users)
-
-
-_READERS = {
-    aten.index_put.default: _from_index_put,
-    aten._unsafe_index_put.default: _from_index_put,
-    aten.index_add.default: _from_index_add,
-    aten.scatter_add.default: _from_scatter_add,
-    aten.scatter_reduce.two: _from_scatter_add,
-    aten._unsafe_masked_index_put_accumulate.default: _from_masked,
-}
-
-
-# ---- what is absorbed around it ----
-
-
-def _absorb_rounding(site: Site) -> None:
-    """convert(g, fp32) -> accumulate onto fp32 zeros -> convert back: a sum that is rounded once."""
-    if not (site.onto_zeros and g.value(site.output).dtype is torch.float32 and site.values.target is prims.convert_element_type.default):
-        return
-    narrow, back = site.values.args[0], _only_user(site.output)
-    dtype = g.value(narrow).dtype
-    if dtype not in HALVES or back is None or _only_user(site.values) is None:
-        return
-    if back.target is prims.convert_element_type.default and back.args[1] is dtype:
-        site.absorb([site.values, site.output], narrow, "summed in fp32 and rounded once")
-        site.output, site.rounded_once = back, True
-
-
-def _absorb_padding(site: Site) -> None:
-    """where(unsqueeze(idx == pad), 0, g) -> accumulate: entries of the padding index add nothing."""
-    node = site.values
-    if node.target is not aten.where.self or _only_user(node) is None or site.ignore is not None:
-        return
-    condition, zero, kept = node.args
-    chain = []
-    while condition.target is aten.unsqueeze.default and condition.args[1] % g.value(condition).dim() >= site.index_dims + site.dim:
-        chain.append(condition)
-        condition = condition.args[0]
-    whole_rows = site.dim == 0 and g.value(condition).dim() == site.index_dims and len(chain) == g.value(node).dim() - site.index_dims
-    if condition.target is aten.eq.Scalar and condition.args[0] is site.index and whole_rows and _is_constant(zero, 0):
-        if g.value(kept).shape == g.value(node).shape:
-            chain = [n for n in [*chain, condition] if _inside([*chain, condition], n, node)]
-            site.ignore = condition.args[1]
-            site.absorb([node, *chain], kept, f"index {site.ignore} left out")
-
-
-def _absorb_scale(site: Site) -> bool:
-    """mul by a number becomes alpha; mul by one factor a row becomes the weight."""
-    node = site.values
-    tensor = g.value(node)
-    if node.target is not aten.mul.Tensor or _only_user(node) is None or not tensor.is_floating_point():
-        return False
-    for x, factor in (node.args, node.args[::-1]):
-        if not g.is_tensor(x) or g.value(x).dtype != tensor.dtype or not _same_shape(g.value(x).shape, tensor.shape):
-            continue
-        if isinstance(factor, (int, float)) and math.isfinite(factor):
-            site.alpha *= factor
-            site.absorb([node], x, "a scale")
-            return True
-        if g.is_tensor(factor) and site.weight is None and site.index_dims == 1 and _is_row_weight(g.value(factor), tensor, site.dim):
-            site.weight = factor
-            site.absorb([node], x, "a weight a row")
-            return True
-    return False
-
-
-def _same_shape(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(map(g.same_size, a, b))
-
-
-def _is_row_weight(factor: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
-    shape = [1] * (source.dim() - factor.dim()) + list(factor.shape)
-    return factor.dtype == source.dtype and all(g.same_size(s, source.shape[dim] if d == dim else 1) for d, s in enumerate(shape))
-
-
-def _absorb_gather(site: Site) -> None:
-    """index(x, [src]), or gather(x, dim, expand(src)), along the same dimension: rows are read where they lie."""
-    node = site.values
-    if _only_user(node) is None or site.index_dims != 1:
-        return
-    if node.target is aten.index.Tensor:
-        found = _one_index(node, node.args[1])
-        if isinstance(found, Reject) or g.value(found[1]).dim() != 1:
-            return
-        dim, index = found
-    elif node.target is aten.gather.default:
-        dim = node.args[1] % g.value(node).dim()
-        index = _row_index(node.args[2], dim, g.value(node.args[0]))
-    else:
-        return
-    if dim == site.dim and not isinstance(index, Reject):
-        site.source_index = index
-        site.absorb([node], node.args[0], "the gather of the source")
 
 
 # ---- is it right, and does it pay? ----
 
 # So many entries a row on average that atomic additions queue up, and the kernels sum in shared memory first.
 CROWDED = 32
-
-# Beyond these sizes the fp32 copy of a 16-bit output, and the passes over it, are what takes the time.
-LARGE_ROWS, LARGE_ENTRIES = 4096, 65536
 
 # PyTorch's index_put sums 16-bit slices up to this size in fp32.
 NARROW = 32
@@ -363,7 +56,7 @@ NARROW = 32
 def _refusal(site: Site) -> Reject | None:
     """Why the kernels can't do this."""
     target, source, result = g.value(site.self), g.value(site.values), g.value(site.output)
-    reason = native.load().why_not(target.device)
+    reason = native.load().why_not(target.device, *KERNELS)
     if reason:
         return Reject(reason)
     if result.dtype not in DTYPES:
@@ -406,20 +99,6 @@ def _fused_away(site: Site, anchor: fx.Node) -> Reject | None:
     )
 
 
-def _slow_route(site: Site) -> Reject | None:
-    """16-bit sums that the kernels round once, through an fp32 copy of an output too large for shared memory: three
-    times the time of additions in 16 bits, which is what Inductor does. GraphSAGE in bf16, 16 edges a node, ran at 0.45x."""
-    result = g.value(site.output)
-    if result.device.type != "cuda" or result.dtype not in (torch.float16, torch.bfloat16):
-        return None
-    entries, rows = g.hint(g.value(site.index).numel()), g.hint(g.value(site.self).shape[site.dim])
-    if entries is None or rows is None or rows <= LARGE_ROWS or entries <= LARGE_ENTRIES:
-        return None
-    if entries >= 16 * rows or _is_narrow(site):
-        return Reject(f"{entries} 16-bit entries onto {rows} rows, each sum rounded once: Inductor rounds at each addition and is faster")
-    return None
-
-
 def _is_dense(tensor: torch.Tensor) -> bool:
     sizes, strides = g.hints(tensor.shape), g.hints(tensor.stride())
     return sizes is not None and strides is not None and 1 + sum((n - 1) * s for n, s in zip(sizes, strides)) == math.prod(sizes)
@@ -434,53 +113,49 @@ class IndexAdd(Pattern):
     """See the module's docstring."""
 
     name = "index_add"
-    anchors = tuple(_READERS)
+    anchors = tuple(READERS)
 
     def match(self, node: fx.Node) -> Match | Reject | None:
-        site = _READERS[node.target](node)
+        site = read(node)
         if not isinstance(site, Site):
             return site
-        target, index, values = g.value(site.self), g.value(site.index), g.value(site.values)
-        if not target.dim():
-            return Reject("a tensor without dimensions", node)
-        scatter = node.target in (aten.scatter_add.default, aten.scatter_reduce.two)
-        entries = values.shape[site.dim : site.dim + 1] if scatter else index.shape
-        whole = (*target.shape[: site.dim], *entries, *target.shape[site.dim + 1 :])
-        if not _same_shape(values.shape, whole):
-            return Reject(f"the values, {g.spec(values)}, are broadcast", site.values)
-        if site.index_dims != 1 and not all(isinstance(s, int) for d, s in enumerate(target.shape) if d != site.dim):
-            return Reject("an index of several dimensions beside sizes that are not known", site.index)
-        _absorb_padding(site)
-        _absorb_rounding(site)
-        while _absorb_scale(site):
-            pass
-        _absorb_gather(site)
-        refusal = _refusal(site) or _slow_route(site) or _fused_away(site, node)
+        refusal = _refusal(site) or _fused_away(site, node)
         if refusal:
             return refusal
-        if not site.onto_zeros and _old_value_is_needed(site) and not _is_dense(target):
+        if not site.onto_zeros and _old_value_is_needed(site) and not _is_dense(g.value(site.self)):
             return Reject("a copy of self is needed, and self has gaps in memory", site.self)
         deterministic = torch.are_deterministic_algorithms_enabled()
         if deterministic:
             site.notes.append("deterministic")
         if site.onto_zeros:
             site.notes.append("zeros")
-            if _only_user(site.self) is node:
+            if only_user(site.self) is node:
                 site.interior.append(site.self)
+        planned = index_add_plan.pays(site)
+        if planned:
+            site.notes.append("planned")
         interior = tuple(n for n in dict.fromkeys(site.interior) if n is not site.output)
         return Match(
             outputs=(site.output,),
-            emit=lambda e: _emit(e, site, deterministic),
+            emit=lambda e: _emit(e, site, deterministic, planned),
             interior=interior,
             note=", ".join(site.notes),
         )
+
+    def fingerprint(self) -> str:
+        """Covers the files that this one is made of."""
+        parts = (inspect.getsource(module) for module in (index_add_ops, index_add_plan, index_add_sites))
+        return hashlib.sha256("\0".join([super().fingerprint(), *parts]).encode()).hexdigest()
 
 
 # ---- the replacement ----
 
 
-def _emit(e: Emitter, site: Site, deterministic: bool) -> fx.Node:
+def _emit(e: Emitter, site: Site, deterministic: bool, planned: bool) -> fx.Node:
     index, values, weight = site.index, site.values, site.weight
+    plan = index_add_plan.shared(e, site) if planned else None
+    if plan is not None and index_add_plan.is_count(site):
+        return index_add_plan.count(e, site, plan)
     if values.target is aten.full.default and site.index_dims == 1:
         # A count: one element, expanded, is all that has to be read.
         one = e.call(aten.full.default, [1] * g.value(values).dim(), *values.args[1:], **values.kwargs)
@@ -507,16 +182,16 @@ def _emit(e: Emitter, site: Site, deterministic: bool) -> fx.Node:
         "bounds": site.bounds,
         "precise": site.rounded_once or (g.value(values).dtype in HALVES and site.bounds == WRAP and _is_narrow(site)),
         "deterministic": deterministic,
+        "plan": plan,
     }
-    kernels = torch.ops.fusebackend
     if site.onto_zeros:
-        return e.call(kernels.index_add_zeros.default, site.self.args[0][site.dim], *options.values())
+        return e.call(INDEX_ADD_ZEROS, site.self.args[0][site.dim], *options.values())
     if _old_value_is_needed(site):
-        return e.call(kernels.index_add.default, site.self, *options.values())
+        return e.call(INDEX_ADD, site.self, *options.values())
     # Mutable, but functionalised: Inductor's reinplacing pass settles whether self may be overwritten, else it copies.
     updated = e.call(
         torch.ops.higher_order.auto_functionalized_v2,
-        kernels.index_add_.default,
+        INDEX_ADD_,
         **options,
         _self_base_index=0,
         _all_bases=[site.self],
@@ -534,6 +209,63 @@ def _old_value_is_needed(site: Site) -> bool:
     later = [u for u in site.self.users if site.output < u]
     written_back = any(u.target is aten.copy_.default and u.args[0] is site.self for u in later)
     return not written_back and (bool(later) or site.self.op == "placeholder")
+
+
+def _added(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return x.index_add_(0, index, source)
+
+
+def _fp32_by_inductor(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> Callable[[], torch.Tensor]:
+    x, source = x.float(), source.float()
+    compiled = torch.compile(lambda x, index, source: x.index_add_(0, index, source))
+    return lambda: compiled(x, index, source)
+
+
+def bench_cases() -> list[Case]:
+    """``index_add_`` of n rows onto a tensor: few and many, onto one row and onto many, deterministic, onto zeros."""
+
+    def case(what: str, dtype: torch.dtype, shape: tuple[int, ...], n: int, goals: dict[str, float], hot=False, zeros=False, **more):
+        def inputs(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            index = torch.full((n,), shape[0] // 2, device=device) if hot else torch.randint(shape[0], (n,), device=device)
+            return torch.randn(shape, device=device).to(dtype), index, torch.randn(n, *shape[1:], device=device).to(dtype)
+
+        def onto_zeros(x, index, source):
+            return torch.zeros_like(x).index_add_(0, index, source)
+
+        name = f"{'fp32' if dtype is torch.float32 else 'bf16'} {what}"
+        return Case(name, onto_zeros if zeros else _added, inputs, goals=goals, **more)
+
+    f32, bf16 = torch.float32, torch.bfloat16
+    if not torch.cuda.is_available():
+        small = {
+            "32768x256 <- 1024": ((32768, 256), 1024),
+            "20000x64 <- 200000": ((20000, 64), 200000),
+            "1-D 1Mi <- 100000": ((1 << 20,), 100000),
+        }
+        return [case(what, t, *sizes, {"inductor": 0.2 if "x" in what else 1.0}) for what, sizes in small.items() for t in (f32, bf16)]
+    table = {  # goals in ms, fp32 and bf16; None: as fast as Inductor in fp32
+        "1-D 32Mi <- 15": ((1 << 25,), 15, None),
+        "32Kix1024 <- 15": ((32768, 1024), 15, None),
+        "32x1024x1024 <- 15": ((32, 1024, 1024), 15, (0.045, 0.025)),
+        "1-D 32Mi <- 1024": ((1 << 25,), 1024, None),
+        "32Kix1024 <- 1024": ((32768, 1024), 1024, (0.0065, 0.005)),
+        "graph 100000x64 <- 1M": ((100_000, 64), 1_000_000, (0.11, 0.07)),
+        "MoE combine 16384x4096 <- 4096": ((16384, 4096), 4096, (0.052, 0.028)),
+        "hot 16x256 <- 262144": ((16, 256), 262_144, (0.080, 0.045)),
+    }
+    cases = []
+    for what, (shape, n, goals) in table.items():
+        for i, dtype in enumerate((f32, bf16)):
+            if goals is None:
+                cases.append(case(what, dtype, shape, n, {"inductor fp32": 1.0}, peers={"inductor fp32": _fp32_by_inductor}))
+            else:
+                cases.append(case(what, dtype, shape, n, {"ms": goals[i]}))
+    return [
+        *cases,
+        case("graph, deterministic", f32, (100_000, 64), 1_000_000, {"ms": 0.30}, deterministic=True),
+        case("zeros 50000x1024 <- 16384", bf16, (50_000, 1024), 16_384, {"ms": 0.06}, zeros=True),
+        case("one of 2000x384 <- 713268 (pytorch#137425)", bf16, (2000, 384), 713_268, {"eager": 0.2, "inductor": 0.2}, hot=True),
+    ]
 
 
 register(IndexAdd())

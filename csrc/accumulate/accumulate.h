@@ -48,6 +48,7 @@ struct Params {
   const void* initial = nullptr;  // laid out as out; nullptr: zeros; == out: in place
   const void* source = nullptr;
   RowVector index, source_index, weight;
+  const void* plan = nullptr;  // of index and source_index, if it was made before: see PlanView
   int64_t n = 0, rows = 0, source_rows = 0;
   int64_t out_row_stride = 0, source_row_stride = 0;  // elements
   int n_dims = 0;
@@ -65,8 +66,24 @@ struct Params {
     for (int d = 0; d < n_dims; ++d) c *= dims[d].size;
     return c;
   }
-  bool in_place() const { return initial == out; }
+  constexpr bool in_place() const { return initial == out; }
 };
+
+// A plan: the entries stably sorted by row, those that are left out last. In 32-bit words.
+constexpr uint32_t kChunk = 128;
+template <typename Word>
+struct PlanView {
+  Word* entries;     // [n]
+  Word* from;        // [n]: the source row of each, if there is a source_index; else nullptr
+  Word* offsets;     // [rows + 1]: how many sorted entries are before each row's first; then, before those that are left out
+  Word* chunk_rows;  // the row of every kChunk-th sorted entry, `rows` for those that are left out
+};
+template <typename Word>
+PlanView<Word> view_plan(const Params& p, Word* words) {
+  const int64_t lists = p.source_index.data ? 2 : 1;
+  return {words, lists == 2 ? words + p.n : nullptr, words + lists * p.n, words + lists * p.n + p.rows + 1};
+}
+constexpr int64_t plan_words(int64_t n, int64_t rows, bool gathers) { return (gathers ? 2 : 1) * n + rows + 1 + (n + kChunk - 1) / kChunk; }
 
 // Sorts slice dimensions by falling out stride and merges neighbours that both tensors let merge.
 inline void collapse(Params& p) {

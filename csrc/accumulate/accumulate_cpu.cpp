@@ -153,8 +153,12 @@ void walk(const Params& p, const int64_t* target, int64_t out_offset, int64_t so
   const SliceDim& last = p.dims[p.n_dims - 1];
   const bool dense = last.out_stride == 1 && last.source_stride == 1;
   if (length == 1 && !kScaled && !p.source_index.data) {
-    for (int64_t n = 0; n < p.n; ++n)
-      if (target[n] >= row_begin && target[n] < row_end) out[target[n] * p.out_row_stride] += source[n * p.source_row_stride];
+    const bool all = row_begin == 0 && row_end == p.rows && target == p.index.data;  // none is left out, or another thread's
+    if (all && p.out_row_stride == 1 && p.source_row_stride == 1)
+      for (int64_t n = 0; n < p.n; ++n) out[target[n]] += source[n];
+    else
+      for (int64_t n = 0; n < p.n; ++n)
+        if (target[n] >= row_begin && target[n] < row_end) out[target[n] * p.out_row_stride] += source[n * p.source_row_stride];
     return;
   }
   const bool fits_cache = p.rows * p.columns() * int64_t(sizeof(T)) <= kCacheBytes;
@@ -253,6 +257,27 @@ void walk_wide(const Params& p, const int64_t* target) {
     for (int64_t c = 0; c < columns; ++c) narrow(sum[row * columns + c], out[row * p.out_row_stride + out_offset[c]]);
 }
 
+// Slices of a few elements onto many more rows than there are entries: an entry seldom meets another, so each is added, and rounded, as it
+// comes.
+template <typename T>
+void walk_sparse(const Params& p, const int64_t* target) {
+  T* const out = static_cast<T*>(p.out);
+  const T* const source = static_cast<const T*>(p.source);
+  for_pieces(p, 0, p.columns(), [&](int64_t out_offset, int64_t source_offset, int64_t length) {
+    const SliceDim& last = p.dims[p.n_dims - 1];
+    for (int64_t n = 0; n < p.n; ++n) {
+      if (target[n] < 0) continue;
+      T* const to = out + target[n] * p.out_row_stride + out_offset;
+      const T* const from = source + source_row(p, n) * p.source_row_stride + source_offset;
+      const float scale = factor<T>(p, n);
+      for (int64_t i = 0; i < length; ++i) {
+        T& sum = to[i * last.out_stride];
+        narrow(widen(sum) + scale * widen(from[i * last.source_stride]), sum);
+      }
+    }
+  });
+}
+
 // The entries that count, sorted stably by row.
 std::vector<int64_t> sorted_entries(const int64_t* target, int64_t n, int64_t rows) {
   std::vector<int64_t> order;
@@ -344,14 +369,15 @@ CpuPlan cpu_plan(const Params& p, int threads) {
 
   const int64_t columns = p.columns(), lines = (columns + line_elements(p) - 1) / line_elements(p);
   plan.wide = is_half(p.dtype) && columns < kNarrow && p.rows <= 4 * p.n;
-  if (is_half(p.dtype) && !plan.wide) plan.order = sorted_entries(plan.target, p.n, p.rows);
+  plan.sparse = is_half(p.dtype) && columns < kNarrow && !plan.wide && !p.precise;
+  if (is_half(p.dtype) && !plan.wide && !plan.sparse) plan.order = sorted_entries(plan.target, p.n, p.rows);
   const int64_t entries = is_half(p.dtype) ? int64_t(plan.order.size()) : p.n;
   int64_t useful = std::clamp<int64_t>(entries * columns / kWorthAThread, 1, threads);
   // Sorted entries are best shared by rows, each row being set up once, unless one row has most of them.
   plan.by_rows = lines < useful || (is_half(p.dtype) && useful > 1 && longest_run(plan) <= entries / (2 * useful));
   // Reading every index and taking half of them, at random, costs more than it shares when a slice is only a few elements.
-  if (plan.wide || (plan.by_rows && !is_half(p.dtype) && columns < kNarrow)) useful = 1;
-  plan.units = plan.wide ? 1 : !plan.by_rows ? lines : is_half(p.dtype) ? entries : p.rows;
+  if (plan.wide || plan.sparse || (plan.by_rows && !is_half(p.dtype) && columns < kNarrow)) useful = 1;
+  plan.units = plan.wide || plan.sparse ? 1 : !plan.by_rows ? lines : is_half(p.dtype) ? entries : p.rows;
   plan.grain = std::max<int64_t>(1, (plan.units + useful - 1) / useful);
   return plan;
 }
@@ -363,7 +389,7 @@ void cpu_accumulate(const Params& p, const CpuPlan& plan, int64_t begin, int64_t
     using T = decltype(type);
     constexpr bool kRoundOnce = !std::is_same_v<typename AccOf<T>::type, T>;
     if constexpr (kRoundOnce)
-      if (plan.wide) return walk_wide<T>(p, plan.target);
+      if (plan.wide || plan.sparse) return plan.wide ? walk_wide<T>(p, plan.target) : walk_sparse<T>(p, plan.target);
     for_pieces(p, column_begin, column_end, [&](int64_t out, int64_t source, int64_t length) {
       if constexpr (kRoundOnce) {
         walk_runs<T>(p, plan, out, source, length, plan.by_rows ? begin : 0, plan.by_rows ? end : int64_t(plan.order.size()));

@@ -1,9 +1,10 @@
 // From tensors to accumulate Params; shared by the CPU and CUDA bindings.
 //
 //   fusebackend::index_add_(Tensor(a!) self, int dim, Tensor index, Tensor source, Tensor? weight, Tensor? source_index, float alpha,
-//                           int? ignore_index, int bounds, bool precise, bool deterministic) -> ()
+//                           int? ignore_index, int bounds, bool precise, bool deterministic, Tensor? plan=None) -> ()
 //   fusebackend::index_add(Tensor self, <the same>) -> Tensor               laid out as self, which is dense
 //   fusebackend::index_add_zeros(SymInt rows, <the same>) -> Tensor         onto zeros, contiguous
+//   fusebackend::index_plan(Tensor index, SymInt rows, int? ignore_index, int bounds, Tensor? source_index, SymInt source_rows) -> Tensor
 #pragma once
 
 #include <optional>
@@ -21,6 +22,7 @@ struct Options {
   std::optional<int64_t> ignore_index;
   int64_t bounds;
   bool precise, deterministic;
+  std::optional<Tensor> plan;
 };
 
 inline DType to_dtype(ScalarType t) {
@@ -43,8 +45,25 @@ inline RowVector row_vector(const Tensor& t, int64_t n, const char* name) {
   return {t.data_ptr(), t.stride(0), t.scalar_type() == ScalarType::Long};
 }
 
+// An uninitialised int32 vector on the device of `like`.
+inline Tensor empty_int32_on(const Tensor& like, int64_t size) {
+  int32_t device_type, device_index;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  const int64_t stride = 1;
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_int32(), device_type, device_index, &handle));
+  return Tensor(handle);
+}
+
 inline void check_index(const Tensor& t) {
   STD_TORCH_CHECK(t.scalar_type() == ScalarType::Long || t.scalar_type() == ScalarType::Int, "index_add: indices must be int32 or int64");
+}
+
+inline void check_plan(const Tensor& t, const Params& p) {
+  const int64_t words = plan_words(p.n, p.rows, p.source_index.data);
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.dim() == 1 && t.size(0) == words && t.stride(0) == 1,
+                  "index_add: the plan is of another index, or for another number of rows");
 }
 
 // `out` gets the sums; what it starts from is `initial`: none (zeros), out itself, or a tensor of the same layout.
@@ -93,8 +112,12 @@ inline Params make_params(const Tensor& out, const void* initial, const Options&
   p.precise = o.precise;
   p.deterministic = o.deterministic;
   STD_TORCH_CHECK(p.rows > 0 || p.n == 0 || p.bounds == Bounds::kDrop, "index_add: every index is out of range of a dimension of size 0");
-  STD_TORCH_CHECK(!(p.deterministic || p.precise) || (p.n < UINT32_MAX && p.rows < UINT32_MAX),
-                  "index_add: deterministic and precise sums take fewer than 2^32 entries and rows");
+  STD_TORCH_CHECK(!(p.deterministic || p.precise || o.plan) || (p.n < INT32_MAX && p.rows < INT32_MAX && p.source_rows < UINT32_MAX),
+                  "index_add: deterministic, precise and planned sums take fewer than 2^31 entries and rows");
+  if (o.plan) {
+    check_plan(*o.plan, p);
+    p.plan = o.plan->data_ptr();
+  }
   collapse(p);
   return p;
 }
@@ -139,10 +162,37 @@ Tensor index_add_onto_zeros(int64_t rows, const Options& o, Run run) {
   return out;
 }
 
+// The plan of an index; `run(params, plan's memory)` makes it.
+template <typename Run>
+Tensor make_index_plan(const Tensor& index, int64_t rows, std::optional<int64_t> ignore_index, int64_t bounds,
+                       const std::optional<Tensor>& source_index, int64_t source_rows, Run run) {
+  check_index(index);
+  STD_TORCH_CHECK(index.dim() == 1 && index.size(0) < INT32_MAX && rows < INT32_MAX, "index_plan: fewer than 2^31 entries and rows");
+  STD_TORCH_CHECK(bounds >= 0 && bounds <= 2, "index_plan: bounds must be 0 (strict), 1 (wrap) or 2 (drop)");
+  Params p;
+  p.n = index.size(0);
+  p.rows = rows;
+  p.index = row_vector(index, p.n, "index");
+  p.bounds = Bounds(bounds);
+  p.has_ignore = ignore_index.has_value();
+  p.ignore = ignore_index.value_or(0);
+  p.source_rows = source_rows;
+  if (source_index) {
+    check_index(*source_index);
+    p.source_index = row_vector(*source_index, p.n, "source_index");
+    STD_TORCH_CHECK(source_rows < UINT32_MAX, "index_plan: fewer than 2^32 source rows");
+  }
+  STD_TORCH_CHECK(p.rows > 0 || p.n == 0 || p.bounds == Bounds::kDrop, "index_plan: every index is out of range of a dimension of size 0");
+  Tensor plan = empty_int32_on(index, plan_words(p.n, p.rows, p.source_index.data));
+  run(p, static_cast<int32_t*>(plan.data_ptr()));
+  return plan;
+}
+
 #define FUSEBACKEND_INDEX_ADD_OPTIONS                                                                                                     \
   int64_t dim, const Tensor &index, const Tensor &source, const std::optional<Tensor>&weight, const std::optional<Tensor>&source_index, \
-      double alpha, std::optional<int64_t> ignore_index, int64_t bounds, bool precise, bool deterministic
+      double alpha, std::optional<int64_t> ignore_index, int64_t bounds, bool precise, bool deterministic, \
+      const std::optional<Tensor>&plan
 #define FUSEBACKEND_INDEX_ADD_FORWARD \
-  Options { dim, index, source, weight, source_index, alpha, ignore_index, bounds, precise, deterministic }
+  Options { dim, index, source, weight, source_index, alpha, ignore_index, bounds, precise, deterministic, plan }
 
 }  // namespace fusebackend::accumulate

@@ -43,12 +43,24 @@ Tensor index_add_zeros(int64_t rows, FUSEBACKEND_INDEX_ADD_OPTIONS) {
   return index_add_onto_zeros(rows, FUSEBACKEND_INDEX_ADD_FORWARD, runner(source));
 }
 
+Tensor index_plan(const Tensor& index, int64_t rows, std::optional<int64_t> ignore_index, int64_t bounds,
+                  const std::optional<Tensor>& source_index, int64_t source_rows) {
+  return make_index_plan(index, rows, ignore_index, bounds, source_index, source_rows, [&](const Params& p, int32_t* plan) {
+    const CudaScope scope(index);
+    Device device;
+    check_cuda(query_device(device), "index_plan");
+    const Workspace workspace(sort_bytes(p, device));
+    check_cuda(launch_plan(p, plan, workspace.data(), device, scope.stream()), "index_plan");
+  });
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) {
   m.impl("index_add_", TORCH_BOX(&index_add_));
   m.impl("index_add", TORCH_BOX(&index_add));
   m.impl("index_add_zeros", TORCH_BOX(&index_add_zeros));
+  m.impl("index_plan", TORCH_BOX(&index_plan));
 }
 
 }  // namespace fusebackend::accumulate

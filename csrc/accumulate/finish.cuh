@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dispatch.cuh"
-#include "launch.h"
+#include "overlap.cuh"
 
 namespace fusebackend::accumulate {
 
@@ -16,9 +16,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   __shared__ A sums[kThreads];
   constexpr int kElements = kThreads / kSplits;
   const int64_t total = p.rows * columns, at = int64_t(blockIdx.x) * kElements + threadIdx.x % kElements;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+  wait_for_previous_kernel();
   A sum = A(0);
   if (at < total)
 #pragma unroll 8
@@ -44,17 +42,9 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
 template <typename T>
 cudaError_t finish(const Params& p, const Acc<T>* partial, int64_t splits, const Device& device, cudaStream_t stream) {
   const int64_t columns = p.columns(), total = p.rows * columns;
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = device.major >= 9 ? 1 : 0;
-  config.gridDim = dim3(unsigned(ceil_div(total, splits > 4 ? kThreads / kSharing : kThreads)));
-  if (splits > 4) return cudaLaunchKernelEx(&config, finish_kernel<T, kSharing>, p, partial, splits, columns);
-  return cudaLaunchKernelEx(&config, finish_kernel<T, 1>, p, partial, splits, columns);
+  const unsigned blocks = unsigned(ceil_div(total, splits > 4 ? kThreads / kSharing : kThreads));
+  if (splits > 4) return launch_overlapped(finish_kernel<T, kSharing>, blocks, kThreads, device.major, stream, p, partial, splits, columns);
+  return launch_overlapped(finish_kernel<T, 1>, blocks, kThreads, device.major, stream, p, partial, splits, columns);
 }
 
 }  // namespace fusebackend::accumulate

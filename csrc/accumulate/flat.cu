@@ -6,7 +6,7 @@
 namespace fusebackend::accumulate {
 namespace {
 
-constexpr int kSmallThreads = 128, kFlatThreads = 512;
+constexpr int kFlatThreads = 256;
 
 template <typename T>
 struct FlatArgs {
@@ -31,7 +31,7 @@ struct FlatArgs {
 template <typename T, int V, bool kPlain>
 __global__ void __launch_bounds__(kFlatThreads) flat_kernel(const __grid_constant__ FlatArgs<T> a) {
   using A = Acc<T>;
-  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  const uint32_t i = blockIdx.x * kFlatThreads + threadIdx.x;
   if (i >= a.pieces) return;
   uint32_t n, c;
   a.columns.divmod(i, n, c);
@@ -59,11 +59,11 @@ cudaError_t launch_instance(const Params& p, cudaStream_t stream) {
                       FastDiv(columns), pieces, int(p.dims[0].out_stride), int(p.dims[0].source_stride), p.bounds,
                       p.has_ignore, float(p.alpha), p.ignore, p.source_rows, static_cast<const T*>(p.weight.data), p.source_index};
   const bool plain = !p.weight.data && p.alpha == 1.0 && !p.source_index.data && !p.has_ignore && p.bounds != Bounds::kDrop;
-  const unsigned threads = pieces < 32 * kFlatThreads ? kSmallThreads : kFlatThreads, blocks = unsigned(ceil_div(pieces, threads));
+  const unsigned blocks = unsigned(ceil_div(pieces, kFlatThreads));
   if (plain)
-    flat_kernel<T, V, true><<<blocks, threads, 0, stream>>>(a);
+    flat_kernel<T, V, true><<<blocks, kFlatThreads, 0, stream>>>(a);
   else
-    flat_kernel<T, V, false><<<blocks, threads, 0, stream>>>(a);
+    flat_kernel<T, V, false><<<blocks, kFlatThreads, 0, stream>>>(a);
   return cudaGetLastError();
 }
 

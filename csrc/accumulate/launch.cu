@@ -9,7 +9,11 @@ namespace {
 
 int64_t slice_bytes(const Params& p) { return p.columns() * element_size(p.dtype); }
 
+// For 16-bit sums that are to be rounded once: wide rows are worth sorting for.
+Route rounded_once(const Params& p) { return p.n >= 32768 && slice_bytes(p) >= 256 ? Route::kSorted : Route::kWide; }
+
 Route choose(const Params& p, const Device& device) {
+  if (p.plan) return Route::kSorted;
   const int64_t pieces = std::max<int64_t>(slice_bytes(p) / 16, 1);  // what threads share of a slice
   const bool half = is_half(p.dtype);
   // Many additions meet in each row, and there is work enough to pay for a second kernel.
@@ -18,16 +22,15 @@ Route choose(const Params& p, const Device& device) {
   if (p.deterministic || (half && p.precise)) {
     if (own_fits(p) && (p.n <= 32 || pieces >= 64)) return Route::kOwn;
     if (crowded && table_fits(p, device)) return Route::kTable;
-    return !p.deterministic && p.rows <= 2 * p.n ? Route::kWide : Route::kSorted;
+    return !p.deterministic && p.rows <= 2 * p.n ? rounded_once(p) : Route::kSorted;
   }
-  // A few entries with enormous slices: owned columns read and write out as a stream, and merge equal rows on the way.
-  if (p.n <= 64 && pieces >= int64_t(device.sm_count) * 512) return Route::kOwn;
   if (crowded && table_fits(p, device)) return Route::kTable;
-  if (half && p.n >= 16 * p.rows) return own_fits(p) ? Route::kOwn : Route::kWide;  // rounding at each addition would add up
+  if (half && p.n >= 16 * p.rows) return own_fits(p) ? Route::kOwn : rounded_once(p);  // rounding at each addition would add up
+  if (p.n >= 16 * p.rows && p.n >= 1 << 17 && slice_bytes(p) >= 1024) return Route::kSorted;  // atomic additions would queue up
   return Route::kReduce;
 }
 
-bool initialises_itself(Route r) { return r == Route::kTable || r == Route::kWide; }
+bool initialises_itself(Route r) { return r == Route::kTable || r == Route::kWide || r == Route::kSorted; }
 
 }  // namespace
 
@@ -74,7 +77,7 @@ cudaError_t launch(const Params& p, const Plan& plan, void* workspace, const Dev
   if (p.n == 0) return cudaSuccess;
   switch (plan.route) {
     case Route::kReduce: return launch_reduce(p, device, stream);
-    case Route::kOwn: return launch_own(p, stream);
+    case Route::kOwn: return launch_own(p, device, stream);
     case Route::kWide: return launch_wide(p, workspace, device, stream);
     case Route::kTable: return launch_table(p, workspace, device, stream);
     case Route::kSorted: return launch_sorted(p, workspace, device, stream);

@@ -12,7 +12,7 @@ enum class Route {
   kOwn,     // few entries, wide slices: each thread owns a column; deterministic
   kWide,    // 16-bit out with many additions a row: reductions into an fp32 copy, rounded once
   kTable,   // few rows, many entries: partial sums in shared memory; deterministic
-  kSorted,  // deterministic for any shape: stable sort, segmented sums
+  kSorted,  // many rows with several entries each: stable sort (or a plan that has it), segmented sums, one write a row; deterministic
 };
 
 struct Plan {
@@ -28,14 +28,19 @@ cudaError_t query_device(Device& device);  // of the current device; cached
 Plan make_plan(const Params& p, const Device& device);
 cudaError_t launch(const Params& p, const Plan& plan, void* workspace, const Device& device, cudaStream_t stream);
 
-// The routes. Each wants out initialised already, except kTable and kWide, which read p.initial themselves.
+// The plan of p.index (and p.source_index): the order in which kSorted takes its entries. It serves every sum that goes by both.
+size_t sort_bytes(const Params& p, const Device& device);  // the workspace
+cudaError_t launch_plan(const Params& p, void* plan, void* workspace, const Device& device, cudaStream_t stream);
+
+// The routes. Each wants out initialised already, except kTable, kWide and kSorted, which read p.initial themselves.
 cudaError_t launch_reduce(const Params& p, const Device& device, cudaStream_t stream);
 bool flat_fits(const Params& p, int vector_width, const Device& device);  // small kReduce work in one thread a piece
 cudaError_t launch_flat(const Params& p, int vector_width, cudaStream_t stream);
 size_t wide_bytes(const Params& p);
 cudaError_t launch_wide(const Params& p, void* workspace, const Device& device, cudaStream_t stream);
-bool own_fits(const Params& p);
-cudaError_t launch_own(const Params& p, cudaStream_t stream);
+constexpr int kMaxOwn = 256;  // entries that a block of kOwn sorts
+inline bool own_fits(const Params& p) { return p.n <= kMaxOwn; }
+cudaError_t launch_own(const Params& p, const Device& device, cudaStream_t stream);
 bool table_fits(const Params& p, const Device& device);
 size_t table_bytes(const Params& p, const Device& device);
 cudaError_t launch_table(const Params& p, void* workspace, const Device& device, cudaStream_t stream);

@@ -1,10 +1,128 @@
-// kReduce, kWide and kOwn: straight into out, or, for kWide, into an fp32 copy of it.
+// kReduce and kWide: vector reductions straight into out, or, for kWide, into an fp32 copy of it. Runs of equal rows are summed in registers
+// first.
 #include "finish.cuh"
 
 namespace fusebackend::accumulate {
 namespace {
 
-constexpr int kReduceBlocksPerSm = 4;
+constexpr int kReduceEntries = 512;      // that a block stages at once
+constexpr int64_t kNowhere = INT64_MIN;  // the offset of an entry that is to be ignored
+
+// The grid covers entries and columns: a block has `groups` groups of block_columns threads, each with a column of V elements, and takes
+// every row_blocks-th tile of groups * per_group entries. A group walks per_group neighbours of the tile, or, for slices under 128 bytes,
+// every groups-th entry, so that a warp reads whole lines.
+template <typename Out>
+struct ReduceArgs {
+  Params p;
+  Out* out;          // out itself, or the fp32 copy
+  int64_t columns, tiles, row_blocks;
+  int block_columns, groups, column_blocks, per_group;
+  bool interleave;
+  bool prefetch;  // out is larger than the L2 cache
+};
+
+template <typename T, typename Out, int V, int U>
+__global__ void __launch_bounds__(kThreads, sizeof(Acc<Out>) == 8 ? 2 : 4) reduce_kernel(const __grid_constant__ ReduceArgs<Out> a) {
+  using A = Acc<Out>;
+  struct alignas(16) Entry {
+    int64_t to, from;  // offsets of the entry's row in out, or kNowhere, and in source
+  };
+  __shared__ Entry staged[kReduceEntries];
+  __shared__ A scales[kReduceEntries];
+  const Params& p = a.p;
+  const unsigned row_block = blockIdx.x / unsigned(a.column_blocks), column_block = blockIdx.x % unsigned(a.column_blocks);
+  const int group = threadIdx.x / unsigned(a.block_columns);
+  const int64_t column = int64_t(column_block) * a.block_columns + threadIdx.x % unsigned(a.block_columns);
+  const bool active = group < a.groups && column < a.columns, scaled = p.weight.data || p.alpha != 1.0;
+  const int tile_entries = a.groups * a.per_group, step = a.interleave ? a.groups : 1;
+
+  int64_t out_offset = 0, source_offset = 0;
+  if (active) column_offsets<V>(p, column, out_offset, source_offset);
+  Out* const out = a.out + out_offset;
+  const T* const source = static_cast<const T*>(p.source) + source_offset;
+
+  int64_t current = kNowhere;
+  A sum[V];
+  for (int64_t t = row_block; t < a.tiles; t += a.row_blocks) {
+    const int64_t first = t * tile_entries;
+    const int count = int(min(int64_t(tile_entries), p.n - first));
+    __syncthreads();
+    for (int k = threadIdx.x; k < count; k += kThreads) {
+      const int64_t n = first + k, row = target_row(p, load_index(p.index, n));
+      const int64_t from = p.source_index.data ? checked_row(load_index(p.source_index, n), p.source_rows, true) : n;
+      staged[k] = {row < 0 ? kNowhere : row * p.out_row_stride, from * p.source_row_stride};
+      if (scaled) scales[k] = A(p.alpha) * (p.weight.data ? widen<A>(static_cast<const T*>(p.weight.data)[n * p.weight.stride]) : A(1));
+    }
+    __syncthreads();
+    if (!active) continue;
+    const int begin = a.interleave ? group : group * a.per_group, end = a.interleave ? count : min(count, begin + a.per_group);
+
+    // U entries: all loads, then all sums. Past the end the last entry is loaded again, so that no load waits for a branch.
+    auto batch = [&](int k0, auto whole) {
+      Entry entry[U];
+      Vec<T, V> v[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        entry[u] = staged[whole ? k0 + u * step : min(k0 + u * step, end - 1)];
+        v[u] = p.source_index.data ? load_again<T, V>(source + entry[u].from) : load_once<T, V>(source + entry[u].from);
+        // Reductions are slow on lines that the L2 cache does not hold: a run's first entry fetches them beside the source.
+        const bool first_of_run = entry[u].to != (u ? entry[u - 1].to : current);
+        if (a.prefetch && first_of_run && entry[u].to != kNowhere) asm volatile("prefetch.global.L2 [%0];" ::"l"(out + entry[u].to));
+      }
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const int k = k0 + u * step;
+        const int64_t to = whole || k < end ? entry[u].to : kNowhere;
+        if (to == kNowhere) continue;
+        const bool same = to == current;
+        if (!same) {
+          if (current != kNowhere) red_vector(out + current, sum);
+          current = to;
+        }
+        const A scale = scaled ? scales[k] : A(1);
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+          const A x = scaled ? widen<A>(v[u].v[i]) * scale : widen<A>(v[u].v[i]);
+          sum[i] = same ? sum[i] + x : x;
+        }
+      }
+    };
+    int k0 = begin;
+    for (; k0 + (U - 1) * step < end; k0 += U * step) batch(k0, std::true_type());
+    if (k0 < end) batch(k0, std::false_type());
+  }
+  if (active && current != kNowhere) red_vector(out + current, sum);
+}
+
+// About as many blocks as run at once, sharing the work evenly: as few tiles each as fit, all of one size.
+template <typename Out>
+ReduceArgs<Out> reduce_args(const Params& p, int v, const Device& device) {
+  constexpr int64_t kBlocksPerSm = 4;
+  ReduceArgs<Out> a{p};
+  a.columns = p.columns() / v;
+  a.column_blocks = int(ceil_div(a.columns, kThreads));
+  a.block_columns = int(ceil_div(a.columns, a.column_blocks));
+  a.groups = kThreads / a.block_columns;
+  const int64_t blocks = std::max<int64_t>(device.sm_count * kBlocksPerSm / a.column_blocks, 1);
+  const int64_t tiles_each = ceil_div(p.n, blocks * a.groups * std::max(kReduceEntries / a.groups, 1));
+  a.per_group = int(ceil_div(p.n, blocks * a.groups * tiles_each));
+  a.tiles = ceil_div(p.n, a.groups * a.per_group);
+  a.row_blocks = ceil_div(a.tiles, tiles_each);
+  a.interleave = p.dims[p.n_dims - 1].size * element_size(p.dtype) < 128;
+  return a;
+}
+
+// Four 16-byte loads or eight narrower ones in flight a thread.
+template <typename T, typename Out>
+cudaError_t launch_walk(const ReduceArgs<Out>& a, int v, cudaStream_t stream) {
+  const unsigned blocks = unsigned(a.row_blocks * a.column_blocks);
+  if constexpr (sizeof(T) > 1)
+    if (v == kWide<T>) reduce_kernel<T, Out, kWide<T>, 4><<<blocks, kThreads, 0, stream>>>(a);
+  if constexpr (sizeof(T) == 2)
+    if (v == 2) reduce_kernel<T, Out, 2, 8><<<blocks, kThreads, 0, stream>>>(a);
+  if (v == 1) reduce_kernel<T, Out, 1, 8><<<blocks, kThreads, 0, stream>>>(a);
+  return cudaGetLastError();
+}
 
 // The same slice as p, laid out [rows][columns] in a replacement of out.
 Params onto_scratch(const Params& p) {
@@ -23,12 +141,12 @@ Params onto_scratch(const Params& p) {
 cudaError_t launch_reduce(const Params& p, const Device& device, cudaStream_t stream) {
   const int v = vector_width(p, true);
   if (flat_fits(p, v, device)) return launch_flat(p, v, stream);
-  const bool prefetch = p.rows * p.columns() * element_size(p.dtype) > device.l2_bytes;
   return dispatch(p.dtype, [&](auto type) {
     using T = decltype(type);
-    const Walk walk = plan_walk(p, v, int64_t(device.sm_count) * kReduceBlocksPerSm, kTile<Flush::kReduce>, true);
-    const Args<T> a{p, walk, static_cast<T*>(p.out), {}, prefetch};
-    return launch_walk<T, T, Flush::kReduce>(a, v, stream);
+    ReduceArgs<T> a = reduce_args<T>(p, v, device);
+    a.out = static_cast<T*>(p.out);
+    a.prefetch = p.rows * p.columns() * element_size(p.dtype) > device.l2_bytes;
+    return launch_walk<T, T>(a, v, stream);
   });
 }
 
@@ -36,32 +154,17 @@ size_t wide_bytes(const Params& p) { return size_t(p.rows) * p.columns() * sizeo
 
 cudaError_t launch_wide(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
   if (cudaError_t error = cudaMemsetAsync(workspace, 0, wide_bytes(p), stream); error != cudaSuccess) return error;
-  const Params q = onto_scratch(p);
   const int v = vector_width(p, false);
+  ReduceArgs<float> a = reduce_args<float>(onto_scratch(p), v, device);
+  a.out = static_cast<float*>(workspace);
   auto run = [&](auto type) {
     using T = decltype(type);
-    float* const scratch = static_cast<float*>(workspace);
-    const Args<float> a{q, plan_walk(q, v, int64_t(device.sm_count) * kReduceBlocksPerSm, kTile<Flush::kReduce>, true), scratch, {}};
-    cudaError_t error = launch_walk<T, float, Flush::kReduce>(a, v, stream);
-    return error == cudaSuccess ? finish<T>(p, scratch, 1, device, stream) : error;
+    const cudaError_t error = launch_walk<T, float>(a, v, stream);
+    return error == cudaSuccess ? finish<T>(p, a.out, 1, device, stream) : error;
   };
   if (p.dtype == DType::kFloat16) return run(__half());
   if (p.dtype == DType::kBFloat16) return run(__nv_bfloat16());
   return cudaErrorInvalidValue;
-}
-
-bool own_fits(const Params& p) { return p.n <= kMaxOwn; }
-
-cudaError_t launch_own(const Params& p, cudaStream_t stream) {
-  const int v = vector_width(p, true);
-  return dispatch(p.dtype, [&](auto type) {
-    using T = decltype(type);
-    Args<T> a{p, plan_walk(p, v, 1, kMaxOwn, false), static_cast<T*>(p.out), {}};
-    a.walk.groups = 1;
-    a.walk.per_group = int(p.n);
-    a.walk.tiles = a.walk.row_blocks = 1;
-    return launch_walk<T, T, Flush::kOwn>(a, v, stream);
-  });
 }
 
 }  // namespace fusebackend::accumulate

@@ -8,7 +8,7 @@ import torch
 import fusebackend
 from fusebackend import native
 from fusebackend.backend import fuse
-from fusebackend.patterns import index_add as family
+from fusebackend.patterns import index_add_ops as family
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, cuda])]
@@ -32,6 +32,8 @@ SHAPES = [
     ((2, 3, 4, 5), 2, 21),
     ((4, 20000), 0, 20),
     ((50, 8), 0, 1),
+    ((3000,), 0, 400),
+    ((2, 900, 3), 1, 80),
     ((50, 8), 0, 0),
     ((50, 0), 0, 3),
 ]
@@ -170,26 +172,6 @@ def test_strides(dtype, device):
     )
     doubled = torch.stack([index, index], 1)[:, 0]
     check(call(self, 0, doubled, source), self, exact, eager)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_error_is_no_larger_than_eagers(device):
-    """Contention from none to one row: never much larger (additions come in no fixed order), and not on average."""
-    generator = torch.Generator().manual_seed(1)
-
-    def draw(low, high):
-        return int(torch.randint(low, high, (), generator=generator))
-
-    ratios = []
-    for k in range(120):
-        rows, columns, n, dtype = 2 ** draw(0, 12), draw(1, 200), 2 ** draw(0, 13), FLOATS[k % 4]
-        self, index, source = case((rows, columns), 0, n, dtype, device)
-        exact = self.double().index_add(0, index, source.double())
-        ours, theirs = error(call(self, 0, index, source), exact), error(self.index_add(0, index, source), exact)
-        assert ours <= 2 * theirs + torch.finfo(dtype).eps, (dtype, rows, columns, n)
-        if ours and theirs:
-            ratios.append(ours / theirs)
-    assert torch.tensor(ratios).log().mean().exp() <= 1.02
 
 
 def test_out_of_range_is_an_index_error_on_cpu():
@@ -498,26 +480,3 @@ def test_pointwise_source_is_left_to_inductor_unless_rows_are_crowded(contended)
     assert bool(report.substitutions) == contended
     if not contended:
         assert "inside its scatter" in report.rejections[0].reason
-
-
-def test_sixteen_bit_sums_onto_many_rows_stay_with_inductor():
-    """Decided on shapes alone, so fake CUDA tensors show it without a GPU."""
-    from torch._subclasses import FakeTensorMode
-
-    from fusebackend.patterns import index_add as family
-
-    def verdict(rows, entries, columns, dtype):
-        graph = torch.fx.Graph()
-        with FakeTensorMode():
-            shapes = {"self": (rows, columns), "index": (entries,), "values": (entries, columns)}
-            nodes = {name: graph.placeholder(name) for name in shapes}
-            for name, shape in shapes.items():
-                nodes[name].meta["val"] = torch.empty(shape, dtype=torch.int64 if name == "index" else dtype, device="cuda")
-        site = family.Site(nodes["self"], nodes["self"], 0, nodes["index"], nodes["values"], 1)
-        return family._slow_route(site)
-
-    assert "1600000 16-bit entries onto 100000 rows" in verdict(100_000, 1_600_000, 128, torch.bfloat16).reason
-    assert "onto 100000 rows" in verdict(100_000, 200_000, 8, torch.float16).reason
-    assert verdict(100_000, 1_000_000, 64, torch.bfloat16) is None
-    assert verdict(100_000, 1_600_000, 128, torch.float32) is None
-    assert verdict(2_000, 713_268, 384, torch.bfloat16) is None

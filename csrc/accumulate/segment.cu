@@ -1,0 +1,247 @@
+// kSorted: by a plan of the index, some lanes of a warp sum the entries of each row and write it once, rounded once, whatever out held before
+// included. Rows with more than kChunk entries are cut into chunks of the sorted entries, whose sums a second kernel adds up. Which partial
+// sums meet in which order depends on shapes and indices alone, so a repetition is bit-identical.
+#include "dispatch.cuh"
+#include "overlap.cuh"
+#include "twosum.cuh"
+
+namespace fusebackend::accumulate {
+namespace {
+
+constexpr uint32_t kChunksPerJoin = 64, kJoinColumns = 32;
+
+template <typename T>
+struct SegmentArgs {
+  Params p;
+  PlanView<const uint32_t> plan;
+  Acc<T>* cut;              // [chunk][of a run that began before it, of one that begins in it][columns * V]
+  uint32_t columns;         // of V elements
+  uint32_t lanes;           // that share a row: at least 8
+  uint32_t column_lanes;    // of these, as many as take different columns,
+  uint32_t splits;          // times as many as take different entries
+  uint32_t chunks, chunk_blocks, row_blocks;  // the two last for one piece of the columns
+};
+
+// out[row] = initial[row] + sum for one vector of columns.
+template <typename T, int V>
+__device__ __forceinline__ void store_row(const Params& p, int64_t offset, Sum<T> (&sum)[V]) {
+  using A = Acc<T>;
+  if (p.initial) {
+    const Vec<T, V> held = *reinterpret_cast<const Vec<T, V>*>(static_cast<const T*>(p.initial) + offset);
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum[i].add(widen<A>(held.v[i]));
+  }
+  Vec<T, V> value;
+#pragma unroll
+  for (int i = 0; i < V; ++i) value.v[i] = narrow<T>(sum[i].total());
+  *reinterpret_cast<Vec<T, V>*>(static_cast<T*>(p.out) + offset) = value;
+}
+
+// The lanes of a warp that share a row, and what each of them does.
+struct Team {
+  uint32_t lanes, lane, column_lanes, splits, split;  // lanes = column_lanes * splits
+  uint32_t mask;
+  template <typename T>
+  __device__ explicit Team(const SegmentArgs<T>& a) : lanes(a.lanes), lane(threadIdx.x % a.lanes), column_lanes(a.column_lanes) {
+    splits = a.splits;
+    split = lane / column_lanes;
+    mask = (lanes == 32 ? ~0u : (1u << lanes) - 1) << (threadIdx.x % 32 - lane);
+  }
+  __device__ uint32_t column() const { return lane % column_lanes; }
+};
+
+// sum += the sorted entries [begin, end) of one row, for the lane's vector of columns, which begins at `source`. Afterwards every lane of a
+// column has the whole sum.
+template <typename T, int V>
+__device__ __forceinline__ void add_entries(Sum<T> (&sum)[V], const SegmentArgs<T>& a, const Team& team, uint32_t begin, uint32_t end,
+                                            const T* source) {
+  using A = Acc<T>;
+  constexpr uint32_t U = 4;  // loads in flight
+  const Params& p = a.p;
+  const bool scaled = p.weight.data || p.alpha != 1.0;
+  for (uint32_t first = begin; first < end; first += team.lanes) {
+    // Every lane looks one entry up; then they go through these together.
+    const uint32_t k = min(first + team.lane, end - 1), from = a.plan.from ? a.plan.from[k] : a.plan.entries[k];
+    A scale = A(p.alpha);
+    if (p.weight.data) scale *= widen<A>(static_cast<const T*>(p.weight.data)[int64_t(a.plan.entries[k]) * p.weight.stride]);
+    const uint32_t count = min(team.lanes, end - first);
+    for (uint32_t k0 = team.split; k0 - team.split < count; k0 += U * team.splits) {
+      Vec<T, V> v[U];
+#pragma unroll
+      for (uint32_t u = 0; u < U; ++u) {  // past the end the last again: no load waits for a branch
+        const uint32_t n_from = __shfl_sync(team.mask, from, min(k0 + u * team.splits, count - 1), team.lanes);
+        const T* const row = source + int64_t(n_from) * p.source_row_stride;
+        v[u] = a.plan.from ? load_again<T, V>(row) : load_once<T, V>(row);
+      }
+#pragma unroll
+      for (uint32_t u = 0; u < U; ++u) {
+        const uint32_t k = k0 + u * team.splits;
+        const A factor = scaled ? __shfl_sync(team.mask, scale, min(k, count - 1), team.lanes) : A(1);
+        if (k < count)
+#pragma unroll
+          for (int i = 0; i < V; ++i) sum[i].add(scaled ? widen<A>(v[u].v[i]) * factor : widen<A>(v[u].v[i]));
+      }
+    }
+  }
+  for (uint32_t step = team.column_lanes; step < team.lanes; step *= 2)
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum[i].add_other_lane(team.mask, step);
+}
+
+template <typename T, int V>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 4) segment_kernel(const __grid_constant__ SegmentArgs<T> a) {
+  const Params& p = a.p;
+  const Team team(a);
+  const uint32_t blocks = a.chunk_blocks + a.row_blocks, block = blockIdx.x % blocks;
+  const uint32_t column = blockIdx.x / blocks * a.column_lanes + team.column();
+  const bool writes = column < a.columns && team.split == 0;
+  int64_t out_offset, source_offset;
+  column_offsets<V>(p, min(column, a.columns - 1), out_offset, source_offset);  // lanes beyond read what another reads
+  const T* const source = static_cast<const T*>(p.source) + source_offset;
+  wait_for_previous_kernel();
+  let_next_kernel_set_up();
+
+  if (block >= a.chunk_blocks) {
+    const uint32_t row = ((block - a.chunk_blocks) * kThreads + threadIdx.x) / team.lanes;
+    if (row >= p.rows) return;
+    const uint32_t begin = a.plan.offsets[row], end = a.plan.offsets[row + 1];
+    if (end - begin > kChunk || (begin == end && p.in_place())) return;
+    Sum<T> sum[V]{};
+    add_entries<T, V>(sum, a, team, begin, end, source);
+    if (writes) store_row<T, V>(p, row * p.out_row_stride + out_offset, sum);
+    return;
+  }
+
+  const uint32_t chunk = (block * kThreads + threadIdx.x) / team.lanes, first = chunk * kChunk, last = min(first + kChunk, a.plan.offsets[p.rows]);
+  if (chunk >= a.chunks || first >= last) return;
+  auto sum_part = [&](uint32_t begin, uint32_t end, int slot) {
+    Sum<T> sum[V]{};
+    add_entries<T, V>(sum, a, team, begin, end, source);
+    Acc<T>* const cut = a.cut + ((int64_t(chunk) * 2 + slot) * a.columns + column) * V;
+    if (writes)
+#pragma unroll
+      for (int i = 0; i < V; ++i) cut[i] = sum[i].total();
+  };
+  const uint32_t row = a.plan.chunk_rows[chunk], row_end = a.plan.offsets[row + 1];
+  if (row_end - a.plan.offsets[row] > kChunk) sum_part(first, min(row_end, last), 0);
+  if (row_end >= last || chunk + 1 >= a.chunks) return;
+  const uint32_t next_row = a.plan.chunk_rows[chunk + 1];  // which may begin in this chunk
+  if (next_row >= p.rows) return;
+  const uint32_t begin = a.plan.offsets[next_row];
+  if (begin > first && begin < last && a.plan.offsets[next_row + 1] - begin > kChunk) sum_part(begin, last, 1);
+}
+
+// Rows that were cut: the chunk in which one begins adds up its part and those of the chunks that the row goes on in.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ SegmentArgs<T> a, uint32_t width, uint32_t column_blocks) {
+  using A = Acc<T>;
+  __shared__ uint32_t last_of[kChunksPerJoin], row_of[kChunksPerJoin], slot_of[kChunksPerJoin];
+  __shared__ A sums[kThreads];
+  const Params& p = a.p;
+  const uint32_t first_chunk = blockIdx.x / column_blocks * kChunksPerJoin;
+  wait_for_previous_kernel();
+  let_next_kernel_set_up();
+  if (threadIdx.x < kChunksPerJoin) {
+    const uint32_t chunk = first_chunk + threadIdx.x;
+    const uint32_t row = chunk + 1 < a.chunks ? a.plan.chunk_rows[chunk + 1] : p.rows;  // which may begin in this chunk
+    last_of[threadIdx.x] = 0;
+    if (row < p.rows) {
+      const uint32_t from = a.plan.offsets[row], to = a.plan.offsets[row + 1];
+      if (to - from > kChunk && from / kChunk == chunk) {
+        last_of[threadIdx.x] = (to - 1) / kChunk;
+        row_of[threadIdx.x] = row;
+        slot_of[threadIdx.x] = from % kChunk != 0;
+      }
+    }
+  }
+  if (!__syncthreads_or(threadIdx.x < kChunksPerJoin && last_of[threadIdx.x] > 0)) return;
+  // Columns across threads. Of short rows each group of threads takes some; long ones all groups share.
+  const uint32_t group = threadIdx.x / width, groups = kThreads / width, c = blockIdx.x % column_blocks * width + threadIdx.x % width;
+  const bool busy = group < groups && c < p.columns();
+  constexpr uint32_t kShort = 8;  // chunks
+  auto parts = [&](uint32_t i, uint32_t from, uint32_t step) {
+    const int64_t columns = p.columns();
+    Sum<T> sum{};
+    if (from == 0) sum.add(a.cut[(int64_t(first_chunk + i) * 2 + slot_of[i]) * columns + c]);
+#pragma unroll 8
+    for (uint32_t k = first_chunk + i + 1 + from; k <= last_of[i]; k += step) sum.add(a.cut[int64_t(k) * 2 * columns + c]);
+    return sum;
+  };
+  auto store = [&](uint32_t i, Sum<T> sum) {
+    int64_t out, source;
+    column_offsets<1>(p, c, out, source);
+    Sum<T> one[1]{sum};
+    store_row<T, 1>(p, row_of[i] * p.out_row_stride + out, one);
+  };
+  for (uint32_t i = group; i < kChunksPerJoin; i += groups)
+    if (busy && last_of[i] > first_chunk + i && last_of[i] - (first_chunk + i) < kShort) store(i, parts(i, 0, 1));
+  for (uint32_t i = 0; i < kChunksPerJoin; ++i) {
+    if (last_of[i] < first_chunk + i + kShort) continue;
+    Sum<T> sum{};
+    if (busy) sum = parts(i, group, groups);
+    sums[threadIdx.x] = sum.total();
+    __syncthreads();
+    if (busy && group == 0) {
+      for (uint32_t other = 1; other < groups; ++other) sum.add(sums[other * width + threadIdx.x]);
+      store(i, sum);
+    }
+    __syncthreads();
+  }
+}
+
+constexpr uint32_t power_of_2_from(int64_t x) {
+  uint32_t power = 1;
+  while (power < x) power *= 2;
+  return power;
+}
+
+// How many lanes take different columns: those with which the fewest idle.
+uint32_t column_lanes_for(int64_t columns) {
+  if (columns <= 8) return power_of_2_from(columns);
+  uint32_t best = 32;
+  for (uint32_t lanes : {16, 8})
+    if (ceil_div(columns, lanes) * lanes < ceil_div(columns, best) * best) best = lanes;
+  return best;
+}
+
+size_t align(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+size_t cut_bytes(const Params& p) { return align(size_t(ceil_div(p.n, kChunk)) * 2 * p.columns() * (element_size(p.dtype) == 8 ? 8 : 4)); }
+
+}  // namespace
+
+size_t sorted_bytes(const Params& p, const Device& device) {
+  const size_t plan = align(plan_words(p.n, p.rows, p.source_index.data) * 4);
+  return cut_bytes(p) + (p.plan ? 0 : plan + sort_bytes(p, device));
+}
+
+cudaError_t launch_sorted(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
+  char* const own_plan = static_cast<char*>(workspace) + cut_bytes(p);
+  if (!p.plan) {
+    char* const scratch = own_plan + align(plan_words(p.n, p.rows, p.source_index.data) * 4);
+    if (cudaError_t error = launch_plan(p, own_plan, scratch, device, stream); error != cudaSuccess) return error;
+  }
+  const PlanView<const uint32_t> plan = view_plan(p, static_cast<const uint32_t*>(p.plan ? p.plan : own_plan));
+  const int v = vector_width(p, true);
+  const int64_t columns = p.columns() / v;
+  const uint32_t column_lanes = column_lanes_for(columns), lanes = std::max(column_lanes, 8u), chunks = uint32_t(ceil_div(p.n, kChunk));
+  return dispatch(p.dtype, [&](auto type) {
+    using T = decltype(type);
+    const SegmentArgs<T> a{p, plan, static_cast<Acc<T>*>(workspace), uint32_t(columns), lanes, column_lanes, lanes / column_lanes, chunks,
+                           uint32_t(ceil_div(int64_t(chunks) * lanes, kThreads)), uint32_t(ceil_div(p.rows * lanes, kThreads))};
+    const int64_t blocks = (int64_t(a.chunk_blocks) + a.row_blocks) * ceil_div(columns, column_lanes);
+    cudaError_t error = cudaErrorInvalidValue;
+    auto walk = [&](auto kernel) { error = launch_overlapped(kernel, unsigned(blocks), kThreads, device.major, stream, a); };
+    if constexpr (sizeof(T) > 1)
+      if (v == kWide<T>) walk(segment_kernel<T, kWide<T>>);
+    if constexpr (sizeof(T) == 2)
+      if (v == 2) walk(segment_kernel<T, 2>);
+    if (v == 1) walk(segment_kernel<T, 1>);
+    if (error != cudaSuccess) return error;
+    const uint32_t width = uint32_t(std::min<int64_t>(p.columns(), kJoinColumns)), column_blocks = uint32_t(ceil_div(p.columns(), width));
+    return launch_overlapped(join_kernel<T>, unsigned(ceil_div(chunks, kChunksPerJoin) * column_blocks), kThreads, device.major, stream, a,
+                             width, column_blocks);
+  });
+}
+
+}  // namespace fusebackend::accumulate
