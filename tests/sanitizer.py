@@ -128,7 +128,7 @@ def accumulate() -> None:
     """The routes of csrc/accumulate/launch.h, each with what it absorbs; into self, onto self, onto zeros."""
     import torch
 
-    from fusebackend.patterns import index_add as family
+    from fusebackend.patterns import index_add_ops as family
 
     ops = torch.ops.fusebackend
 
