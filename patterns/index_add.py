@@ -63,7 +63,12 @@ def _refusal(site: Site) -> Reject | None:
         return Reject(f"dtype {str(result.dtype).removeprefix('torch.')} is not supported")
     if source.dtype != result.dtype:
         return Reject("self and source differ in dtype", site.values)
-    if not isinstance(site.alpha, (int, float)) or not math.isfinite(site.alpha) or abs(site.alpha) > 2**53:
+    if (
+        not isinstance(site.alpha, (int, float))
+        or not math.isfinite(site.alpha)
+        or abs(site.alpha) > 2**53
+        or 0 < abs(site.alpha) < 2**-100
+    ):
         return Reject(f"alpha is {site.alpha}, not a number that a kernel can take")
     if target.dim() > 9:
         return Reject(f"{target.dim()} dimensions; up to 9 are accepted")

@@ -251,20 +251,12 @@ def _is_row_weight(factor: torch.Tensor, source: torch.Tensor, dim: int) -> bool
 
 
 def _absorb_gather(site: Site) -> None:
-    """index(x, [src]), or gather(x, dim, expand(src)), along the same dimension: rows are read where they lie."""
+    """index(x, [src]) along the same dimension: rows are read where they lie. (A gather refuses negative indices, which
+    the kernels count from the end.)"""
     node = site.values
-    if only_user(node) is None or site.index_dims != 1:
+    if only_user(node) is None or site.index_dims != 1 or node.target is not aten.index.Tensor:
         return
-    if node.target is aten.index.Tensor:
-        found = _one_index(node, node.args[1])
-        if isinstance(found, Reject) or g.value(found[1]).dim() != 1:
-            return
-        dim, index = found
-    elif node.target is aten.gather.default:
-        dim = node.args[1] % g.value(node).dim()
-        index = _row_index(node.args[2], dim, g.value(node.args[0]))
-    else:
-        return
-    if dim == site.dim and not isinstance(index, Reject):
-        site.source_index = index
+    found = _one_index(node, node.args[1])
+    if not isinstance(found, Reject) and found[0] == site.dim and g.value(found[1]).dim() == 1:
+        site.source_index = found[1]
         site.absorb([node], node.args[0], "the gather of the source")
