@@ -74,6 +74,25 @@ def wav2vec2_bert(device: torch.device) -> tuple[nn.Module, tuple]:
     return _Output(model, "last_hidden_state").to(device), (torch.randn(16, 512, 160, device=device),)
 
 
+def lfm2(device: torch.device) -> tuple[nn.Module, tuple]:
+    """A short-convolution language model, 12 layers of which 3 are attention, 1024 channels; 8 x 2048 tokens."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    layers = ["full_attention" if i % 4 == 2 else "conv" for i in range(12)]
+    config = Lfm2Config(hidden_size=1024, intermediate_size=4096, num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4,
+                        layer_types=layers, vocab_size=16384, use_cache=False)  # fmt: skip
+    return _Output(Lfm2ForCausalLM(config), "logits").to(device), (torch.randint(16384, (8, 2048), device=device),)
+
+
+def mamba2(device: torch.device) -> tuple[nn.Module, tuple]:
+    """A state-space language model with short convolutions, 12 layers, 768 channels; 8 x 1024 tokens."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    config = Mamba2Config(hidden_size=768, num_hidden_layers=12, num_heads=24, head_dim=64, n_groups=1, state_size=64, chunk_size=128,
+                          vocab_size=16384, use_cache=False)  # fmt: skip
+    return _Output(Mamba2ForCausalLM(config), "logits").to(device), (torch.randint(16384, (8, 1024), device=device),)
+
+
 def swin_b(device: torch.device) -> tuple[nn.Module, tuple]:
     import timm
 
@@ -259,6 +278,8 @@ MODELS: dict[str, Callable[[torch.device], tuple[nn.Module, tuple]]] = {
         rwkv_v3,
         gpt2_small,
         wav2vec2_bert,
+        lfm2,
+        mamba2,
         swin_b,
         graphsage,
         convnext_tiny,

@@ -24,26 +24,38 @@ bool short_enough(int64_t batch, int64_t channels, int64_t in_len, int64_t out_l
   return first != Layout::kOther;
 }
 
-// Scratch of `count` fp32 numbers.
-Tensor scratch(const Tensor& like, int64_t count) { return empty_like_sized(like, {count * 4 / static_cast<int64_t>(like.element_size())}); }
-float* numbers(const Tensor& scratch) { return static_cast<float*>(scratch.data_ptr()); }
+// Scratch of `count` numbers of 8 bytes.
+Tensor scratch(const Tensor& like, int64_t count) { return empty_like_sized(like, {count * 8 / static_cast<int64_t>(like.element_size())}); }
+template <typename N>
+N* numbers(const Tensor& scratch) { return static_cast<N*>(scratch.data_ptr()); }
 
-// From here on tensor cores beat FFMA (measured on an H200); forward, with one or two batch entries, most of their rows are
-// empty. Weight gradients of few taps are so accurate in fp32 that the planes' 23 bits would show.
-constexpr int64_t kToeplitzTaps = 16, kToeplitzGradTapsFp32 = 65, kToeplitzBatch = 3;
+// From here on tensor cores beat FFMA (measured on an H200); with one batch entry most of their rows are empty. In fp32 a
+// sum must be long enough for its rounding errors, in eager mode, to hide those of the split into planes: by taps forwards,
+// by the samples that a thread of ATen's kernel adds up for the weight gradient.
+constexpr int64_t kToeplitzTaps = 16, kToeplitzTapsFp32 = 64, kToeplitzBatch = 2, kToeplitzGradSamplesFp32 = 640;
 
 // Picoseconds a channel, measured on an H200: an FFT of a pair of rows by points, tensor cores by products with whole groups of
 // eight rows, FFMA by products.
 constexpr double kFftPicoseconds = 17, kToeplitzPicosecondsFp32 = 0.019, kToeplitzPicoseconds = 0.0072, kWindowPicoseconds = 0.1;
-constexpr int64_t kFftTaps = 256;
+constexpr int64_t kFftTaps = 256, kFftTapsFp32 = 2048;  // the longer: where its error is below that of a chain of sums
+
+bool tensor_cores_pay(const ConvParams& p) {
+  return std::min(p.taps, p.in_len) >= (p.dtype == Dtype::kFloat ? kToeplitzTapsFp32 : kToeplitzTaps) && p.batch >= kToeplitzBatch &&
+         toeplitz_supported(p);
+}
+
+bool tensor_cores_pay(const WeightGradParams& p) {
+  const bool accurate = p.dtype != Dtype::kFloat || p.out_len * ((p.batch + 7) / 8) >= kToeplitzGradSamplesFp32;
+  return p.batch > 0 && p.taps >= (p.dtype == Dtype::kFloat ? kToeplitzTapsFp32 : kToeplitzTaps) && accurate && toeplitz_weight_grad_supported(p);
+}
 
 bool fft_is_faster(const ConvParams& p) {
-  if (p.taps < kFftTaps) return false;
+  if (std::min(p.taps, p.in_len) < (p.dtype == Dtype::kFloat ? kFftTapsFp32 : kFftTaps)) return false;
   int64_t points = 8192;
   while (points < p.in_len + p.taps - 1) points *= 2;
   const double fft = (static_cast<double>((p.batch + 1) / 2) + 0.5) * static_cast<double>(points) * kFftPicoseconds;
   const double products = static_cast<double>(std::min(p.in_len, p.taps)) * static_cast<double>(p.out_len) * (p.taps >= p.in_len ? 0.5 : 1.0);
-  if (p.batch < kToeplitzBatch || !toeplitz_supported(p)) return fft < products * static_cast<double>(p.batch) * kWindowPicoseconds;
+  if (!tensor_cores_pay(p)) return fft < products * static_cast<double>(p.batch) * kWindowPicoseconds;
   const double toeplitz = p.dtype == Dtype::kFloat ? kToeplitzPicosecondsFp32 : kToeplitzPicoseconds;
   return fft < products * static_cast<double>((p.batch + 7) / 8 * 8) * toeplitz;
 }
@@ -54,11 +66,11 @@ cudaError_t convolve(const ConvParams& p, const Tensor& like, cudaStream_t strea
     return launch_short_forward(p, stream);
   if (fft_is_faster(p)) {
     if (const int64_t count = fft_forward_scratch(p)) {
-      Tensor spectrum = scratch(like, count);
-      return launch_fft_forward(p, numbers(spectrum), stream);
+      Tensor spectrum = scratch(like, (count + 1) / 2);
+      return launch_fft_forward(p, numbers<float>(spectrum), stream);
     }
   }
-  if (p.taps >= kToeplitzTaps && p.batch >= kToeplitzBatch && toeplitz_supported(p)) return launch_toeplitz_forward(p, stream);
+  if (tensor_cores_pay(p)) return launch_toeplitz_forward(p, stream);
   return launch_window_forward(p, stream);
 }
 
@@ -77,11 +89,10 @@ void weight_gradient(const BackwardParams& b, const Tensor& g, const Tensor& lik
   p.batch = b.batch, p.channels = b.channels, p.in_len = b.in_len, p.out_len = b.out_len, p.taps = b.taps, p.left = b.left;
   p.xs = b.xs, p.gs = strides_of(g);
   p.dtype = b.dtype;
-  const int64_t taps = p.dtype == Dtype::kFloat ? kToeplitzGradTapsFp32 : kToeplitzTaps;
-  const bool toeplitz = p.batch > 0 && p.taps >= taps && toeplitz_weight_grad_supported(p);
+  const bool toeplitz = tensor_cores_pay(p);
   p.splits = toeplitz ? toeplitz_weight_grad_splits(p) : window_weight_grad_splits(p);
   Tensor partial = scratch(like, p.splits * p.channels * (p.taps + 1));
-  p.partial = numbers(partial);
+  p.partial = numbers<double>(partial);
   check_cuda(toeplitz ? launch_toeplitz_weight_grad(p, stream) : launch_window_weight_grad(p, stream), "causal_conv1d_backward");
 }
 
@@ -99,7 +110,7 @@ std::tuple<Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, co
   if (!empty && short_enough(p.batch, p.channels, p.in_len, p.out_len, p.taps, p.left, {p.xs, p.dys, need_x ? p.dxs : p.xs})) {
     p.splits = short_backward_splits(p);
     Tensor partial = scratch(x, p.splits * p.channels * (p.taps + 1));
-    p.partial = numbers(partial);
+    p.partial = numbers<double>(partial);
     check_cuda(launch_short_backward(p, scope.stream()), "causal_conv1d_backward");
     return {b.dx, b.dw, b.db};
   }

@@ -33,13 +33,13 @@ struct ConvParams {
 };
 
 // dw[c,k] = sum_{b,t} g[b,c,t] * x[b,c,t-left+k]  and  db[c] = sum_{b,t} g[b,c,t].
-// `partial` is scratch for `splits` partial sums of (channels, taps+1) fp32, added in a fixed order.
+// `partial` is scratch for `splits` partial sums of (channels, taps+1) numbers, added in a fixed order.
 struct WeightGradParams {
   const void* x;
   const void* g;
   void* dw;  // (channels, taps) contiguous, or null
   void* db;  // (channels,) or null
-  float* partial;
+  double* partial;
   int64_t batch, channels, in_len, out_len, taps, left;
   Strides xs, gs;
   int splits;
@@ -55,7 +55,7 @@ struct BackwardParams {
   void* dx;
   void* dw;        // (channels, taps) contiguous
   void* db;        // (channels,)
-  float* partial;  // CUDA only: splits * channels * (taps+1)
+  double* partial;  // CUDA only: splits * channels * (taps+1)
   int64_t batch, channels, in_len, out_len, taps, left;
   Strides xs, dys, dxs;
   int64_t w_c, w_k, bias_c;

@@ -106,19 +106,58 @@ inline V<float> vexp(V<float> x) {
   const VI e = (__builtin_convertvector(n, VI) + 127) << 23;
   V<float> scale;
   std::memcpy(&scale, &e, sizeof e);
-  return x == x ? p * scale : x;
+  return x == x ? (x > hi ? V<float>{} + HUGE_VALF : p * scale) : x;
 }
+// The same to 1e-16; double itself is for gradcheck, and for fp32 results that are to be rounded once.
 inline V<double> vexp(V<double> x) {
-  for (int i = 0; i < 4; ++i) x[i] = std::exp(x[i]);
-  return x;
+  typedef int64_t VI __attribute__((vector_size(32)));
+  const V<double> lo = V<double>{} - 708., hi = V<double>{} + 709.;
+  const V<double> clamped = x < lo ? lo : (x > hi ? hi : x);
+  const V<double> magic = V<double>{} + 6755399441055744.;
+  const V<double> rounded = clamped * 1.4426950408889634 + magic, n = rounded - magic;
+  const V<double> r = (clamped - n * 6.93147180369123816490e-1) - n * 1.90821492927058770002e-10;
+  V<double> p = V<double>{} + 1. / 6227020800.;
+  constexpr double kTerms[] = {1. / 479001600, 1. / 39916800, 1. / 3628800, 1. / 362880, 1. / 40320, 1. / 5040, 1. / 720, 1. / 120, 1. / 24, 1. / 6, .5, 1., 1.};
+  for (const double term : kTerms) p = p * r + term;
+  VI e;
+  std::memcpy(&e, &rounded, sizeof e);
+  e = (e + 1023) << 52;  // the low bits of `rounded` are n
+  V<double> scale;
+  std::memcpy(&scale, &e, sizeof e);
+  return x == x ? (x > hi ? V<double>{} + HUGE_VAL : p * scale) : x;
 }
 
 template <typename A>
 inline V<A> silu(V<A> v) { return v / (1 + vexp(-v)); }
 template <typename A>
-inline V<A> silu_grad(V<A> v) {
+inline V<A> silu_backward(V<A> dy, V<A> v) {
   const V<A> s = 1 / (1 + vexp(-v));
-  return s * (1 + v * (1 - s));
+  return dy * s * (1 + v * (1 - s));
+}
+
+// fp32 vectors as two of double and back. SiLU of fp32 is computed in double, so that it adds one rounding to a gradient.
+typedef float Half32 __attribute__((vector_size(16)));
+inline V<double> wide(V<float> v, int half) {
+  Half32 h;
+  std::memcpy(&h, reinterpret_cast<const char*>(&v) + 16 * half, sizeof h);
+  return __builtin_convertvector(h, V<double>);
+}
+inline V<float> narrow(V<double> a, V<double> b) {
+  const Half32 h[2] = {__builtin_convertvector(a, Half32), __builtin_convertvector(b, Half32)};
+  V<float> v;
+  std::memcpy(&v, h, sizeof v);
+  return v;
+}
+template <typename T, typename A>
+inline V<A> silu_of(V<A> v) {
+  if constexpr (std::is_same_v<T, float>) return narrow(silu<double>(wide(v, 0)), silu<double>(wide(v, 1)));
+  else return silu<A>(v);
+}
+template <typename T, typename A>
+inline V<A> silu_backward_of(V<A> dy, V<A> v) {
+  if constexpr (std::is_same_v<T, float>)
+    return narrow(silu_backward<double>(wide(dy, 0), wide(v, 0)), silu_backward<double>(wide(dy, 1), wide(v, 1)));
+  else return silu_backward<A>(dy, v);
 }
 
 template <typename T>
@@ -196,44 +235,61 @@ constexpr int kRegs = 8;  // vectors of outputs, or taps, held at a time: the la
 template <typename A>
 constexpr int64_t kPad = kRegs * VecOf<A>::kSize;  // rows are padded by this, so that blocks may overhang
 
-// y[t] = start + sum_k w[k] * x[t + k] for t in [0, n rounded up to kPad). Taps that meet only zeros are skipped:
-// x is zero before `zeros` and from `end` on.
-template <typename A>
-void convolve(A* y, const A* x, const A* w, int64_t n, int64_t taps, A start, int64_t zeros, int64_t end) {
+constexpr int64_t kShortChain = 16;
+
+// y[t] = start + sum_k w[k] * x[t + k] for t in [0, n rounded up to kPad), up the taps or DOWN, in chains of so many fused
+// multiply-adds. One chain is what eager mode's kernels do, and gives the same bits in fp32; shorter ones round less. Taps
+// that meet only zeros are skipped: x is zero before `zeros` and from `end` on.
+template <bool DOWN, typename A>
+void convolve(A* y, const A* x, const A* w, int64_t n, int64_t taps, A start, int64_t zeros, int64_t end, int64_t chain) {
   constexpr int W = VecOf<A>::kSize;
   for (int64_t t = 0; t < n; t += kPad<A>) {
     V<A> acc[kRegs];
     for (int r = 0; r < kRegs; ++r) acc[r] = V<A>{} + start;
     const int64_t k0 = std::max<int64_t>(0, zeros - (t + kPad<A> - 1)), k1 = std::min(taps, end - t);
-    for (int64_t k = k0; k < k1; ++k) {
-      const V<A> wk = V<A>{} + w[k];
-      const A* p = x + t + k;
+    for (int64_t first = k0; first < k1; first += chain) {
+      V<A> total[kRegs];
+      if (first > k0) {
+        for (int r = 0; r < kRegs; ++r) total[r] = acc[r], acc[r] = V<A>{};
+      }
+      const int64_t last = std::min(k1, first + chain);
+      for (int64_t i = first; i < last; ++i) {
+        const int64_t k = DOWN ? k0 + k1 - 1 - i : i;
+        const V<A> wk = V<A>{} + w[k];
+        const A* p = x + t + k;
 #pragma GCC unroll 8
-      for (int r = 0; r < kRegs; ++r) acc[r] += wk * vload(p + r * W);
+        for (int r = 0; r < kRegs; ++r) acc[r] += wk * vload(p + r * W);
+      }
+      if (first > k0) {
+        for (int r = 0; r < kRegs; ++r) acc[r] += total[r];
+      }
     }
     for (int r = 0; r < kRegs; ++r) vstore(y + t + r * W, acc[r]);
   }
 }
 
-// dw[k] += sum_t g[t] * x[t + k] for t in [0, n).
-template <typename A>
+// dw[k] += sum_t g[t] * x[t + k] for t in [0, n), R taps at a time.
+template <int R, typename A>
 void correlate(double* dw, const A* g, const A* x, int64_t n, int64_t taps, int64_t zeros, int64_t end) {
-  constexpr int W = VecOf<A>::kSize;
-  for (int64_t k = 0; k < taps; k += kRegs) {
-    V<A> acc[kRegs] = {};
-    const int64_t t0 = std::max<int64_t>(0, zeros - k - kRegs + 1) / W * W, t1 = std::min(n, end - k);
+  constexpr int W = VecOf<A>::kSize, kSteps = kRegs / R;  // vectors of samples, so that kRegs sums are under way
+  for (int64_t k = 0; k < taps; k += R) {
+    V<A> acc[kSteps][R] = {};
+    const int64_t t0 = std::max<int64_t>(0, zeros - k - R + 1) / W * W, t1 = std::min(n, end - k);
     int64_t t = t0;
-    for (; t + W <= t1; t += W) {
-      const V<A> gt = vload(g + t);
-      const A* p = x + t + k;
+    for (; t + W * kSteps <= t1; t += W * kSteps) {
 #pragma GCC unroll 8
-      for (int r = 0; r < kRegs; ++r) acc[r] += gt * vload(p + r);
+      for (int s = 0; s < kSteps; ++s) {
+        const V<A> gt = vload(g + t + s * W);
+        const A* p = x + t + s * W + k;
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) acc[s][r] += gt * vload(p + r);
+      }
     }
-    for (int64_t r = 0; r < std::min<int64_t>(kRegs, taps - k); ++r) {
-      A sum = 0;
-      for (int i = 0; i < W; ++i) sum += acc[r][i];
-      dw[k + r] += sum;
-      for (int64_t i = t; i < t1; ++i) dw[k + r] += g[i] * x[i + k + r];
+    for (int64_t r = 0; r < std::min<int64_t>(R, taps - k); ++r) {
+      for (int s = 0; s < kSteps; ++s) {
+        for (int i = 0; i < W; ++i) dw[k + r] += acc[s][r][i];
+      }
+      for (int64_t i = t; i < t1; ++i) dw[k + r] += static_cast<double>(g[i]) * static_cast<double>(x[i + k + r]);
     }
   }
 }
@@ -254,6 +310,22 @@ void load_taps(Acc<T>* dst, const void* w, int64_t offset, int64_t stride, int64
   for (int64_t k = 0; k < taps; ++k) dst[k] = load(src[k * stride]);
 }
 
+// Sums that end up in a gradient of many samples: in fp32, products are exact in double, and gradients come out correctly
+// rounded.
+template <typename T>
+using Sum = std::conditional_t<std::is_same_v<T, float>, double, Acc<T>>;
+
+// The same row as Sum<T>.
+template <typename T>
+const Sum<T>* as_sums(const Acc<T>* row, int64_t n, std::vector<Sum<T>>& copy) {
+  if constexpr (std::is_same_v<Sum<T>, Acc<T>>) {
+    return row;
+  } else {
+    copy.assign(row, row + n);
+    return copy.data();
+  }
+}
+
 template <typename A>
 int64_t round_up(int64_t n) { return (n + kPad<A> - 1) / kPad<A> * kPad<A>; }
 
@@ -268,11 +340,11 @@ void forward_rows(const ConvParams& p, int64_t begin, int64_t end) {
     const int64_t c = u / p.batch, b = u - c * p.batch;  // a channel's taps are loaded once
     if (u == begin || b == 0) load_taps<T>(w.data(), p.w, c * p.w_c, p.w_k, p.taps);
     load_row<T>(x.data(), static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c, p.xs.t, -p.left, n + p.taps - p.left, p.in_len);
-    convolve<A>(y.data(), x.data(), w.data(), n, p.taps, channel_bias<T>(p, c), p.left, p.left + p.in_len);
-    if (p.epilogue == Epilogue::kSilu) map_vectors(y.data(), n, [](V<A> v, int64_t) { return silu<A>(v); });
+    convolve<false, A>(y.data(), x.data(), w.data(), n, p.taps, channel_bias<T>(p, c), p.left, p.left + p.in_len, p.taps);
+    if (p.epilogue == Epilogue::kSilu) map_vectors(y.data(), n, [](V<A> v, int64_t) { return silu_of<T, A>(v); });
     if (p.epilogue == Epilogue::kSiluGrad) {
       load_row<T>(dy.data(), static_cast<const T*>(p.dy) + b * p.dys.b + c * p.dys.c, p.dys.t, 0, n, p.out_len);
-      map_vectors(y.data(), n, [&](V<A> v, int64_t t) { return vload(&dy[t]) * silu_grad<A>(v); });
+      map_vectors(y.data(), n, [&](V<A> v, int64_t t) { return silu_backward_of<T, A>(vload(&dy[t]), v); });
     }
     store_row<T>(static_cast<T*>(p.out) + b * p.outs.b + c * p.outs.c, y.data(), p.outs.t, p.out_len);
   }
@@ -285,7 +357,8 @@ void backward_rows(const BackwardParams& p, int64_t begin, int64_t end) {
   const int64_t n = round_up<A>(p.out_len), m = round_up<A>(p.in_len), back = p.taps - 1 - p.left;
   const int64_t before = std::max<int64_t>(0, back), after = std::max<int64_t>(0, m + p.left - n) + kPad<A>;
   std::vector<A> x(n + p.taps + kRegs), g(before + n + after), dx(m), pre(n), w(p.taps), flipped(p.taps);
-  std::vector<double> dw(p.taps);  // rows are summed in A, and their sums in double
+  std::vector<double> dw(p.taps);
+  std::vector<Sum<T>> x_sums, g_sums;
   for (int64_t c = begin; c < end; ++c) {
     load_taps<T>(w.data(), p.w, c * p.w_c, p.w_k, p.taps);
     std::reverse_copy(w.begin(), w.end(), flipped.begin());
@@ -298,19 +371,28 @@ void backward_rows(const BackwardParams& p, int64_t begin, int64_t end) {
         load_row<T>(x.data(), static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c, p.xs.t, -p.left,
                     n + p.taps + kRegs - p.left, p.in_len);
       if (p.silu) {
-        convolve<A>(pre.data(), x.data(), w.data(), n, p.taps, channel_bias<T>(p, c), p.left, p.left + p.in_len);
-        map_vectors(g0, n, [&](V<A> v, int64_t t) { return v * silu_grad<A>(vload(&pre[t])); });
+        convolve<false, A>(pre.data(), x.data(), w.data(), n, p.taps, channel_bias<T>(p, c), p.left, p.left + p.in_len, p.taps);
+        map_vectors(g0, n, [&](V<A> v, int64_t t) { return silu_backward_of<T, A>(v, vload(&pre[t])); });
         std::fill(g0 + p.out_len, g0 + n, A(0));  // 0 * NaN past the end
       }
       if (p.dx) {
-        convolve<A>(dx.data(), g0 - back, flipped.data(), m, p.taps, A(0), back, back + p.out_len);
+        const int64_t chain = p.silu ? kShortChain : p.taps;  // with SiLU the bits differ anyway: its slope is more exact here
+        convolve<true, A>(dx.data(), g0 - back, flipped.data(), m, p.taps, A(0), back, back + p.out_len, chain);
         store_row<T>(static_cast<T*>(p.dx) + b * p.dxs.b + c * p.dxs.c, dx.data(), p.dxs.t, p.in_len);
       }
-      if (p.dw) correlate<A>(dw.data(), g0, x.data(), p.out_len, p.taps, p.left, p.left + p.in_len);
+      const Sum<T>* gs = p.dw || p.db ? as_sums<T>(g0, n, g_sums) : nullptr;
+      if (p.dw) {
+        const Sum<T>* xs = as_sums<T>(x.data(), static_cast<int64_t>(x.size()), x_sums);
+        auto* sum = p.taps <= 4 ? correlate<4, Sum<T>> : correlate<kRegs, Sum<T>>;
+        sum(dw.data(), gs, xs, p.out_len, p.taps, p.left, p.left + p.in_len);
+      }
       if (p.db) {
-        V<A> sum = {};
-        for (int64_t t = 0; t < n; t += VecOf<A>::kSize) sum += vload(g0 + t);
-        for (int i = 0; i < VecOf<A>::kSize; ++i) db += static_cast<double>(sum[i]);
+        V<Sum<T>> sum[4] = {};
+        constexpr int W = VecOf<Sum<T>>::kSize;
+        for (int64_t t = 0; t < n; t += 4 * W) {
+          for (int i = 0; i < 4; ++i) sum[i] += vload(gs + t + i * W);
+        }
+        for (int i = 0; i < W; ++i) db += static_cast<double>((sum[0] + sum[1] + (sum[2] + sum[3]))[i]);
       }
     }
     for (int64_t k = 0; k < p.taps && p.dw; ++k) static_cast<T*>(p.dw)[c * p.taps + k] = to_storage<T>(static_cast<A>(dw[k]));
@@ -370,11 +452,31 @@ void forward_march(const ConvParams& p, int64_t begin, int64_t end) {
         win[K - 1] = sample(x, t - p.left + K - 1, p.xs.t, p.in_len);
         V<A> y = bias;
         for (int k = 0; k < K; ++k) y += w[k] * win[k];
-        vstore_as(out + t * p.outs.t, p.epilogue == Epilogue::kSilu ? silu<A>(y) : y);
+        vstore_as(out + t * p.outs.t, p.epilogue == Epilogue::kSilu ? silu_of<T, A>(y) : y);
       }
     }
   }
 }
+
+// Sums of products, a channel a lane: in Sum<T>.
+template <typename T>
+struct Lanes {
+  using A = Acc<T>;
+  static constexpr int kParts = sizeof(Sum<T>) / sizeof(A);
+  V<Sum<T>> part[kParts];
+
+  void add(V<A> a, V<A> b) {
+    if constexpr (kParts == 1) {
+      part[0] += a * b;
+    } else {
+      for (int i = 0; i < kParts; ++i) part[i] += wide(a, i) * wide(b, i);
+    }
+  }
+  void add(const Lanes& other) {
+    for (int i = 0; i < kParts; ++i) part[i] += other.part[i];
+  }
+  Sum<T> lane(int i) const { return part[i / VecOf<Sum<T>>::kSize][i % VecOf<Sum<T>>::kSize]; }
+};
 
 // Units: groups of 64 channels, causal convolutions; a strip also computes the K-1 gradients after it.
 constexpr int64_t kGroup = 64;
@@ -386,7 +488,7 @@ void backward_march(const BackwardParams& p, int64_t begin, int64_t end) {
   std::vector<A> taps, biases;
   load_taps_by_channel<T>(p, taps, biases);
   for (int64_t u = begin; u < end; ++u) {
-    V<A> dw[kGroup / W][K + 1] = {};  // the last is db
+    Lanes<T> dw[kGroup / W][K + 1] = {};  // the last is db
     for (int64_t b = 0; b < p.batch; ++b) {
       for (int64_t t0 = 0; t0 < p.in_len; t0 += kStrip) {
         const int64_t t1 = std::min(p.in_len, t0 + kStrip);
@@ -394,7 +496,7 @@ void backward_march(const BackwardParams& p, int64_t begin, int64_t end) {
           const T* x = static_cast<const T*>(p.x) + b * p.xs.b + c;
           const T* dy = static_cast<const T*>(p.dy) + b * p.dys.b + c;
           T* dx = static_cast<T*>(p.dx) + b * p.dxs.b + c;
-          V<A> sums[K + 1] = {};  // of this strip: short sums round less
+          Lanes<T> sums[K + 1] = {};
           V<A> w[K], win[K], g[K] = {};
           for (int k = 0; k < K; ++k) w[k] = vload(&taps[k * p.channels + c]);
           for (int k = 0; k < K - 1; ++k) win[k + 1] = sample(x, t0 - (K - 1) + k, p.xs.t, p.in_len);
@@ -406,11 +508,11 @@ void backward_march(const BackwardParams& p, int64_t begin, int64_t end) {
             if (p.silu && t < p.in_len) {
               V<A> pre = bias;
               for (int k = 0; k < K; ++k) pre += w[k] * win[k];
-              g[K - 1] *= silu_grad<A>(pre);
+              g[K - 1] = silu_backward_of<T, A>(g[K - 1], pre);
             }
             if (t < t1) {
-              for (int k = 0; k < K; ++k) sums[k] += g[K - 1] * win[k];
-              sums[K] += g[K - 1];
+              for (int k = 0; k < K; ++k) sums[k].add(g[K - 1], win[k]);
+              sums[K].add(g[K - 1], V<A>{} + A(1));
             }
             if (p.dx && t - (K - 1) >= t0) {
               V<A> d = {};
@@ -418,15 +520,15 @@ void backward_march(const BackwardParams& p, int64_t begin, int64_t end) {
               vstore_as(dx + (t - (K - 1)) * p.dxs.t, d);
             }
           }
-          for (int k = 0; k <= K; ++k) dw[(c - u * kGroup) / W][k] += sums[k];
+          for (int k = 0; k <= K; ++k) dw[(c - u * kGroup) / W][k].add(sums[k]);
         }
       }
     }
     for (int64_t c = u * kGroup; c < std::min(p.channels, (u + 1) * kGroup); ++c) {
-      const V<A>(&sums)[K + 1] = dw[(c - u * kGroup) / W];
+      const Lanes<T>(&sums)[K + 1] = dw[(c - u * kGroup) / W];
       const int lane = static_cast<int>((c - u * kGroup) % W);
-      for (int k = 0; k < K && p.dw; ++k) static_cast<T*>(p.dw)[c * K + k] = to_storage<T>(A(sums[k][lane]));
-      if (p.db) static_cast<T*>(p.db)[c] = to_storage<T>(A(sums[K][lane]));
+      for (int k = 0; k < K && p.dw; ++k) static_cast<T*>(p.dw)[c * K + k] = to_storage<T>(static_cast<A>(sums[k].lane(lane)));
+      if (p.db) static_cast<T*>(p.db)[c] = to_storage<T>(static_cast<A>(sums[K].lane(lane)));
     }
   }
 }

@@ -31,7 +31,7 @@ int64_t fft_forward_scratch(const ConvParams&);
 cudaError_t launch_fft_forward(const ConvParams&, float* scratch, cudaStream_t);
 
 // dw, db <- the sum over splits of partial[split][channel][taps+1] (the last is db).
-cudaError_t launch_reduce_partials(const float* partial, int splits, int64_t channels, int64_t taps, void* dw, void* db,
+cudaError_t launch_reduce_partials(const double* partial, int splits, int64_t channels, int64_t taps, void* dw, void* db,
                                    Dtype, cudaStream_t);
 
 }  // namespace fusebackend::conv1d

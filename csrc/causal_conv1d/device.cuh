@@ -53,17 +53,42 @@ __device__ __forceinline__ Vec<T, N> pack(const float* in) {
   return raw;
 }
 
-// Without the scaling that keeps __expf exact below 2^-126: 1 + that is 1.
-__device__ __forceinline__ float sigmoid(float v) {
+// Sums that end up in a gradient of many samples. Products of two fp32 numbers are exact in double, so that fp32 gradients
+// come out correctly rounded; 16-bit ones round far more when they are stored.
+template <typename T>
+using Sum = std::conditional_t<std::is_same_v<T, float>, double, float>;
+
+// The constant that is added to a sum after it, as ATen does in fp32. 16-bit results round the difference away: there it is
+// added to the bias, with which sums begin.
+template <typename T>
+__device__ __forceinline__ float late_shift(double shift, float& bias) {
+  if constexpr (sizeof(T) != 4) bias += static_cast<float>(shift);
+  return sizeof(T) == 4 ? static_cast<float>(shift) : 0.f;
+}
+template <typename T, int N>
+__device__ __forceinline__ float late_shift(double shift, float (&bias)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) late_shift<T>(shift, bias[i]);
+  return sizeof(T) == 4 ? static_cast<float>(shift) : 0.f;
+}
+
+// For 16-bit types: without the scaling that keeps __expf exact below 2^-126: 1 + that is 1.
+__device__ __forceinline__ float fast_sigmoid(float v) {
   float e, s;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v * -1.4426950408889634f));
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.f + e));
   return s;
 }
-__device__ __forceinline__ float silu(float v) { return v * sigmoid(v); }
-__device__ __forceinline__ float silu_grad(float v) {
-  const float s = sigmoid(v);
-  return s * fmaf(v, 1.f - s, 1.f);
+// In fp32 with the same roundings as ATen's kernels.
+template <typename T>
+__device__ __forceinline__ float silu(float v) {
+  if constexpr (sizeof(T) == 4) return v / (1.f + expf(-v));
+  else return v * fast_sigmoid(v);
+}
+template <typename T>
+__device__ __forceinline__ float silu_backward(float dy, float v) {
+  const float s = sizeof(T) == 4 ? 1.f / (1.f + expf(-v)) : fast_sigmoid(v);
+  return dy * s * fmaf(v, 1.f - s, 1.f);
 }
 
 template <typename F>

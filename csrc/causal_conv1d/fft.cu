@@ -199,6 +199,12 @@ __device__ RowScale row_scale(const T* row, int len, int64_t stride) {
 // 2^e for |e| <= 126.
 __device__ __forceinline__ float power_of_two(int e) { return __uint_as_float(static_cast<uint32_t>(e + 127) << 23); }
 
+// Out of line: its registers would cost the butterflies theirs.
+template <typename T>
+__device__ __noinline__ float apply_silu(Epilogue epilogue, float dy, float y) {
+  return epilogue == Epilogue::kSilu ? silu<T>(y) : silu_backward<T>(dy, y);
+}
+
 // One row's outputs.
 template <typename T>
 struct RowOut {
@@ -213,8 +219,7 @@ struct RowOut {
         out_t(p.outs.t), dy_t(p.dys.t), epilogue(p.epilogue), bias(bias_) {}
   __device__ __forceinline__ void operator()(int t, float y) const {
     y += bias;
-    if (epilogue == Epilogue::kSilu) y = silu(y);
-    if (epilogue == Epilogue::kSiluGrad) y = to_float(dy[t * dy_t]) * silu_grad(y);
+    if (epilogue != Epilogue::kNone) y = apply_silu<T>(epilogue, epilogue == Epilogue::kSiluGrad ? to_float(dy[t * dy_t]) : 0.f, y);
     out[t * out_t] = from_float<T>(y);
   }
 };

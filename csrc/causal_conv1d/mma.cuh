@@ -109,28 +109,39 @@ __device__ __forceinline__ void copy_row(char* out, const T* row, int len, int c
     reinterpret_cast<T*>(out + unit_offset(t / V, skew))[t % V] = t < len ? row[t * stride] : from_float<T>(0.f);
 }
 
-// One warp: the sum and the largest magnitude of a copied row.
+// One warp: the largest magnitude of a copied row.
 template <typename T>
-__device__ __forceinline__ uint32_t inspect_row(const char* row, int chunks, float& sum, int skew = kNoSkew) {
+__device__ __forceinline__ uint32_t largest_of_row(const char* row, int chunks, int skew = kNoSkew) {
   constexpr int V = 16 / sizeof(T);
   uint32_t largest = 0;
-  sum = 0.f;
 #pragma unroll 2
   for (int i = threadIdx.x & 31; i < chunks * kChunk / V; i += 32) {
     float v[V];
     unpack<T, V>(*reinterpret_cast<const Vec<T, V>*>(row + unit_offset(i, skew)), v);
 #pragma unroll
-    for (int j = 0; j < V; ++j) {
-      largest = max(largest, magnitude(v[j]));
-      sum += v[j];
-    }
+    for (int j = 0; j < V; ++j) largest = max(largest, magnitude(v[j]));
   }
 #pragma unroll
-  for (int o = 16; o; o >>= 1) {
-    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, o));
-    sum += __shfl_xor_sync(0xffffffffu, sum, o);
-  }
+  for (int o = 16; o; o >>= 1) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, o));
   return largest;
+}
+
+// One warp: its sum.
+template <typename T>
+__device__ __forceinline__ double sum_of_row(const char* row, int chunks, int skew = kNoSkew) {
+  constexpr int V = 16 / sizeof(T);
+  Sum<T> lane_sum = 0;
+#pragma unroll 2
+  for (int i = threadIdx.x & 31; i < chunks * kChunk / V; i += 32) {
+    float v[V];
+    unpack<T, V>(*reinterpret_cast<const Vec<T, V>*>(row + unit_offset(i, skew)), v);
+#pragma unroll
+    for (int j = 0; j < V; ++j) lane_sum += v[j];
+  }
+  double sum = lane_sum;
+#pragma unroll
+  for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+  return sum;
 }
 
 __device__ __forceinline__ void split(float v, __half& hi, __half& lo) {

@@ -96,7 +96,7 @@ cudaError_t channel_major_forward(const ConvParams& p, cudaStream_t stream) {
 // Long strips where they are many enough to fill the device.
 int backward_strip_len(const BackwardParams& p) {
   int len = kBackwardStripLen;
-  while (len > 32 && p.batch * ceil_div(p.in_len, len) * ceil_div(p.channels, 4) < int64_t{sm_count()} * 512) len /= 2;
+  while (len > 32 && p.batch * ceil_div(p.in_len, len) * ceil_div(p.channels, p.dtype == Dtype::kFloat ? 2 : 4) < int64_t{sm_count()} * 512) len /= 2;
   return len;
 }
 
@@ -168,7 +168,7 @@ cudaError_t launch_short_backward(const BackwardParams& p, cudaStream_t stream) 
     return dispatch_taps(p.taps, [&](auto taps) {
       constexpr int K = decltype(taps)::value;
       if (!channel_major(p.xs, p.channels)) return time_major_backward<T, K>(p, stream);
-      constexpr int V = 4;  // 8 a thread would halve the occupancy: taps, sums and two windows are in registers
+      constexpr int V = sizeof(T) == 4 ? 2 : 4;  // more would cost occupancy: taps, sums and two windows are in registers
       if (p.channels % V == 0 && vector_aligned<T, V>({{p.x, p.xs}, {p.dy, p.dys}, {p.dx, p.dxs}}))
         return channel_major_backward<T, K, V>(p, stream);
       return channel_major_backward<T, K, 1>(p, stream);

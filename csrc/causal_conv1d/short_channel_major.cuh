@@ -17,13 +17,13 @@ struct Strips {
 
 template <typename T, int K, int V>
 __device__ __forceinline__ void load_channel_taps(const void* w_, const void* bias_, int64_t c, int64_t w_c, int64_t w_k,
-                                                  int64_t bias_c, float shift, float (&w)[K][V], float (&bias)[V]) {
+                                                  int64_t bias_c, float (&w)[K][V], float (&bias)[V]) {
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const T* wc = static_cast<const T*>(w_) + (c + v) * w_c;
 #pragma unroll
     for (int k = 0; k < K; ++k) w[k][v] = to_float(wc[k * w_k]);
-    bias[v] = shift + (bias_ ? to_float(static_cast<const T*>(bias_)[(c + v) * bias_c]) : 0.f);
+    bias[v] = (bias_ ? to_float(static_cast<const T*>(bias_)[(c + v) * bias_c]) : 0.f);
   }
 }
 
@@ -55,7 +55,8 @@ __global__ void __launch_bounds__(kStripThreads) short_channel_major_forward(con
   const int64_t c = ((blockIdx.x - strip_block * strips.channel_blocks.d) * 32 + threadIdx.x) * V;
   if (c >= p.channels) return;
   float w[K][V], bias[V], win[K][V];
-  load_channel_taps<T, K, V>(p.w, p.bias, c, p.w_c, p.w_k, p.bias_c, static_cast<float>(p.shift), w, bias);
+  load_channel_taps<T, K, V>(p.w, p.bias, c, p.w_c, p.w_k, p.bias_c, w, bias);
+  const float shift = late_shift<T>(p.shift, bias);
   for (uint32_t strip = strip_block * blockDim.y + threadIdx.y; strip < strips.count; strip += strips.blocks * blockDim.y) {
     const uint32_t b = strips.per_row.div(strip);
     const int t0 = (strip - b * strips.per_row.d) * strips.len;
@@ -71,7 +72,8 @@ __global__ void __launch_bounds__(kStripThreads) short_channel_major_forward(con
         y[v] = bias[v];
 #pragma unroll
         for (int k = 0; k < K; ++k) y[v] = fmaf(w[k][v], win[k][v], y[v]);
-        if constexpr (SILU) y[v] = silu(y[v]);
+        if constexpr (sizeof(T) == 4) y[v] += shift;
+        if constexpr (SILU) y[v] = silu<T>(y[v]);
       }
       *reinterpret_cast<Vec<T, V>*>(orow + t * p.outs.t) = pack<T, V>(y);
       slide<K, V>(win);
@@ -94,11 +96,12 @@ __global__ void __launch_bounds__(kStripThreads) short_channel_major_backward(co
                                                                               const Strips strips) {
   const uint32_t strip_block = strips.channel_blocks.div(blockIdx.x);
   const int64_t c0 = (blockIdx.x - strip_block * strips.channel_blocks.d) * 32 * V, c = c0 + threadIdx.x * V;
-  float dw[K + 1][V] = {};  // the last is db
+  Sum<T> dw[K + 1][V] = {};  // the last is db
   if (c < p.channels) {
     const int len = static_cast<int>(p.in_len);
     float w[K][V], bias[V], win[K][V], g[K][V];  // g[j]: the gradient of pre at t-(K-1)+j
-    load_channel_taps<T, K, V>(p.w, p.bias, c, p.w_c, p.w_k, p.bias_c, static_cast<float>(p.shift), w, bias);
+    load_channel_taps<T, K, V>(p.w, p.bias, c, p.w_c, p.w_k, p.bias_c, w, bias);
+  const float shift = late_shift<T>(p.shift, bias);
     for (uint32_t strip = strip_block * blockDim.y + threadIdx.y; strip < strips.count;
          strip += strips.blocks * blockDim.y) {
       const uint32_t b = strips.per_row.div(strip);
@@ -124,14 +127,14 @@ __global__ void __launch_bounds__(kStripThreads) short_channel_major_backward(co
             float pre = bias[v];
 #pragma unroll
             for (int k = 0; k < K; ++k) pre = fmaf(w[k][v], win[k][v], pre);
-            g[K - 1][v] *= silu_grad(pre);
+            g[K - 1][v] = silu_backward<T>(g[K - 1][v], sizeof(T) == 4 ? pre + shift : pre);
           }
           dx[v] = 0.f;
 #pragma unroll
           for (int k = 0; k < K; ++k) dx[v] = fmaf(w[k][v], g[K - 1 - k][v], dx[v]);
           if constexpr (decltype(own)::value) {
 #pragma unroll
-            for (int k = 0; k < K; ++k) dw[k][v] = fmaf(g[K - 1][v], win[k][v], dw[k][v]);
+            for (int k = 0; k < K; ++k) dw[k][v] = fma(Sum<T>(g[K - 1][v]), Sum<T>(win[k][v]), dw[k][v]);
             dw[K][v] += g[K - 1][v];
           }
         }
@@ -171,7 +174,7 @@ __global__ void __launch_bounds__(kStripThreads) short_channel_major_backward(co
   if (!p.dw && !p.db) return;
   // Sum the block's strips in order, then leave one partial a block.
   constexpr int kRows = kStripThreads / 32;
-  __shared__ float sums[kRows][32 * V];
+  __shared__ Sum<T> sums[kRows][32 * V];
 #pragma unroll
   for (int k = 0; k <= K; ++k) {
     __syncthreads();
@@ -179,7 +182,7 @@ __global__ void __launch_bounds__(kStripThreads) short_channel_major_backward(co
     for (int v = 0; v < V; ++v) sums[threadIdx.y][v * 32 + threadIdx.x] = dw[k][v];
     __syncthreads();
     for (int i = threadIdx.y * 32 + threadIdx.x; i < 32 * V; i += kStripThreads) {
-      float total = 0.f;
+      double total = 0;
 #pragma unroll
       for (int r = 0; r < kRows; ++r) total += sums[r][i];
       const int64_t ch = c0 + (i & 31) * V + i / 32;

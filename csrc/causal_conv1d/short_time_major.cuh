@@ -58,11 +58,11 @@ __device__ __forceinline__ int row_shift(const T* row) {
 
 template <typename T, int K>
 __device__ __forceinline__ void load_taps(const void* w_, const void* bias_, int64_t c, int64_t w_c, int64_t w_k,
-                                          int64_t bias_c, float shift, float (&w)[K], float& bias) {
+                                          int64_t bias_c, float (&w)[K], float& bias) {
   const T* wc = static_cast<const T*>(w_) + c * w_c;
 #pragma unroll
   for (int k = 0; k < K; ++k) w[k] = to_float(wc[k * w_k]);
-  bias = shift + (bias_ ? to_float(static_cast<const T*>(bias_)[c * bias_c]) : 0.f);
+  bias = (bias_ ? to_float(static_cast<const T*>(bias_)[c * bias_c]) : 0.f);
 }
 
 // U: rounds in flight.
@@ -72,7 +72,8 @@ __global__ void __launch_bounds__(kShortThreads) short_time_major_forward(const 
   constexpr int V = kVecElems<T>;
   const int64_t c = blockIdx.x;
   float w[K], bias;
-  load_taps<T, K>(p.w, p.bias, c, p.w_c, p.w_k, p.bias_c, static_cast<float>(p.shift), w, bias);
+  load_taps<T, K>(p.w, p.bias, c, p.w_c, p.w_k, p.bias_c, w, bias);
+  const float shift = late_shift<T>(p.shift, bias);
   const T* xc = static_cast<const T*>(p.x) + c * p.xs.c;
   T* oc = static_cast<T*>(p.out) + c * p.outs.c;
   const uint32_t stride = gridDim.y * kShortThreads;
@@ -98,7 +99,8 @@ __global__ void __launch_bounds__(kShortThreads) short_time_major_forward(const 
         y[e] = bias;
 #pragma unroll
         for (int k = 0; k < K; ++k) y[e] = fmaf(w[k], x[u][kHalo - (K - 1) + e + k], y[e]);
-        if constexpr (SILU) y[e] = silu(y[e]);
+        if constexpr (sizeof(T) == 4) y[e] += shift;
+        if constexpr (SILU) y[e] = silu<T>(y[e]);
       }
       store_samples<T, V, ACCESS>(oc + b[u] * p.outs.b, t[u], len[u], y);
     }
@@ -106,10 +108,10 @@ __global__ void __launch_bounds__(kShortThreads) short_time_major_forward(const 
 }
 
 // The sum of each of N values over the block, in a fixed order; valid in thread 0.
-template <int N>
-__device__ __forceinline__ void block_sum(float (&v)[N]) {
+template <int N, typename S>
+__device__ __forceinline__ void block_sum(S (&v)[N]) {
   constexpr int kWarps = kShortThreads / 32;
-  __shared__ float warp_sums[kWarps][N];
+  __shared__ S warp_sums[kWarps][N];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
@@ -119,7 +121,7 @@ __device__ __forceinline__ void block_sum(float (&v)[N]) {
   }
   __syncthreads();
   if (threadIdx.x < N) {
-    float s = 0.f;
+    S s = 0;
     for (int i = 0; i < kWarps; ++i) s += warp_sums[i][threadIdx.x];
     warp_sums[0][threadIdx.x] = s;
   }
@@ -134,34 +136,44 @@ __global__ void __launch_bounds__(kShortThreads) short_time_major_backward(const
   constexpr int V = kVecElems<T>;
   const int64_t c = blockIdx.x;
   float w[K], bias;
-  load_taps<T, K>(p.w, p.bias, c, p.w_c, p.w_k, p.bias_c, static_cast<float>(p.shift), w, bias);
+  load_taps<T, K>(p.w, p.bias, c, p.w_c, p.w_k, p.bias_c, w, bias);
+  const float shift = late_shift<T>(p.shift, bias);
   const T* xc = static_cast<const T*>(p.x) + c * p.xs.c;
   const T* dyc = static_cast<const T*>(p.dy) + c * p.dys.c;
   T* dxc = static_cast<T*>(p.dx) + c * p.dxs.c;
   const int len = static_cast<int>(p.in_len);
-  float sums[K + 1] = {};  // dw, db
-  for (uint32_t item = blockIdx.y * kShortThreads + threadIdx.x; item < rows.items; item += gridDim.y * kShortThreads) {
-    const uint32_t b = rows.per_row.div(item);
+  Sum<T> sums[K + 1] = {};  // dw, db
+  // The gradients after a thread's own are its neighbour's: the last lane only lends them, and a warp owns 31 items.
+  constexpr int kOwn = 31;
+  const int lane = threadIdx.x & 31;
+  const uint32_t stride = gridDim.y * (kShortThreads / 32) * kOwn;
+  for (uint32_t first = (blockIdx.y * (kShortThreads / 32) + threadIdx.x / 32) * kOwn; first < rows.items; first += stride) {
+    const uint32_t item = first + lane;
+    const bool there = item < rows.items;
+    const uint32_t b = there ? rows.per_row.div(item) : 0;
     const T* xrow = xc + b * p.xs.b;
     const T* dyrow = dyc + b * p.dys.b;
-    const int t = static_cast<int>(item - b * rows.per_row.d) * V - row_shift<T, ACCESS>(xrow);
+    const int t = static_cast<int>(item - b * rows.per_row.d) * V - row_shift<T, ACCESS>(xrow), mine = there ? len : 0;
 
-    float x[kHalo + V + kHalo], g[V + kHalo];  // x from t-kHalo, the gradient of pre from t
-    load_samples<T, V, ACCESS>(xrow, t, len, x + kHalo);
-    load_samples<T, V, ACCESS>(dyrow, t, len, g);
-    load_samples<T, kHalo, ACCESS>(xrow, t - kHalo, len, x);
-    load_samples<T, kHalo, ACCESS>(dyrow, t + V, len, g + V);
+    float x[kHalo + V], g[V + kHalo];  // x from t-kHalo, the gradient of pre from t
+    load_samples<T, V, ACCESS>(xrow, t, mine, x + kHalo);
+    load_samples<T, V, ACCESS>(dyrow, t, mine, g);
+    load_samples<T, kHalo, ACCESS>(xrow, t - kHalo, mine, x);
     if constexpr (SILU) {
-      load_samples<T, kHalo, ACCESS>(xrow, t + V, len, x + kHalo + V);
 #pragma unroll
-      for (int e = 0; e < V + K - 1; ++e) {
+      for (int e = 0; e < V; ++e) {
         float pre = bias;
 #pragma unroll
         for (int k = 0; k < K; ++k) pre = fmaf(w[k], x[kHalo - (K - 1) + e + k], pre);
-        const float slope = silu_grad(pre);
-        g[e] = t + e >= 0 && t + e < len ? g[e] * slope : 0.f;  // outside, 0 * NaN would leak in
+        g[e] = t + e >= 0 && t + e < mine ? silu_backward<T>(g[e], sizeof(T) == 4 ? pre + shift : pre) : 0.f;  // outside, 0 * NaN would leak in
       }
     }
+#pragma unroll
+    for (int e = 0; e < K - 1; ++e) {
+      const float next = __shfl_down_sync(0xffffffffu, g[e], 1);
+      g[V + e] = t + V < len ? next : 0.f;  // else the neighbour is in another row
+    }
+    if (!there || lane == kOwn) continue;
     if (p.dx) {
       float dx[V];
 #pragma unroll
@@ -172,26 +184,30 @@ __global__ void __launch_bounds__(kShortThreads) short_time_major_backward(const
       }
       store_samples<T, V, ACCESS>(dxc + b * p.dxs.b, t, len, dx);
     }
+    Sum<T> samples[V + K - 1];
+#pragma unroll
+    for (int e = 0; e < V + K - 1; ++e) samples[e] = x[kHalo - (K - 1) + e];
 #pragma unroll
     for (int e = 0; e < V; ++e) {
+      const Sum<T> ge = g[e];
 #pragma unroll
-      for (int k = 0; k < K; ++k) sums[k] = fmaf(g[e], x[kHalo - (K - 1) + e + k], sums[k]);
-      sums[K] += g[e];
+      for (int k = 0; k < K; ++k) sums[k] = fma(ge, samples[e + k], sums[k]);
+      sums[K] += ge;
     }
   }
   if (!p.dw && !p.db) return;
-  block_sum<K + 1>(sums);
+  block_sum(sums);
   if (threadIdx.x == 0) {
     if (gridDim.y > 1) {
-      float* out = p.partial + (blockIdx.y * p.channels + c) * (K + 1);
+      double* out = p.partial + (blockIdx.y * p.channels + c) * (K + 1);
 #pragma unroll
       for (int k = 0; k <= K; ++k) out[k] = sums[k];
     } else {
       if (p.dw) {
 #pragma unroll
-        for (int k = 0; k < K; ++k) static_cast<T*>(p.dw)[c * K + k] = from_float<T>(sums[k]);
+        for (int k = 0; k < K; ++k) static_cast<T*>(p.dw)[c * K + k] = from_float<T>(static_cast<float>(sums[k]));
       }
-      if (p.db) static_cast<T*>(p.db)[c] = from_float<T>(sums[K]);
+      if (p.db) static_cast<T*>(p.db)[c] = from_float<T>(static_cast<float>(sums[K]));
     }
   }
 }

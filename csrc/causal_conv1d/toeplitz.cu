@@ -73,9 +73,9 @@ __device__ void forward_one_by_one(const ConvParams& p, int64_t c, int64_t b0, i
     for (int64_t k = max(int64_t{0}, p.left - t); k < min(p.taps, p.in_len + p.left - t); ++k)
       y = fmaf(to_float(w[k * p.w_k]), to_float(x[(t - p.left + k) * p.xs.t]), y);
     y += static_cast<float>(p.shift) + (p.bias ? to_float(static_cast<const T*>(p.bias)[c * p.bias_c]) : 0.f);
-    if (p.epilogue == Epilogue::kSilu) y = silu(y);
+    if (p.epilogue == Epilogue::kSilu) y = silu<T>(y);
     if (p.epilogue == Epilogue::kSiluGrad)
-      y = to_float(static_cast<const T*>(p.dy)[b * p.dys.b + c * p.dys.c + t * p.dys.t]) * silu_grad(y);
+      y = silu_backward<T>(to_float(static_cast<const T*>(p.dy)[b * p.dys.b + c * p.dys.c + t * p.dys.t]), y);
     static_cast<T*>(p.out)[b * p.outs.b + c * p.outs.c + t * p.outs.t] = from_float<T>(y);
   }
 }
@@ -113,8 +113,7 @@ __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) toeplitz_forward(const
   __syncwarp();
   for (int r = warp; r < rows; r += WARPS) {
     char* row = sh.rows + r * plan.pitch;
-    float sum;
-    const uint32_t m = inspect_row<T>(row, plan.chunks, sum);
+    const uint32_t m = largest_of_row<T>(row, plan.chunks);
     const int e = normalizing_exponent(m);
     split_row<T>(row, plan.chunks, e);
     if (lane == 0) {
@@ -257,9 +256,9 @@ __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) toeplitz_forward(const
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float y = kPlanes == 2 ? unscale(value(j, i)) + bias : value(j, i) + bias;
-          if constexpr (EPILOGUE == Epilogue::kSilu) y = silu(y);
+          if constexpr (EPILOGUE == Epilogue::kSilu) y = silu<T>(y);
           if constexpr (EPILOGUE == Epilogue::kSiluGrad)
-            y = t_first + 8 * j + i < out_len ? to_float(dy[(8 * j + i) * p.dys.t]) * silu_grad(y) : 0.f;
+            y = t_first + 8 * j + i < out_len ? silu_backward<T>(to_float(dy[(8 * j + i) * p.dys.t]), y) : 0.f;
           two.v[i] = from_float<T>(y);
         }
         if (vector_out && sizeof(T) == 2) {
@@ -370,7 +369,8 @@ cudaError_t launch_toeplitz_forward(const ConvParams& p, cudaStream_t stream) {
     using T = decltype(type);
     const bool small = choose_warps<T>(p) == 4;
     if constexpr (sizeof(T) == 4) {
-      if (p.taps < kManyTaps) return small ? launch<T, 4, 1>(p, stream) : launch<T, 8, 1>(p, stream);
+      if (std::min(p.taps, p.in_len) < kManyTaps) return small ? launch<T, 4, 1>(p, stream) : launch<T, 8, 1>(p, stream);
+      return small ? launch<T, 4, 2>(p, stream) : launch<T, 8, 2>(p, stream);
     }
     return small ? launch<T, 4, 4>(p, stream) : launch<T, 8, 4>(p, stream);
   });

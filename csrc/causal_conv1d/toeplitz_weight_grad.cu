@@ -13,7 +13,6 @@
 namespace fusebackend::conv1d {
 namespace {
 
-constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kBlock = 64;
 [[maybe_unused]] constexpr int kMTiles = 4, kNTiles = 4, kHalf = 8 * kNTiles;
 constexpr int kDiagonals = 96, kTilePitch = 104;   // of an item: 64 + 32 - 1; floats of a row of the diagonal sums' tile
@@ -25,6 +24,7 @@ struct Plan {
   int g_chunks, x_chunks, g_pitch, x_pitch;
   int skew;  // of rows; see unit_offset
   int delta_first, deltas;
+  int warps;  // a block
   int shared_bytes;
 };
 
@@ -38,7 +38,7 @@ struct Shared {
   char* zeros;
   int* g_exponents;  // [row]: of the rows as they were found, then the shared exponent of g*x in scratch[1]
   int* x_exponents;
-  float* g_sums;
+  double* g_sums;
   int* scratch;      // [0]: next item, [1]: something is not finite
 };
 
@@ -48,11 +48,11 @@ struct Shared {
   s.x = s.g + plan.rows * plan.g_pitch;
   s.diagonals = reinterpret_cast<float*>(s.x + plan.rows * plan.x_pitch);
   s.tiles = s.diagonals + plan.deltas * 2 * kDiagonals;
-  s.zeros = reinterpret_cast<char*>(s.tiles + kWarps * 4 * kTilePitch);
-  s.g_exponents = reinterpret_cast<int*>(s.zeros + 32);
+  s.zeros = reinterpret_cast<char*>(s.tiles + plan.warps * 4 * kTilePitch);
+  s.g_sums = reinterpret_cast<double*>(s.zeros + 32);
+  s.g_exponents = reinterpret_cast<int*>(s.g_sums + kMaxRows);
   s.x_exponents = s.g_exponents + kMaxRows;
-  s.g_sums = reinterpret_cast<float*>(s.x_exponents + kMaxRows);
-  s.scratch = reinterpret_cast<int*>(s.g_sums + kMaxRows);
+  s.scratch = s.x_exponents + kMaxRows;
   return s;
 }
 
@@ -63,22 +63,26 @@ __device__ __forceinline__ int chunk_offset(int chunk, int skew) {
 
 // From device memory, only for rows with an inf or a NaN.
 template <typename T>
-__device__ void weight_grad_one_by_one(const WeightGradParams& p, int64_t c, int64_t b0, int rows, float* out) {
-  for (int64_t k = threadIdx.x; k < p.taps; k += kThreads) {
-    float sum = 0.f;
+__device__ void weight_grad_one_by_one(const WeightGradParams& p, int64_t c, int64_t b0, int rows, double* out) {
+  for (int64_t k = threadIdx.x; k < p.taps; k += blockDim.x) {
+    double sum = 0;
     for (int64_t b = b0; b < b0 + rows; ++b) {
       const T* g = static_cast<const T*>(p.g) + b * p.gs.b + c * p.gs.c;
       const T* x = static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c;
       for (int64_t t = max(int64_t{0}, p.left - k); t < min(p.out_len, p.in_len + p.left - k); ++t)
-        sum = fmaf(to_float(g[t * p.gs.t]), to_float(x[(t - p.left + k) * p.xs.t]), sum);
+        sum = fma(double(to_float(g[t * p.gs.t])), double(to_float(x[(t - p.left + k) * p.xs.t])), sum);
     }
     out[k] = sum;
   }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads, 2) toeplitz_weight_grad(const WeightGradParams p, const Plan plan) {
+// Steps whose sums one set of fp32 accumulators takes before they go to another: a chain of hundreds would show.
+[[maybe_unused]] constexpr int kChain = 8;
+
+template <typename T, int WARPS>
+__global__ void __launch_bounds__(WARPS * 32, 8 / WARPS) toeplitz_weight_grad(const WeightGradParams p, const Plan plan) {
 #if __CUDA_ARCH__ >= 800
+  constexpr int kWarps = WARPS, kThreads = WARPS * 32;
   using Elem = typename Planes<T>::Elem;
   constexpr int kPlanes = Planes<T>::kCount;
   extern __shared__ __align__(128) char shared_base[];
@@ -90,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 2) toeplitz_weight_grad(const Weight
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int in_len = static_cast<int>(p.in_len), out_len = static_cast<int>(p.out_len);
   const int taps = static_cast<int>(p.taps), left = static_cast<int>(p.left);
-  float* partial = p.partial + (group * p.channels + c) * (p.taps + 1);
+  double* partial = p.partial + (group * p.channels + c) * (p.taps + 1);
 
   if (threadIdx.x == 0) sh.scratch[0] = sh.scratch[1] = 0;
   if (threadIdx.x < 8) reinterpret_cast<uint32_t*>(sh.zeros)[threadIdx.x] = 0;
@@ -103,9 +107,9 @@ __global__ void __launch_bounds__(kThreads, 2) toeplitz_weight_grad(const Weight
   cp_async_wait<0>();
   __syncthreads();
   for (int r = warp; r < rows; r += kWarps) {
-    float g_sum, x_sum;
-    const uint32_t gm = inspect_row<T>(sh.g + r * plan.g_pitch, plan.g_chunks, g_sum, plan.skew);
-    const uint32_t xm = inspect_row<T>(sh.x + r * plan.x_pitch, plan.x_chunks, x_sum, plan.skew);
+    const uint32_t gm = largest_of_row<T>(sh.g + r * plan.g_pitch, plan.g_chunks, plan.skew);
+    const uint32_t xm = largest_of_row<T>(sh.x + r * plan.x_pitch, plan.x_chunks, plan.skew);
+    const double g_sum = p.db ? sum_of_row<T>(sh.g + r * plan.g_pitch, plan.g_chunks, plan.skew) : 0.;
     if (lane == 0) {
       sh.g_exponents[r] = gm ? normalizing_exponent(gm) : 126;
       sh.x_exponents[r] = xm ? normalizing_exponent(xm) : 126;
@@ -115,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, 2) toeplitz_weight_grad(const Weight
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    float db = 0.f;
+    double db = 0;
     for (int r = 0; r < rows; ++r) db += sh.g_sums[r];
     partial[p.taps] = db;
   }
@@ -157,6 +161,8 @@ __global__ void __launch_bounds__(kThreads, 2) toeplitz_weight_grad(const Weight
 
     // As in the forward kernel: a tensor-core accumulator holds one step, the large product last, and fp32 adds the steps.
     float sum[kMTiles][kNTiles][4] = {};
+    [[maybe_unused]] float sums[kMTiles][kNTiles][4] = {};
+    int chain = 0;
     for (int i0 = i_lo; i0 < i_hi; i0 += per_step) {
       uint32_t b[kPlanes][kNTiles / 2][4];
 #pragma unroll
@@ -192,7 +198,19 @@ __global__ void __launch_bounds__(kThreads, 2) toeplitz_weight_grad(const Weight
       }
       g_chunk += per_step * (kBlock / kChunk);
       x_chunk += per_step * (kBlock / kChunk);
+      if constexpr (kPlanes == 2) {
+        if (++chain == kChain || i0 + per_step >= i_hi) {
+          chain = 0;
+#pragma unroll
+          for (int i = 0; i < kMTiles * kNTiles * 4; ++i) {
+            float& from = sum[i / 4 / kNTiles][i / 4 % kNTiles][i % 4];
+            sums[i / 4 / kNTiles][i / 4 % kNTiles][i % 4] += from;
+            from = 0.f;
+          }
+        }
+      }
     }
+    auto& wholes = kPlanes == 2 ? sums : sum;
 
     // 8x8 pieces with the same column minus row lie on the same diagonals: add them up in registers. What is left is an
     // 8 x 88 strip, [t][s + 56], whose diagonals are summed through shared memory, four rows at a time.
@@ -203,10 +221,10 @@ __global__ void __launch_bounds__(kThreads, 2) toeplitz_weight_grad(const Weight
 #pragma unroll
       for (int n = 0; n < kNTiles; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) piece[n - 2 * m - i / 2 + 2 * kMTiles - 1][i % 2] += sum[m][n][i];
+        for (int i = 0; i < 4; ++i) piece[n - 2 * m - i / 2 + 2 * kMTiles - 1][i % 2] += wholes[m][n][i];
       }
     }
-    float total[kDiagonals / 32] = {};
+    double total[kDiagonals / 32] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       __syncwarp();
@@ -226,16 +244,15 @@ __global__ void __launch_bounds__(kThreads, 2) toeplitz_weight_grad(const Weight
       }
     }
 #pragma unroll
-    for (int i = 0; i < kDiagonals / 32; ++i) sh.diagonals[item * kDiagonals + lane + 32 * i] = total[i];
+    for (int i = 0; i < kDiagonals / 32; ++i) sh.diagonals[item * kDiagonals + lane + 32 * i] = static_cast<float>(total[i]);
   }
   __syncthreads();
 
   // Tap k gathers its diagonals: s - t = k - left - 64*delta - 32*half.
-  const float unscale_a = Scale(kPlanes == 2 ? -exponent : 0).a, unscale_b = Scale(kPlanes == 2 ? -exponent : 0).b;
   const int delta_last = plan.delta_first + plan.deltas - 1;
   const bool ascending = delta_last + plan.delta_first > 0;
   for (int k = threadIdx.x; k < taps; k += kThreads) {
-    float total = 0.f;
+    double total = 0;
     const int offset = k - left + kBlock - 1;  // delta*64 + half*32 + d
     for (int delta = max(plan.delta_first, (offset - kHalf - kDiagonals) / kBlock - 1); delta <= delta_last; ++delta) {
       if (delta * kBlock > offset) break;
@@ -245,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, 2) toeplitz_weight_grad(const Weight
         if (d >= 0 && d < kDiagonals - 1) total += sh.diagonals[(order * 2 + nh) * kDiagonals + d];
       }
     }
-    partial[k] = total * unscale_a * unscale_b;
+    partial[k] = kPlanes == 2 ? scalbn(total, -exponent) : total;
   }
 #endif
 }
@@ -255,6 +272,7 @@ int floor_div(int a, int b) { return a / b - (a % b < 0); }
 template <typename T>
 Plan make_plan(const WeightGradParams& p) {
   Plan plan;
+  plan.warps = 4;
   plan.g_chunks = static_cast<int>((p.out_len + kChunk - 1) / kChunk);
   plan.x_chunks = static_cast<int>((p.in_len + kChunk - 1) / kChunk);
   const int left = static_cast<int>(p.left), taps = static_cast<int>(p.taps);
@@ -272,8 +290,8 @@ Plan make_plan(const WeightGradParams& p) {
   auto skew = [](int rows) { return rows < 8 ? kBlockSkew : kNoSkew; };
   auto pitch = [&](int chunks, int rows) { return row_pitch<T>(chunks, std::max(1, 8 / rows) % 8, skew(rows)); };
   auto bytes = [&](int rows) {
-    return round_up(rows * (pitch(plan.g_chunks, rows) + pitch(plan.x_chunks, rows)), 128) + plan.deltas * 2 * kDiagonals * 4 + kWarps * 4 * kTilePitch * 4 + 32 +
-           (3 * kMaxRows + 4) * 4;
+    return round_up(rows * (pitch(plan.g_chunks, rows) + pitch(plan.x_chunks, rows)), 128) + plan.deltas * 2 * kDiagonals * 4 + plan.warps * 4 * kTilePitch * 4 + 32 +
+           (4 * kMaxRows + 4) * 4;
   };
   constexpr int kTwoBlocks = 113 * 1024;
   plan.rows = 1;
@@ -282,6 +300,7 @@ Plan make_plan(const WeightGradParams& p) {
   plan.skew = skew(plan.rows);
   plan.g_pitch = pitch(plan.g_chunks, plan.rows);
   plan.x_pitch = pitch(plan.x_chunks, plan.rows);
+  if (bytes(plan.rows) > kTwoBlocks) plan.warps = 8;  // one block has the SM to itself
   plan.shared_bytes = bytes(plan.rows);
   return plan;
 }
@@ -302,11 +321,15 @@ int toeplitz_weight_grad_splits(const WeightGradParams& p) { return make_plan(p)
 cudaError_t launch_toeplitz_weight_grad(const WeightGradParams& p, cudaStream_t stream) {
   return dispatch_dtype(p.dtype, [&](auto type) {
     using T = decltype(type);
-    static SharedMemoryOptIn opt_in;
+    static SharedMemoryOptIn opt_in[2];
     const Plan plan = make_plan<T>(p);
-    if (const cudaError_t e = opt_in.ensure(toeplitz_weight_grad<T>, tensor_core_shared_bytes()); e != cudaSuccess) return e;
-    toeplitz_weight_grad<T><<<static_cast<unsigned>(p.channels * plan.groups), kThreads, plan.shared_bytes, stream>>>(p, plan);
-    if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess) return e;
+    auto run = [&](auto* kernel, SharedMemoryOptIn& once) {
+      if (const cudaError_t e = once.ensure(kernel, tensor_core_shared_bytes()); e != cudaSuccess) return e;
+      kernel<<<static_cast<unsigned>(p.channels * plan.groups), plan.warps * 32, plan.shared_bytes, stream>>>(p, plan);
+      return cudaGetLastError();
+    };
+    const cudaError_t e = plan.warps == 4 ? run(toeplitz_weight_grad<T, 4>, opt_in[0]) : run(toeplitz_weight_grad<T, 8>, opt_in[1]);
+    if (e != cudaSuccess) return e;
     return launch_reduce_partials(p.partial, plan.groups, p.channels, p.taps, p.dw, p.db, p.dtype, stream);
   });
 }

@@ -1,5 +1,8 @@
 // Any taps, any strides, any device: tiles of x and w in shared memory as fp32, FFMA on register windows.
-// Used for 5 to 15 taps, for few that are not causal, for one or two long rows, and where there are no tensor cores.
+// Used for 5 to some tens of taps, for few that are not causal, for one row, and where there are no tensor cores.
+//
+// An output is one chain of fused multiply-adds that begins with the bias, in the order of ATen's depthwise kernels: up
+// the taps forwards, and for the gradient of x, whose taps come reversed, down. So fp32 results are the same bits.
 #include <algorithm>
 
 #include "conv1d_cuda.h"
@@ -11,32 +14,77 @@ namespace {
 
 constexpr int kElems = 8;       // samples a thread, and taps a step
 constexpr int kTapBlock = 512;  // taps staged at a time
+constexpr int kWindow = 2 * kElems + 4;  // samples a step reads, from an aligned one on: kElems + 7 and up to 3 before
 
-// Lanes read 8 neighbouring floats each: four words of padding every 32 spread the 16-byte reads over all banks.
-__host__ __device__ constexpr int padded(int i) { return i + (i / 32) * 4; }
-
-__device__ __forceinline__ void read8(const float* tile, int i, float* out) {
-  const float4 a = *reinterpret_cast<const float4*>(tile + padded(i));
-  const float4 b = *reinterpret_cast<const float4*>(tile + padded(i + 4));
-  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
-  out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+// Lanes read 8 neighbouring numbers each: 16 bytes of padding every 128 spread the 16-byte reads over all banks.
+template <typename S>
+__host__ __device__ constexpr int padded(int i) {
+  constexpr int kLine = 128 / sizeof(S);
+  return i + i / kLine * (16 / static_cast<int>(sizeof(S)));
 }
 
-// tile[i] <- row[start + i], zero outside [0, len).
-template <typename T, int THREADS>
-__device__ __forceinline__ void stage(float* tile, const T* row, int start, int count, int len, int64_t stride) {
+// N numbers from tile[i] on; i is a multiple of 4, as N is.
+template <int N, typename S>
+__device__ __forceinline__ void read(const S* tile, int i, S* out) {
+  constexpr int kVec = 16 / sizeof(S);
+#pragma unroll
+  for (int j = 0; j < N; j += kVec)
+    *reinterpret_cast<Vec<S, kVec>*>(out + j) = *reinterpret_cast<const Vec<S, kVec>*>(tile + padded<S>(i + j));
+}
+
+// How many samples before row[start] a 16-byte boundary lies; 0 where rows are read element by element anyway.
+template <typename T>
+__device__ __forceinline__ int misalignment(const T* row, int start, int64_t stride) {
+  return stride == 1 ? static_cast<int>(reinterpret_cast<uintptr_t>(row + start) / sizeof(T) % (16 / sizeof(T))) : 0;
+}
+
+// tile[i] <- row[start + i] for i < count, zero outside [0, len). Rows of stride 1 must start at a 16-byte boundary.
+template <int THREADS, typename T, typename S>
+__device__ __forceinline__ void stage(S* tile, const T* row, int start, int count, int len, int64_t stride) {
+  if (stride == 1) {
+    constexpr int V = 16 / sizeof(T);
+#pragma unroll 2
+    for (int i = threadIdx.x * V; i < count; i += THREADS * V) {
+      const int t = start + i;
+      float v[V];
+      if (t >= 0 && t + V <= len) {
+        unpack<T, V>(*reinterpret_cast<const Vec<T, V>*>(row + t), v);
+      } else {
+#pragma unroll
+        for (int j = 0; j < V; ++j) v[j] = t + j >= 0 && t + j < len ? to_float(row[t + j]) : 0.f;
+      }
+      alignas(16) S wide[V];
+#pragma unroll
+      for (int j = 0; j < V; ++j) wide[j] = v[j];
+      constexpr int kVec = 16 / sizeof(S);
+#pragma unroll
+      for (int j = 0; j < V; j += kVec) *reinterpret_cast<Vec<S, kVec>*>(tile + padded<S>(i + j)) = *reinterpret_cast<Vec<S, kVec>*>(wide + j);
+    }
+  } else {
 #pragma unroll 4
-  for (int i = threadIdx.x; i < count; i += THREADS) {
-    const int t = start + i;
-    tile[padded(i)] = t >= 0 && t < len ? to_float(row[t * stride]) : 0.f;
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+      const int t = start + i;
+      tile[padded<S>(i)] = t >= 0 && t < len ? to_float(row[t * stride]) : 0.f;
+    }
   }
 }
 
-// One block: THREADS * 8 outputs of one row.
-template <typename T, int THREADS>
+// f(offset) with the offset, 0 to 3, as a constant: it says which registers of a window are meant.
+template <typename F>
+__device__ __forceinline__ void with_offset(int offset, F&& f) {
+  switch (offset) {
+    case 0: return f(std::integral_constant<int, 0>{});
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    default: return f(std::integral_constant<int, 3>{});
+  }
+}
+
+// One block: THREADS * 8 outputs of one row. DOWN: from the last tap to the first.
+template <typename T, int THREADS, bool DOWN>
 __global__ void __launch_bounds__(THREADS) window_forward(const ConvParams p, const uint32_t tiles) {
   constexpr int kTile = THREADS * kElems;
-  __shared__ __align__(16) float xs[padded(kTile + kTapBlock) + 4];
+  __shared__ __align__(16) float xs[padded<float>(kTile + kTapBlock + 16) + 4];
   __shared__ __align__(16) float ws[kTapBlock];
   const int64_t row = blockIdx.x / tiles;
   const int64_t b = row / p.channels, c = row - b * p.channels;
@@ -46,103 +94,147 @@ __global__ void __launch_bounds__(THREADS) window_forward(const ConvParams p, co
   const T* x = static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c;
   const T* w = static_cast<const T*>(p.w) + c * p.w_c;
 
-  float acc[kElems] = {};
+  float acc[kElems];
+  const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[c * p.bias_c]) : 0.f;
+#pragma unroll
+  for (int e = 0; e < kElems; ++e) acc[e] = bias;
   // Taps that meet x at all, for some output of the tile.
-  const int first = max(0, left - (t0 + kTile - 1)), last = min(taps, in_len + left - t0);
-  for (int k0 = first / kElems * kElems; k0 < last; k0 += kTapBlock) {
+  const int first = max(0, left - (t0 + kTile - 1)) / kElems * kElems, last = min(taps, in_len + left - t0);
+  const int blocks = last > first ? (last - first + kTapBlock - 1) / kTapBlock : 0;
+  for (int block = 0; block < blocks; ++block) {
+    const int k0 = first + (DOWN ? blocks - 1 - block : block) * kTapBlock;
     const int count = min(kTapBlock, last - k0), whole = count / kElems * kElems;
+    const int start = t0 - left + k0, shift = misalignment(x, start, p.xs.t);
     __syncthreads();
     for (int i = threadIdx.x; i < count; i += THREADS) ws[i] = to_float(w[(k0 + i) * p.w_k]);
-    stage<T, THREADS>(xs, x, t0 - left + k0, kTile + count - 1, in_len, p.xs.t);
+    stage<THREADS>(xs, x, start - shift, shift + kTile + count - 1, in_len, p.xs.t);
     __syncthreads();
     // The same for the samples of this warp: skip steps in which all of its products are with padding.
     const int warp_t0 = t0 + (mine & ~(32 * kElems - 1)), warp_t1 = warp_t0 + 32 * kElems - 1;
     const int lo = min(whole, max(0, (left - warp_t1 - k0) / kElems * kElems));
     const int hi = min(whole, (max(0, in_len + left - warp_t0 - k0) + kElems - 1) / kElems * kElems);
-    float win[2 * kElems];
-    read8(xs, mine + lo, win);
-    int k = lo;
-    for (; k < hi; k += kElems) {
-      float wk[kElems];
-      *reinterpret_cast<float4*>(wk) = *reinterpret_cast<const float4*>(ws + k);
-      *reinterpret_cast<float4*>(wk + 4) = *reinterpret_cast<const float4*>(ws + k + 4);
-      read8(xs, mine + k + kElems, win + kElems);
-#pragma unroll
-      for (int j = 0; j < kElems; ++j) {
-#pragma unroll
-        for (int e = 0; e < kElems; ++e) acc[e] = fmaf(wk[j], win[e + j], acc[e]);
-      }
-#pragma unroll
-      for (int e = 0; e < kElems; ++e) win[e] = win[e + kElems];
-    }
-    for (k = whole; k < count; ++k) {  // the last taps one by one: a tap that is not there must not meet an inf
+    // The last taps one by one: one that is not there must not meet an inf.
+    auto rest = [&](int k) {
       const float wk = ws[k];
 #pragma unroll
-      for (int e = 0; e < kElems; ++e) acc[e] = fmaf(wk, xs[padded(mine + k + e)], acc[e]);
+      for (int e = 0; e < kElems; ++e) acc[e] = fmaf(wk, xs[padded<float>(shift + mine + k + e)], acc[e]);
+    };
+    if (DOWN) {
+      for (int k = count - 1; k >= whole; --k) rest(k);
+    }
+    with_offset(shift % 4, [&](auto offset) {
+      constexpr int O = decltype(offset)::value;
+      const int base = mine + shift - O;
+      alignas(16) float win[kWindow];
+      if (lo < hi) read<kWindow - kElems>(xs, base + (DOWN ? hi : lo), win + (DOWN ? kElems : 0));
+      for (int i = lo; i < hi; i += kElems) {
+        const int k = DOWN ? lo + hi - kElems - i : i;
+        alignas(16) float wk[kElems];
+        *reinterpret_cast<float4*>(wk) = *reinterpret_cast<const float4*>(ws + k);
+        *reinterpret_cast<float4*>(wk + 4) = *reinterpret_cast<const float4*>(ws + k + 4);
+        read<kElems>(xs, base + k + (DOWN ? 0 : kWindow - kElems), win + (DOWN ? 0 : kWindow - kElems));
+#pragma unroll
+        for (int i = 0; i < kElems; ++i) {
+          const int j = DOWN ? kElems - 1 - i : i;
+#pragma unroll
+          for (int e = 0; e < kElems; ++e) acc[e] = fmaf(wk[j], win[O + e + j], acc[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < kWindow - kElems; ++e) {
+          if (DOWN) win[kWindow - 1 - e] = win[kWindow - 1 - kElems - e];
+          else win[e] = win[e + kElems];
+        }
+      }
+    });
+    if (!DOWN) {
+      for (int k = whole; k < count; ++k) rest(k);
     }
   }
-  __syncthreads();
-#pragma unroll
-  for (int e = 0; e < kElems; ++e) xs[padded(mine + e)] = acc[e];
-  __syncthreads();
 
-  const float bias = static_cast<float>(p.shift) + (p.bias ? to_float(static_cast<const T*>(p.bias)[c * p.bias_c]) : 0.f);
+  const float constant = static_cast<float>(p.shift);
+  auto finish = [&](float y, auto&& dy) {
+    y += constant;
+    if (p.epilogue == Epilogue::kSilu) y = silu<T>(y);
+    if (p.epilogue == Epilogue::kSiluGrad) y = silu_backward<T>(dy(), y);
+    return y;
+  };
+  constexpr int V = 16 / sizeof(T);
   const T* dy = static_cast<const T*>(p.dy) + b * p.dys.b + c * p.dys.c;
   T* out = static_cast<T*>(p.out) + b * p.outs.b + c * p.outs.c;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < min(kTile, out_len - t0); i += THREADS) {
-    float y = xs[padded(i)] + bias;
-    if (p.epilogue == Epilogue::kSilu) y = silu(y);
-    if (p.epilogue == Epilogue::kSiluGrad) y = to_float(dy[(t0 + i) * p.dys.t]) * silu_grad(y);
-    out[(t0 + i) * p.outs.t] = from_float<T>(y);
+  const bool whole_vectors = p.outs.t == 1 && reinterpret_cast<uintptr_t>(out) % 16 == 0 && t0 + mine + kElems <= out_len &&
+                             (p.epilogue != Epilogue::kSiluGrad || (p.dys.t == 1 && reinterpret_cast<uintptr_t>(dy) % 16 == 0));
+  if (__syncthreads_and(whole_vectors)) {
+#pragma unroll
+    for (int i = 0; i < kElems; i += V) {
+      Vec<T, V> theirs = {};
+      if (p.epilogue == Epilogue::kSiluGrad) theirs = *reinterpret_cast<const Vec<T, V>*>(dy + t0 + mine + i);
+      float y[V];
+#pragma unroll
+      for (int j = 0; j < V; ++j) y[j] = finish(acc[i + j], [&] { return to_float(theirs.v[j]); });
+      *reinterpret_cast<Vec<T, V>*>(out + t0 + mine + i) = pack<T, V>(y);
+    }
+    return;
   }
+#pragma unroll
+  for (int e = 0; e < kElems; ++e) xs[padded<float>(mine + e)] = acc[e];
+  __syncthreads();
+#pragma unroll 4
+  for (int i = threadIdx.x; i < min(kTile, out_len - t0); i += THREADS)
+    out[(t0 + i) * p.outs.t] = from_float<T>(finish(xs[padded<float>(i)], [&] { return to_float(dy[(t0 + i) * p.dys.t]); }));
 }
 
-// One block: 8 * kChunks taps of one channel. A thread owns 8 taps and every kSlices-th group of 8 samples.
-constexpr int kGradThreads = 256, kGradTile = 1024;
+// One block: 8 * CHUNKS taps of one channel. A thread owns 8 taps and every kSlices-th group of 8 samples.
+constexpr int kGradThreads = 256, kGradTile = 2048;
 
 template <typename T, int CHUNKS>
 __global__ void __launch_bounds__(kGradThreads) window_weight_grad(const WeightGradParams p, const int tiles) {
+  using S = Sum<T>;
   constexpr int kSlices = kGradThreads / CHUNKS, kTaps = CHUNKS * kElems;
-  __shared__ __align__(16) float xs[padded(kGradTile + kTaps) + 4];
-  __shared__ __align__(16) float gs[padded(kGradTile)];
+  __shared__ __align__(16) S xs[padded<S>(kGradTile + kTaps + 16) + 4];
+  __shared__ __align__(16) S gs[padded<S>(kGradTile)];
   const int64_t c = blockIdx.x;
   const int k0 = blockIdx.z * kTaps;
   const int in_len = static_cast<int>(p.in_len), out_len = static_cast<int>(p.out_len), left = static_cast<int>(p.left);
   const int chunk = threadIdx.x % CHUNKS, slice = threadIdx.x / CHUNKS;
 
-  float acc[kElems] = {}, db = 0.f;
+  S acc[kElems] = {}, db = 0;
   for (int64_t item = blockIdx.y; item < p.batch * tiles; item += p.splits) {
     const int64_t b = item / tiles;
-    const int t0 = static_cast<int>(item - b * tiles) * kGradTile;
-    const int count = min(kGradTile, out_len - t0), rounded = (count + kElems - 1) / kElems * kElems;
+    const T* g_row = static_cast<const T*>(p.g) + b * p.gs.b + c * p.gs.c;
+    const T* x_row = static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c;
+    const int t0 = static_cast<int>(item - b * tiles) * kGradTile - misalignment(g_row, 0, p.gs.t);
+    const int count = min(kGradTile, out_len - t0);
     // Nothing of x is in reach: only db wants this tile.
     const bool reach = t0 + count - 1 - left + k0 + kTaps - 1 >= 0 && t0 - left + k0 < in_len;
-    if (!reach && blockIdx.z) continue;
+    if (count <= 0 || (!reach && blockIdx.z)) continue;
+    const int before = max(0, -t0), start = t0 - left + k0, shift = misalignment(x_row, start, p.xs.t);
     __syncthreads();
-    stage<T, kGradThreads>(gs, static_cast<const T*>(p.g) + b * p.gs.b + c * p.gs.c, t0, rounded, out_len, p.gs.t);
-    stage<T, kGradThreads>(xs, static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c, t0 - left + k0, rounded + kTaps,
-                           in_len, p.xs.t);
+    stage<kGradThreads>(gs, g_row, t0, (count + kElems - 1) / kElems * kElems, out_len, p.gs.t);
+    stage<kGradThreads>(xs, x_row, start - shift, shift + count + kTaps - 1, in_len, p.xs.t);
     __syncthreads();
-    for (int t = slice * kElems; t < rounded; t += kSlices * kElems) {
-      float g[kElems], win[2 * kElems];
-      read8(gs, t, g);
-      read8(xs, t + chunk * kElems, win);
-      read8(xs, t + chunk * kElems + kElems, win + kElems);
+    with_offset(shift % 4, [&](auto offset) {
+      constexpr int O = decltype(offset)::value;
+      for (int t = slice * kElems; t < count; t += kSlices * kElems) {
+        alignas(16) S g[kElems], win[kWindow];
+        read<kElems>(gs, t, g);
+        read<kWindow>(xs, t + chunk * kElems + shift - O, win);
+        const bool whole = t >= before && t + kElems <= count;
 #pragma unroll
-      for (int e = 0; e < kElems; ++e) {
-        if (t + e >= count) break;  // a gradient that is not there must not meet an inf
+        for (int e = 0; e < kElems; ++e) {
+          if (whole || (t + e >= before && t + e < count)) {  // a gradient that is not there must not meet an inf
 #pragma unroll
-        for (int j = 0; j < kElems; ++j) acc[j] = fmaf(g[e], win[e + j], acc[j]);
-        db += g[e];
+            for (int j = 0; j < kElems; ++j) acc[j] = fma(g[e], win[O + e + j], acc[j]);
+          }
+          db += g[e];
+        }
       }
-    }
+    });
   }
   // Sum the slices in order.
   constexpr int kWidth = kTaps + CHUNKS;
-  float* sums = xs;
-  static_assert(kWidth * 8 <= padded(kGradTile), "eight slices at a time");
-  float total = 0.f, total_db = 0.f;
+  S* sums = xs;
+  static_assert(kWidth * 8 <= padded<S>(kGradTile), "eight slices at a time");
+  S total = 0, total_db = 0;
   for (int s0 = 0; s0 < kSlices; s0 += 8) {
     __syncthreads();
     if (slice >= s0 && slice < s0 + 8) {
@@ -156,7 +248,7 @@ __global__ void __launch_bounds__(kGradThreads) window_weight_grad(const WeightG
       if (threadIdx.x == 0) total_db += sums[s * kWidth + kTaps];
     }
   }
-  float* out = p.partial + (blockIdx.y * p.channels + c) * (p.taps + 1);
+  double* out = p.partial + (blockIdx.y * p.channels + c) * (p.taps + 1);
   if (threadIdx.x < kTaps && k0 + threadIdx.x < p.taps) out[k0 + threadIdx.x] = total;
   if (threadIdx.x == 0 && blockIdx.z == 0) out[p.taps] = total_db;
 }
@@ -165,15 +257,19 @@ template <typename T, int THREADS>
 cudaError_t forward(const ConvParams& p, cudaStream_t stream) {
   const int64_t tiles = (p.out_len + THREADS * kElems - 1) / (THREADS * kElems), blocks = p.batch * p.channels * tiles;
   if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
-  window_forward<T, THREADS><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, static_cast<uint32_t>(tiles));
+  auto* kernel = p.w_k < 0 ? window_forward<T, THREADS, true> : window_forward<T, THREADS, false>;
+  kernel<<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, static_cast<uint32_t>(tiles));
   return cudaGetLastError();
 }
+
+// Tiles of a row: the first may begin before it, at a 16-byte boundary.
+int64_t grad_tiles(const WeightGradParams& p) { return (p.out_len + 7 + kGradTile - 1) / kGradTile; }
 
 template <typename T, int CHUNKS>
 cudaError_t weight_grad(const WeightGradParams& p, cudaStream_t stream) {
   const int tap_blocks = static_cast<int>((p.taps + CHUNKS * kElems - 1) / (CHUNKS * kElems));
-  const int tiles = static_cast<int>((p.out_len + kGradTile - 1) / kGradTile);
-  window_weight_grad<T, CHUNKS><<<dim3(static_cast<unsigned>(p.channels), p.splits, tap_blocks), kGradThreads, 0, stream>>>(p, tiles);
+  const dim3 grid(static_cast<unsigned>(p.channels), p.splits, tap_blocks);
+  window_weight_grad<T, CHUNKS><<<grid, kGradThreads, 0, stream>>>(p, static_cast<int>(grad_tiles(p)));
   const cudaError_t e = cudaGetLastError();
   if (e != cudaSuccess) return e;
   return launch_reduce_partials(p.partial, p.splits, p.channels, p.taps, p.dw, p.db, p.dtype, stream);
@@ -191,7 +287,7 @@ cudaError_t launch_window_forward(const ConvParams& p, cudaStream_t stream) {
 }
 
 int window_weight_grad_splits(const WeightGradParams& p) {
-  const int64_t items = p.batch * ((p.out_len + kGradTile - 1) / kGradTile);
+  const int64_t items = p.batch * grad_tiles(p);
   const int64_t blocks = p.channels * ((p.taps + 8 * 32 - 1) / (8 * 32));
   return static_cast<int>(std::clamp<int64_t>((sm_count() * 16 + blocks - 1) / blocks, 1, std::clamp<int64_t>(items, 1, 4096)));
 }
@@ -200,6 +296,7 @@ cudaError_t launch_window_weight_grad(const WeightGradParams& p, cudaStream_t st
   return dispatch_dtype(p.dtype, [&](auto type) {
     using T = decltype(type);
     if (p.taps <= 8) return weight_grad<T, 1>(p, stream);
+    if (p.taps <= 16) return weight_grad<T, 2>(p, stream);
     if (p.taps <= 32) return weight_grad<T, 4>(p, stream);
     if (p.taps <= 64) return weight_grad<T, 8>(p, stream);
     return weight_grad<T, 16>(p, stream);

@@ -139,6 +139,33 @@ def test_transposed_inputs_and_mambas_block():
 
 
 @pytest.mark.codegen
+def test_a_slice_after_the_transposition_as_in_mamba_ssm():
+    def mamba(x, w, b):
+        y = F.conv1d(x.transpose(1, 2), w, b, padding=3, groups=CHANNELS).transpose(1, 2)[:, :-3]
+        return F.silu(y)
+
+    x = torch.randn(BATCH, LENGTH, CHANNELS, requires_grad=True)
+    assert found(both(mamba, x, taps(4), torch.randn(CHANNELS, requires_grad=True))) == SILU
+    assert found(both(lambda x, w: 2 * mamba(x, w, None), x, taps(4))) == SILU
+
+
+@pytest.mark.codegen
+def test_one_token_with_the_samples_before_it():
+    def decode(state, x, w):
+        y = F.conv1d(torch.cat([state, x], -1), w, groups=CHANNELS)
+        return F.silu(y[:, :, -x.shape[-1] :])
+
+    state, w = torch.randn(BATCH, CHANNELS, 4), taps(4)
+    for new in (1, 5):
+        torch._dynamo.reset()  # sizes are to stay numbers
+        x = torch.randn(BATCH, CHANNELS, new)
+        with torch.no_grad():
+            got = compiled(decode)(state, x, w)
+        torch.testing.assert_close(got, decode(state, x, w))
+        assert found(fusebackend.last_report()) == SILU[:1]
+
+
+@pytest.mark.codegen
 def test_rwkvs_time_mixing():
     def mix(w, k):
         return 0.01 + F.conv1d(F.pad(k, (LENGTH - 1, 0)), torch.exp(w).unsqueeze(1).flip(-1), groups=CHANNELS)
