@@ -150,6 +150,11 @@ def accumulate() -> None:
         close(ops.index_add(self.cuda(), *options), exact, slack)
         zeros = family.reference(torch.zeros_like(self), dim, index, source, weight, source_index, alpha, None, bounds)
         close(ops.index_add_zeros(rows, *options), zeros, slack)
+        if n:  # the same by a plan, which several sums may share
+            plan = ops.index_plan(cuda[0], rows, None, bounds, cuda[3], 40 if gathered else 0)
+            wanted = family.reference_plan(index, rows, None, bounds, source_index, 40 if gathered else 0)
+            assert torch.equal(plan.cpu(), wanted)
+            close(ops.index_add_zeros(rows, *options, plan), zeros, slack)
 
     half, single = torch.bfloat16, torch.float32
     for dtype in (single, torch.float64, torch.float16, half, torch.int64, torch.int32, torch.int16, torch.uint8):
@@ -243,6 +248,8 @@ def matmul() -> None:
         exact = alpha * (a.cpu().double() @ b.cpu().double()) + (0 if d is None else beta * d.double())
         added = None if d is None else d.cuda()
         close(ops.matmul(a, b, added, alpha, beta), exact, 1e-6)
+        for kernel in ("mma", "ffma"):
+            close(ops.matmul(a, b, added, alpha, beta, None, -1, None, -1, kernel), exact, 1e-6)
         a_planes, b_planes = ops.matmul_planes(a, -1), ops.matmul_planes(b, -2)
         close(ops.matmul(a, b, added, alpha, beta, a_planes, -1, b_planes, -2), exact, 1e-6)
 
