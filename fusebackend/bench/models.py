@@ -119,6 +119,7 @@ class Subject:
         self.training, self.dtype = KINDS[kind]
         torch.manual_seed(0)
         kwargs: dict[str, Any] = {}
+        model: Any
         if name in MODELS:
             with device:  # random weights are drawn where they are needed
                 model, args = MODELS[name](device)
@@ -137,7 +138,7 @@ class Subject:
 
     def step(self, way: str, options: Mapping[str, Any] | None = None) -> Callable[[], Any]:
         """A step of the model compiled with the backend ``way``: gives the loss of training, the output of inference."""
-        compiled = torch.compile(self.model, backend=way, **({"options": dict(options)} if options else {}))
+        compiled = torch.compile(self.model, backend=way, options=dict(options) if options else None)
         autocast = torch.autocast(self.device.type, self.dtype, enabled=self.training and self.dtype != torch.float32)
 
         def step() -> Any:
@@ -198,8 +199,8 @@ def _results(subject: Subject, step: Callable[[], Any], start: dict[str, torch.T
     for _ in range(steps):
         losses.append(step())
         with torch.no_grad():
-            moved = [p for p in subject.model.parameters() if p.grad is not None]
-            slopes = [p.grad for p in moved]
+            moved: list[torch.Tensor] = [p for p in subject.model.parameters() if p.grad is not None]
+            slopes = [p.grad for p in moved if p.grad is not None]
             length, slope = (torch.stack(torch._foreach_norm(tensors)).norm() for tensors in (moved, slopes))
             torch._foreach_add_(moved, slopes, alpha=(-STEP * length / slope.clamp(min=1e-30)).item())
     subject.model.load_state_dict(start)
@@ -216,7 +217,7 @@ def _loss(out: Any) -> torch.Tensor:
     own = getattr(out, "loss", None)
     if own is not None:
         return own
-    return sum(t.float() if t.dim() == 0 else t.float().square().mean() for t in _floats(out))
+    return torch.stack([t.float() if t.dim() == 0 else t.float().square().mean() for t in _floats(out)]).sum()
 
 
 def _substitutions() -> dict[str, int]:
