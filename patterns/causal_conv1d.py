@@ -243,7 +243,7 @@ def bench_cases() -> list[Case]:
                 return torch.randn(batch, length, channels, device=device).transpose(1, 2) if last else torch.randn(shape, device=device)
 
             weight, bias = torch.randn(channels, 1, taps, device=device) / taps**0.5, torch.randn(channels, device=device)
-            return tuple(t.to(dtype).requires_grad_() for t in (rows(), weight, bias))
+            return rows().to(dtype).requires_grad_(), *(torch.nn.Parameter(t.to(dtype)) for t in (weight, bias))
 
         def convolve(x, weight, bias):
             y = F.conv1d(F.pad(x, (taps - 1, 0)), weight, bias if short else None, groups=channels)

@@ -259,6 +259,9 @@ def backward(node: fx.Node) -> Backward | Reject | None:
             return Reject(f"{g.describe(user)} uses the gradients in a way that is not known", user)
         results[user.args[1]] = user
         nodes.append(user)
+    if results[2] is None:
+        results[2] = _bias_gradient(args["grad_output"])
+        nodes += [results[2]] if results[2] else []
     if results[0] is not None and conv.x is not args["input"]:
         padded = results[0]
         crop = _single(padded, aten.constant_pad_nd.default)
@@ -282,6 +285,15 @@ def backward(node: fx.Node) -> Backward | Reject | None:
         if same and found.left == left and g.same_size(g.value(pre).shape[time], g.value(grad).shape[time]):
             return Backward(conv, found.bias, dy, turned, left, found.shift, True, tuple(results), (*nodes, *inner))
     return Backward(conv, None, grad, turned, left, 0.0, False, tuple(results), tuple(nodes))
+
+
+def _bias_gradient(grad: fx.Node) -> fx.Node | None:
+    """The sum of ``grad`` over batch and time: on GPUs Inductor takes the bias's gradient out of the convolution's backward."""
+    for user in grad.users:
+        if user.target is aten.sum.dim_IntList and sorted(user.args[1]) == [0, 2] and g.value(user).dtype == g.value(grad).dtype:
+            if not g.arguments(user)["keepdim"]:
+                return user
+    return None
 
 
 def _forward_of(pre: fx.Node) -> Forward | None:

@@ -113,6 +113,23 @@ def test_silu_is_absorbed_in_both_directions(dtype):
 
 
 @pytest.mark.codegen
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bias_gradient_taken_apart_is_absorbed(dtype, monkeypatch):
+    """On GPUs Inductor sums the bias's gradient outside of the convolution's backward; left there, it would keep the
+    value before SiLU alive, and with it the convolution."""
+    monkeypatch.setattr("torch._inductor.decomposition.is_gpu", lambda device: True)
+    bias = torch.randn(CHANNELS, dtype=dtype, requires_grad=True)
+
+    def fn(x, w, b):
+        return F.silu(F.conv1d(F.pad(x, (3, 0)), w, b, groups=CHANNELS))
+
+    report = both(fn, rows(dtype), taps(4, dtype), bias, tolerance=2e-6 if dtype == torch.float32 else 2e-2, **{"fuse.interpret": True})
+    assert found(report) == SILU
+    joint = next(graph.after for graph in report.graphs if graph.name == "joint")
+    assert "causal_conv1d_backward" in joint
+    assert "aten.convolution" not in joint and "aten.sum" not in joint, joint
+
+
 def test_silu_is_not_absorbed_where_the_value_before_it_is_needed():
     def gated(x, w):
         y = padded(x, w)
