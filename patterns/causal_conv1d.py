@@ -246,7 +246,7 @@ def bench_cases() -> list[Case]:
             return rows().to(dtype).requires_grad_(), *(torch.nn.Parameter(t.to(dtype)) for t in (weight, bias))
 
         def convolve(x, weight, bias):
-            y = F.conv1d(F.pad(x, (taps - 1, 0)), weight, bias if short else None, groups=channels)
+            y = F.conv1d(F.pad(x, (weight.shape[2] - 1, 0)), weight, bias if short else None, groups=weight.shape[0])
             return F.silu(y) if short else y
 
         def fft(x, weight, bias):

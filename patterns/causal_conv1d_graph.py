@@ -40,8 +40,8 @@ def convolution(node: fx.Node) -> Convolution | Reject | None:
     source, weight = args["input"], args["weight"]
     if len(args["stride"]) != 1 or g.value(source).dim() != 3:
         return None
-    channels, groups = g.value(source).shape[1], args["groups"]
-    if groups == 1 and not (g.same_size(channels, 1) and g.same_size(g.value(weight).shape[0], 1)):
+    channels, groups = g.value(source).shape[1], _size_of(args["groups"])
+    if g.same_size(groups, 1) and not (g.same_size(channels, 1) and g.same_size(g.value(weight).shape[0], 1)):
         return None  # every output sees every channel: another operation altogether
     tensor = g.value(source)
     if not g.same_size(groups, channels):
