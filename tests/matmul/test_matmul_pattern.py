@@ -83,6 +83,13 @@ def test_model_sized_products_are_taken(shape):
     assert family.pays(m, k, n)
 
 
+def test_where_the_error_would_be_larger_than_cublass_it_stays():
+    for k, taken in ((128, False), (256, True)):
+        graph, result = rewritten(aten.mm, (8192, k), (k, 8192))
+        assert bool(calls(graph, ops.matmul.default)) == taken
+        assert taken or "the error may be" in result.rejections[0].reason
+
+
 def test_a_lower_precision_setting_is_respected():
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     graph, result = rewritten(aten.mm, (2048, 2048), (2048, 2048))
