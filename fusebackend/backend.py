@@ -10,9 +10,11 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -161,7 +163,7 @@ fuse.reset = _reset  # type: ignore[attr-defined]
 def uuid(chosen: Options, library: native.Native) -> str | None:
     """Everything of ours that the compiled code depends on, in one string, for the keys of Inductor's caches; None if a
     pattern can't say what it does: nothing is cached then."""
-    parts = [__version__, chosen.digest(), library.key, repr(library.architectures), str(library.reason)]
+    parts = [__version__, _sources_hash(), chosen.digest(), library.key, repr(library.architectures), str(library.reason)]
     for pattern in select(chosen.patterns):
         try:
             parts.append(pattern.fingerprint())
@@ -171,6 +173,19 @@ def uuid(chosen: Options, library: native.Native) -> str | None:
             warn_once(f"pattern {pattern.name!r}: fingerprint raised {type(error).__name__}: {error} (Inductor's caches are off)")
             return None
     return "fusebackend-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@functools.lru_cache
+def _sources_hash() -> str:
+    """Hash of this package's Python files: what is matched and what is refused depends on more than a pattern's own file."""
+    from . import patterns
+
+    digest = hashlib.sha256()
+    for root in (Path(__file__).parent, *map(Path, patterns.__path__)):
+        for path in sorted(root.rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def last_report() -> report.Report | None:

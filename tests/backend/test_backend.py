@@ -138,3 +138,17 @@ def test_a_pattern_can_be_left_out(interpreted):
     interpreted(transposed_sum, options={"fuse.patterns": "-transpose_add"})(*inputs())
     report = fusebackend.last_report()
     assert not report.substitutions and not report.rejections
+
+
+def test_any_edit_of_the_package_makes_another_key(tmp_path, monkeypatch):
+    """A guard's helper in another file decides as much as the pattern's own file does."""
+    from fusebackend import backend, patterns
+
+    monkeypatch.setattr(patterns, "__path__", [str(tmp_path)])
+    keys = set()
+    for content in ("LIMIT = 1", "LIMIT = 2"):
+        (tmp_path / "helper.py").write_text(content)
+        backend._sources_hash.cache_clear()
+        keys.add(backend.uuid(backend.parse(), backend.native.load()))
+    backend._sources_hash.cache_clear()
+    assert len(keys) == 2
