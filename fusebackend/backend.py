@@ -12,6 +12,7 @@ import contextvars
 import dataclasses
 import functools
 import hashlib
+import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -178,8 +179,7 @@ def uuid(chosen: Options, library: native.Native) -> str | None:
 @functools.lru_cache
 def _sources_hash() -> str:
     """Hash of this package's Python files: what is matched and what is refused depends on more than a pattern's own file."""
-    from . import patterns
-
+    patterns = importlib.import_module(f"{__package__}.patterns")
     digest = hashlib.sha256()
     for root in (Path(__file__).parent, *map(Path, patterns.__path__)):
         for path in sorted(root.rglob("*.py")):
