@@ -25,7 +25,7 @@ from torch._inductor import config as inductor_config
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import __version__, interpret, native, race, report
+from . import __version__, build, interpret, native, race, report
 from .gate import Gate
 from .log import log, warn_once
 from .options import Options, parse
@@ -180,12 +180,8 @@ def uuid(chosen: Options, library: native.Native) -> str | None:
 def _sources_hash() -> str:
     """Hash of this package's Python files: what is matched and what is refused depends on more than a pattern's own file."""
     patterns = importlib.import_module(f"{__package__}.patterns")
-    digest = hashlib.sha256()
-    for root in (Path(__file__).parent, *map(Path, patterns.__path__)):
-        for path in sorted(root.rglob("*.py")):
-            digest.update(f"{path.relative_to(root)}\0".encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    roots = (Path(__file__).parent, *map(Path, patterns.__path__))
+    return "".join(build.content_hash(root, (".py",)) for root in roots)
 
 
 def last_report() -> report.Report | None:

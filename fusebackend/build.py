@@ -41,11 +41,11 @@ def sources_root() -> Path:
     return next(p for p in (package / "csrc", package.parent / "csrc") if p.is_dir())
 
 
-def content_hash(root: Path | None = None) -> str:
-    """Hash of every source file's path and content: what the library was made from, whoever compiled it."""
+def content_hash(root: Path | None = None, suffixes: tuple[str, ...] = (".cu", ".cuh", ".h", ".cpp")) -> str:
+    """Hash of every source file's path and content; by default of what the library was made from, whoever compiled it."""
     root = root or sources_root()
     digest = hashlib.sha256()
-    for path in sorted(p for p in root.rglob("*") if p.suffix in (".cu", ".cuh", ".h", ".cpp")):
+    for path in sorted(p for p in root.rglob("*") if p.suffix in suffixes):
         digest.update(f"{path.relative_to(root)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

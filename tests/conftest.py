@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fusebackend
-from fusebackend import registry
+from fusebackend import native, registry
 
 
 def pytest_collection_modifyitems(items):
@@ -24,6 +24,14 @@ def fresh_dynamo():
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
+
+
+@pytest.fixture
+def library():
+    """Skips where the native library can't be built, with the reason."""
+    reason = native.load().why_not(torch.device("cpu"))
+    if reason:
+        pytest.skip(reason)
 
 
 @pytest.fixture

@@ -82,23 +82,16 @@ __device__ __forceinline__ void red_vector(float* p, const float (&a)[V]) {
     for (int i = 0; i < V; ++i) red(p + i, a[i]);
   }
 }
-template <int V>
-__device__ __forceinline__ void red_vector(__nv_bfloat16* p, const float (&a)[V]) {
-  if constexpr (V == 8) {
-    asm volatile("red.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(pack(p, a[0], a[1])), "r"(pack(p, a[2], a[3])),
-                 "r"(pack(p, a[4], a[5])), "r"(pack(p, a[6], a[7])) : "memory");
-  } else if constexpr (V == 2) {
-    red_pair(p, pack(p, a[0], a[1]));
-  } else {
-    static_assert(V == 1);
-    red(p, a[0]);
-  }
+__device__ __forceinline__ void red_pairs(__nv_bfloat16* p, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("red.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-template <int V>
-__device__ __forceinline__ void red_vector(__half* p, const float (&a)[V]) {
+__device__ __forceinline__ void red_pairs(__half* p, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("red.global.add.noftz.v4.f16x2 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+template <typename T, int V>
+__device__ __forceinline__ void red_halves(T* p, const float (&a)[V]) {
   if constexpr (V == 8) {
-    asm volatile("red.global.add.noftz.v4.f16x2 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(pack(p, a[0], a[1])), "r"(pack(p, a[2], a[3])),
-                 "r"(pack(p, a[4], a[5])), "r"(pack(p, a[6], a[7])) : "memory");
+    red_pairs(p, pack(p, a[0], a[1]), pack(p, a[2], a[3]), pack(p, a[4], a[5]), pack(p, a[6], a[7]));
   } else if constexpr (V == 2) {
     red_pair(p, pack(p, a[0], a[1]));
   } else {
@@ -116,10 +109,10 @@ __device__ __forceinline__ void red_halves(T* p, const float (&a)[V]) {
     red(p, a[0]);
   }
 }
+#endif
 template <int V>
 __device__ __forceinline__ void red_vector(__half* p, const float (&a)[V]) { red_halves(p, a); }
 template <int V>
 __device__ __forceinline__ void red_vector(__nv_bfloat16* p, const float (&a)[V]) { red_halves(p, a); }
-#endif
 
 }  // namespace fusebackend::accumulate

@@ -73,20 +73,28 @@ inline void check_backward(const Tensor& grad, const Tensor& x, const Tensor& we
   check_lengths(x, weight, left, grad.size(2));
 }
 
-inline ConvParams forward_params(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t left, const Tensor& out,
-                                 double shift, bool silu) {
-  ConvParams p = {};
+// What the parameters of both directions have in common.
+template <typename Params>
+void set_operands(Params& p, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t left, double shift) {
   p.x = x.data_ptr();
   p.w = weight.data_ptr();
-  p.out = out.data_ptr();
-  p.batch = x.size(0), p.channels = x.size(1), p.in_len = x.size(2), p.out_len = out.size(2);
+  p.batch = x.size(0), p.channels = x.size(1), p.in_len = x.size(2);
   p.taps = weight.size(2), p.left = left;
-  p.xs = strides_of(x), p.outs = strides_of(out);
+  p.xs = strides_of(x);
   p.w_c = weight.stride(0), p.w_k = weight.stride(2);
   if (bias) p.bias = bias->data_ptr(), p.bias_c = bias->stride(0);
   p.shift = shift;
-  p.epilogue = silu ? Epilogue::kSilu : Epilogue::kNone;
   p.dtype = dtype_of(x);
+}
+
+inline ConvParams forward_params(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t left, const Tensor& out,
+                                 double shift, bool silu) {
+  ConvParams p = {};
+  set_operands(p, x, weight, bias, left, shift);
+  p.out = out.data_ptr();
+  p.out_len = out.size(2);
+  p.outs = strides_of(out);
+  p.epilogue = silu ? Epilogue::kSilu : Epilogue::kNone;
   return p;
 }
 
@@ -101,20 +109,14 @@ struct Backward {
         dw(empty_like_sized(x, need_weight ? to_vector(weight.sizes()) : std::vector<int64_t>{0})),
         db(empty_like_sized(x, {need_bias ? x.size(1) : 0})) {
     BackwardParams& p = params;
-    p.x = x.data_ptr();
-    p.w = weight.data_ptr();
+    set_operands(p, x, weight, bias, left, shift);
     p.dy = grad.data_ptr();
     if (need_x) p.dx = dx.data_ptr(), p.dxs = strides_of(dx);
     if (need_weight) p.dw = dw.data_ptr();
     if (need_bias) p.db = db.data_ptr();
-    p.batch = x.size(0), p.channels = x.size(1), p.in_len = x.size(2), p.out_len = grad.size(2);
-    p.taps = weight.size(2), p.left = left;
-    p.xs = strides_of(x), p.dys = strides_of(grad);
-    p.w_c = weight.stride(0), p.w_k = weight.stride(2);
-    if (bias) p.bias = bias->data_ptr(), p.bias_c = bias->stride(0);
-    p.shift = shift;
+    p.out_len = grad.size(2);
+    p.dys = strides_of(grad);
     p.silu = silu;
-    p.dtype = dtype_of(x);
   }
 };
 

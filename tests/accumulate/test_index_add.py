@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import fusebackend
-from fusebackend import native
 from fusebackend.backend import fuse
 from fusebackend.patterns import index_add_ops as family
 
@@ -39,13 +38,11 @@ SHAPES = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("library")
+
+
 @pytest.fixture(autouse=True)
-def library():
-    reason = native.load().why_not(torch.device("cpu"))
-    if reason:
-        pytest.skip(reason)
-    torch.manual_seed(0)
-    torch._dynamo.reset()
+def no_counts():
     torch._dynamo.utils.counters.clear()
 
 

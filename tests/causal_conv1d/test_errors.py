@@ -14,7 +14,6 @@ import pytest
 import torch
 from one_convolution import Case
 
-from fusebackend import native
 from fusebackend.patterns import causal_conv1d as family
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -22,11 +21,7 @@ CASES = {"cpu": 40, "cuda": 200}
 MARGIN = 1.2
 
 
-@pytest.fixture(autouse=True)
-def library():
-    reason = native.load().why_not(torch.device("cpu"))
-    if reason:
-        pytest.skip(reason)
+pytestmark = pytest.mark.usefixtures("library")
 
 
 @dataclasses.dataclass(frozen=True)

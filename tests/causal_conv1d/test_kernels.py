@@ -6,19 +6,12 @@ import pytest
 import torch
 from one_convolution import TOLERANCE, Case
 
-from fusebackend import native
-
 ops = torch.ops.fusebackend
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, cuda])]
 
 
-@pytest.fixture(autouse=True)
-def library():
-    reason = native.load().why_not(torch.device("cpu"))
-    if reason:
-        pytest.skip(reason)
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("library")
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,0 +1,206 @@
+// Storage types, and vectors of the type that sums are made in, for the CPU kernels. GCC and Clang's vector extensions.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+namespace fusebackend::conv1d {
+
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+inline float bits_to_float(uint32_t u) {
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+inline uint32_t float_to_bits(float f) {
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  return u;
+}
+
+inline float load(float v) { return v; }
+inline double load(double v) { return v; }
+inline float load(BFloat16 v) { return bits_to_float(uint32_t{v.bits} << 16); }
+inline float load(Half v) {
+  const uint32_t sign = (v.bits & 0x8000u) << 16, rest = (v.bits & 0x7fffu) << 13;
+  // Moving the exponent by a multiplication also makes subnormals right; inf and NaN need theirs restored.
+  const float f = bits_to_float(rest) * bits_to_float(0x77800000u);
+  return bits_to_float(float_to_bits(f) | sign | (rest >= 0x0f800000u ? 0x7f800000u : 0u));
+}
+
+template <typename T>
+inline T store(float v);
+template <>
+inline float store<float>(float v) { return v; }
+template <>
+inline BFloat16 store<BFloat16>(float v) {
+  const uint32_t u = float_to_bits(v);
+  const uint16_t rounded = static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+  return {v != v ? static_cast<uint16_t>(0x7fc0) : rounded};
+}
+template <>
+inline Half store<Half>(float v) {
+  const uint32_t u = float_to_bits(v), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
+  uint32_t h;
+  if (a > 0x7f800000u) h = 0x7e00u;
+  else if (a >= 0x477ff000u) h = 0x7c00u;  // rounds to inf
+  else if (a < 0x38800000u) h = float_to_bits(bits_to_float(a) + 0.5f) - 0x3f000000u;  // subnormal: the addition rounds
+  else h = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1)) >> 13;
+  return {static_cast<uint16_t>(h | sign)};
+}
+
+template <typename T>
+using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
+template <typename T, typename A>
+inline T to_storage(A v) {
+  if constexpr (std::is_same_v<T, double>) return v;
+  else return store<T>(v);
+}
+
+// 32-byte vectors, loaded from any address.
+template <typename A>
+struct VecOf {
+  static constexpr int kSize = 32 / sizeof(A);
+  typedef A type __attribute__((vector_size(32)));
+  typedef A unaligned __attribute__((vector_size(32), aligned(sizeof(A)), may_alias));
+};
+template <typename A>
+using V = typename VecOf<A>::type;
+template <typename A>
+inline V<A> vload(const A* p) { return *reinterpret_cast<const typename VecOf<A>::unaligned*>(p); }
+template <typename A>
+inline void vstore(A* p, V<A> v) { *reinterpret_cast<typename VecOf<A>::unaligned*>(p) = v; }
+
+// exp by range reduction to |r| <= ln2/2 and Taylor terms; 2 ulp. double goes through libm: it is for gradcheck.
+inline V<float> vexp(V<float> x) {
+  typedef int32_t VI __attribute__((vector_size(32)));
+  const V<float> lo = V<float>{} - 87.f, hi = V<float>{} + 88.7f;
+  const V<float> clamped = x < lo ? lo : (x > hi ? hi : x);
+  const V<float> magic = V<float>{} + 12582912.f;  // adding it rounds to an integer
+  const V<float> n = (clamped * 1.44269504f + magic) - magic;
+  const V<float> r = (clamped - n * 0.693145752f) - n * 1.42860677e-6f;
+  V<float> p = r * (1.f / 5040) + (1.f / 720);
+  p = p * r + (1.f / 120);
+  p = p * r + (1.f / 24);
+  p = p * r + (1.f / 6);
+  p = p * r + .5f;
+  p = p * r + 1.f;
+  p = p * r + 1.f;
+  const VI e = (__builtin_convertvector(n, VI) + 127) << 23;
+  V<float> scale;
+  std::memcpy(&scale, &e, sizeof e);
+  return x == x ? (x > hi ? V<float>{} + HUGE_VALF : p * scale) : x;
+}
+// The same to 1e-16; double itself is for gradcheck, and for fp32 results that are to be rounded once.
+inline V<double> vexp(V<double> x) {
+  typedef int64_t VI __attribute__((vector_size(32)));
+  const V<double> lo = V<double>{} - 708., hi = V<double>{} + 709.;
+  const V<double> clamped = x < lo ? lo : (x > hi ? hi : x);
+  const V<double> magic = V<double>{} + 6755399441055744.;
+  const V<double> rounded = clamped * 1.4426950408889634 + magic, n = rounded - magic;
+  const V<double> r = (clamped - n * 6.93147180369123816490e-1) - n * 1.90821492927058770002e-10;
+  V<double> p = V<double>{} + 1. / 6227020800.;
+  constexpr double kTerms[] = {1. / 479001600, 1. / 39916800, 1. / 3628800, 1. / 362880, 1. / 40320, 1. / 5040, 1. / 720, 1. / 120, 1. / 24, 1. / 6, .5, 1., 1.};
+  for (const double term : kTerms) p = p * r + term;
+  VI e;
+  std::memcpy(&e, &rounded, sizeof e);
+  e = (e + 1023) << 52;  // the low bits of `rounded` are n
+  V<double> scale;
+  std::memcpy(&scale, &e, sizeof e);
+  return x == x ? (x > hi ? V<double>{} + HUGE_VAL : p * scale) : x;
+}
+
+template <typename A>
+inline V<A> silu(V<A> v) { return v / (1 + vexp(-v)); }
+template <typename A>
+inline V<A> silu_backward(V<A> dy, V<A> v) {
+  const V<A> s = 1 / (1 + vexp(-v));
+  return dy * s * (1 + v * (1 - s));
+}
+
+// fp32 vectors as two of double and back. SiLU of fp32 is computed in double, so that it adds one rounding to a gradient.
+typedef float Half32 __attribute__((vector_size(16)));
+inline V<double> wide(V<float> v, int half) {
+  Half32 h;
+  std::memcpy(&h, reinterpret_cast<const char*>(&v) + 16 * half, sizeof h);
+  return __builtin_convertvector(h, V<double>);
+}
+inline V<float> narrow(V<double> a, V<double> b) {
+  const Half32 h[2] = {__builtin_convertvector(a, Half32), __builtin_convertvector(b, Half32)};
+  V<float> v;
+  std::memcpy(&v, h, sizeof v);
+  return v;
+}
+template <typename T, typename A>
+inline V<A> silu_of(V<A> v) {
+  if constexpr (std::is_same_v<T, float>) return narrow(silu<double>(wide(v, 0)), silu<double>(wide(v, 1)));
+  else return silu<A>(v);
+}
+template <typename T, typename A>
+inline V<A> silu_backward_of(V<A> dy, V<A> v) {
+  if constexpr (std::is_same_v<T, float>)
+    return narrow(silu_backward<double>(wide(dy, 0), wide(v, 0)), silu_backward<double>(wide(dy, 1), wide(v, 1)));
+  else return silu_backward<A>(dy, v);
+}
+
+template <typename T>
+inline V<Acc<T>> vload_as(const T* p) {
+  using A = Acc<T>;
+  if constexpr (std::is_same_v<T, A>) {
+    return vload(p);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    typedef uint16_t V16 __attribute__((vector_size(16)));
+    typedef uint32_t V32 __attribute__((vector_size(32)));
+    V16 raw;
+    std::memcpy(&raw, p, sizeof raw);
+    const V32 wide = __builtin_convertvector(raw, V32) << 16;
+    V<float> out;
+    std::memcpy(&out, &wide, sizeof out);
+    return out;
+  } else {
+#ifdef __F16C__
+    return (V<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+    V<A> out;
+    for (int i = 0; i < VecOf<A>::kSize; ++i) out[i] = load(p[i]);
+    return out;
+#endif
+  }
+}
+
+template <typename T>
+inline void vstore_as(T* p, V<Acc<T>> v) {
+  using A = Acc<T>;
+  if constexpr (std::is_same_v<T, A>) {
+    vstore(p, v);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    typedef uint16_t V16 __attribute__((vector_size(16)));
+    typedef uint32_t V32 __attribute__((vector_size(32)));
+    V32 u;
+    std::memcpy(&u, &v, sizeof u);
+    V32 rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
+    const V32 nan = (V32)(v != v);
+    rounded = (nan & 0x7fc0u) | (~nan & rounded);
+    const V16 narrow = __builtin_convertvector(rounded, V16);
+    std::memcpy(p, &narrow, sizeof narrow);
+  } else {
+#ifdef __F16C__
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int i = 0; i < VecOf<A>::kSize; ++i) p[i] = to_storage<T>(v[i]);
+#endif
+  }
+}
+
+}  // namespace fusebackend::conv1d
