@@ -72,7 +72,7 @@ def reference_planes(x: torch.Tensor, inner: int) -> torch.Tensor:
 
     The planes of finite x of at least 2^-109 sum to x within 2^-24 of it: the last is raised so that the tensor cores'
     truncation becomes rounding (csrc/matmul/planes.h). ``pitch`` is the inner size rounded up to 64; the rest of a row
-    may hold anything.
+    is zeros.
     """
     rows = x if inner == -1 else x.mT
     hi = rows.bfloat16()

@@ -5,6 +5,7 @@ import torch
 
 import fusebackend
 from fusebackend import native, registry
+from fusebackend.patterns import transpose_add
 
 
 def pytest_collection_modifyitems(items):
@@ -35,8 +36,9 @@ def library():
 
 
 @pytest.fixture
-def interpreted():
-    """Compiles a function with ``backend="fuse"``, without code generation, every match applied."""
+def interpreted(monkeypatch):
+    """Compiles a function with ``backend="fuse"``, without code generation, every match applied, also to a few bytes."""
+    monkeypatch.setattr(transpose_add, "_SMALL_CUDA", 0)
 
     def compile_(fn, **kwargs):
         options = {"fuse.interpret": True, "fuse.gate": "off", **kwargs.pop("options", {})}

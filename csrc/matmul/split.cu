@@ -114,7 +114,7 @@ SplitOperand describe(const Operand* operand, void* planes) {
   const bool aligned =
       s.inner_stride == 1 && reinterpret_cast<uintptr_t>(s.src) % 16 == 0 && s.outer_stride % 4 == 0 && s.batch_stride % 4 == 0;
   s.vector = aligned ? 8 : 2;
-  const int64_t per_row = (s.inner + s.vector - 1) / s.vector;
+  const int64_t per_row = s.pitch / s.vector;  // to the end of the padding, which is zeros
   s.chunks = per_row * s.outer * layout.batch;
   s.chunks_per_row = FastDiv(uint32_t(per_row));
   s.rows_per_batch = FastDiv(uint32_t(s.outer));

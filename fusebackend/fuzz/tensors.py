@@ -104,7 +104,7 @@ class Spec:
         wide = torch.complex128 if self.dtype.is_complex else torch.float64
         drawn = torch.randn(count, dtype=wide, generator=generator)
         if self.fill == "special" and count:
-            where = torch.randint(0, count, (1 + count // 8,), generator=generator)
+            where = torch.randperm(count, generator=generator)[: 1 + count // 8]  # each once: which write wins is not defined
             which = torch.randint(0, len(_SPECIAL), where.shape, generator=generator)
             drawn[where] = torch.tensor(_SPECIAL, dtype=wide)[which]
         return drawn.to(self.dtype)

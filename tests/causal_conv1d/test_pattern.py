@@ -29,7 +29,9 @@ def device(request):
 
 
 def compiled(fn, **options):
-    return torch.compile(fn, backend=fuse, options={"fuse.strict": True, "fuse.patterns": [FORWARD, BACKWARD], **options})
+    return torch.compile(
+        fn, backend=fuse, options={"fuse.strict": True, "fuse.gate": "off", "fuse.patterns": [FORWARD, BACKWARD], **options}
+    )
 
 
 def rows(dtype=torch.float32, length=LENGTH):
@@ -208,7 +210,7 @@ def test_only_the_gradients_that_are_needed():
 
 @pytest.mark.codegen
 def test_lengths_that_change_from_call_to_call():
-    fn = torch.compile(padded, backend=fuse, dynamic=True, options={"fuse.strict": True})
+    fn = torch.compile(padded, backend=fuse, dynamic=True, options={"fuse.strict": True, "fuse.gate": "off"})
     w = taps(4)
     for length in (20, 33, 7):
         x = rows(length=length)
