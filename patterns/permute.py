@@ -48,12 +48,7 @@ def _fake(x: torch.Tensor, order: list[int]) -> torch.Tensor:
     return torch.empty_permuted(x.shape, order, dtype=x.dtype, device=x.device)
 
 
-permute_copy = ops.define(
-    "permute_copy(Tensor x, int[] order) -> Tensor",
-    fake=_fake,
-    setup_context=lambda ctx, inputs, output: None,
-    backward=lambda ctx, grad: (grad, None),
-)
+permute_copy = ops.define("permute_copy(Tensor x, int[] order) -> Tensor", fake=_fake)
 
 
 @dataclasses.dataclass(frozen=True)

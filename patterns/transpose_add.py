@@ -75,23 +75,9 @@ def _fake(x: torch.Tensor, y: torch.Tensor, alpha: float, ialpha: int, order: li
     return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
 
 
-def _setup_context(ctx, inputs, output) -> None:
-    x, y, ctx.alpha, _, _ = inputs
-    ctx.shapes = x.shape, y.shape
-
-
-def _backward(ctx, grad: torch.Tensor):
-    x_shape, y_shape = ctx.shapes
-    dx = grad.sum_to_size(x_shape) if ctx.needs_input_grad[0] else None
-    dy = (grad * ctx.alpha).sum_to_size(y_shape) if ctx.needs_input_grad[1] else None
-    return dx, dy, None, None, None
-
-
 transpose_add = ops.define(
     "transpose_add(Tensor x, Tensor y, float alpha, int ialpha, int[] order) -> Tensor",
     fake=_fake,
-    setup_context=_setup_context,
-    backward=_backward,
 )
 
 
