@@ -14,6 +14,7 @@ import torch
 
 from .. import backend
 from ..registry import all_patterns
+from . import random_shapes
 from .case import Case
 from .pool import Failure, Row, patiently
 from .timing import median_ms
@@ -70,7 +71,10 @@ class KernelJob:
 
 def _cases(family: str, random: tuple[int, int] | None) -> list[Case]:
     module = families()[family]
-    cases = module.bench_cases() if random is None else module.random_bench_cases(*random)
+    if random is None:
+        cases = module.bench_cases()
+    else:
+        cases = random_shapes.cases(family, *random) if family in random_shapes.FAMILIES else module.random_bench_cases(*random)
     if len({c.name for c in cases}) < len(cases):
         raise ValueError(f"{family}: two cases of one name, among {', '.join(c.name for c in cases)}")
     return cases
@@ -83,7 +87,7 @@ def jobs(wanted: Sequence[str] = (), case: str = "", ways: Sequence[str] = (), r
         if wanted and family not in wanted:
             continue
         drawn = (random, seed) if random else None
-        if drawn and not hasattr(module, "random_bench_cases"):
+        if drawn and family not in random_shapes.FAMILIES and not hasattr(module, "random_bench_cases"):
             continue
         chosen = tuple(ways) or (RANDOM_WAYS if drawn else tuple(WAYS))
         found += [KernelJob(family, c.name, chosen, drawn) for c in _cases(family, drawn) if case in c.name]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusebackend.__main__ import main
-from fusebackend.bench import Case, compile_time, kernels, models, plots, pool, results, timing, turns
+from fusebackend.bench import Case, compile_time, kernels, models, plots, pool, random_shapes, results, timing, turns
 
 CPU = torch.device("cpu")
 
@@ -55,7 +55,6 @@ def row_of(case, family):
         (["kernels", "--family", "transposed"], "--family takes"),
         (["kernels", "--ways", "eager,fast"], "--ways takes"),
         (["kernels", "--case", "no such case"], "no case has 'no such case'"),
-        (["kernels", "--family", "transpose_add", "--random", "3"], "no random shapes"),
         (["kernels", "--family", "transpose_add", "--output", "/no/such/folder/f.json"], "there is no folder"),
         (["models", "--model", "gpt5"], "--model takes"),
         (["models", "--kind", "training-fp8"], "--kind takes"),
@@ -183,6 +182,19 @@ def test_random_shapes_come_from_the_family_and_the_seed(family, tmp_path, capsy
     file = tmp_path / "random.json"
     assert main(["bench", "kernels", "--random", "2", "--seed", "7", "--output", str(file)]) == 0
     assert [row["case"] for row in json.loads(file.read_text())["random"]] == ["7-0", "7-1"]
+
+
+@pytest.mark.parametrize("name", sorted(random_shapes.FAMILIES))
+def test_random_shapes_are_the_same_for_a_seed_and_run(name):
+    drawn = random_shapes.cases(name, 30, seed=3)
+    assert [c.name for c in drawn] == [c.name for c in random_shapes.cases(name, 30, seed=3)] and len({c.name for c in drawn}) == 30
+    for case in drawn[:6]:
+        arguments = case.inputs(CPU)
+        if case.floor is not None:
+            case.floor(*arguments)
+        result = case.fn(*arguments)
+        if case.backward:
+            torch.autograd.grad(result.sum(), [arguments[i] for i in case.backward if arguments[i].requires_grad])
 
 
 # ---- timing, processes ----
