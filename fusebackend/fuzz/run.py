@@ -177,7 +177,7 @@ def _chunk(result: Result, number: int, count: int, device: str, codegen_every: 
     def run(program: Program) -> None:
         nonlocal drawn, tried
         if program not in failures:  # Hypothesis runs the smallest one again at the end
-            codegen = bool(codegen_every) and drawn % codegen_every == codegen_every - 1
+            codegen = bool(codegen_every) and result.programs % codegen_every == codegen_every - 1
             drawn += not failures
             tried += bool(failures)
             if tried > SHRINKING or (time.monotonic() > until and not failures):
