@@ -37,6 +37,14 @@ def add_to(commands: Any) -> None:
     part.add_argument("--graph", action="append", default=[], metavar="NAME", help="only graphs whose name contains this")
     part.add_argument("--repeats", type=int, default=3, help="processes a figure (default 3)")
 
+    part = _measuring(parts, "losses", losses, "whether training with ours stays as close to float64 as training without")
+    part.add_argument("--model", action="append", required=True, metavar="MODEL", help="as for models (may be given again)")
+    part.add_argument("--patterns", type=_listed, default=["all"], metavar="A,B", help="what is replaced; all by default")
+    part.add_argument("--seeds", type=int, default=10, help="parameters and data to start from (default 10)")
+    part.add_argument("--steps", type=int, default=50, help="training steps a seed (default 50)")
+    part.add_argument("--batch", type=int, default=0, help="the inputs' first dim is cut to this")
+    part.add_argument("--rate", type=float, default=0.02, help="learning rate of SGD with momentum (default 0.02)")
+
     part = parts.add_parser("table", help="print the Markdown tables of what --output wrote")
     part.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
     part.add_argument("--compare", type=Path, metavar="OLD.json", help="list the ratios that changed by more than 3 %% instead")
@@ -126,6 +134,23 @@ def compile_time(chosen: argparse.Namespace) -> int:
         raise UsageError(f"--graph takes a part of {', '.join(compile_time.GRAPHS)}; got {', '.join(chosen.graph)}")
     rows = enumerate({**names, **_figures(row)} for names, row in compile_time.run(graphs, chosen.repeats))
     return _measure(chosen, "compile", rows, compile_time.HEADING, compile_time.line)
+
+
+def losses(chosen: argparse.Namespace) -> int:
+    from ..models import MODELS
+    from ..options import parse
+    from . import losses
+
+    parse(None, {"fuse.patterns": chosen.patterns})
+    _known("--model", [m for m in chosen.model if ":" not in m], MODELS)
+    if chosen.seeds < 2 or chosen.steps < 1 or chosen.batch < 0:
+        raise UsageError(
+            f"--seeds takes a number from 2 on, --steps from 1, --batch from 0; got {chosen.seeds}, {chosen.steps}, {chosen.batch}"
+        )
+    shared = {"patterns": tuple(chosen.patterns), "seeds": chosen.seeds, "steps": chosen.steps, "batch": chosen.batch, "rate": chosen.rate}
+    settings = [losses.Setting(model, **shared) for model in chosen.model]
+    rows = enumerate({**names, **_figures(row)} for names, row in losses.run(settings))
+    return _measure(chosen, "losses", rows, losses.HEADING, losses.line)
 
 
 def _figures(row: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "random": ("family", "case"),
     "models": ("model", "kind"),
     "compile": ("graph", "cache"),
+    "losses": ("model",),
 }
 
 #: Ratios that changed by no more than this are not listed by :func:`changes`.
@@ -81,6 +82,8 @@ def ratios(section: str, row: Row) -> dict[str, float]:
         return {"fuse / inductor": row["ratio"]}
     if section == "models":
         return {"inductor / fuse": row["ratio"]}
+    if section == "losses":
+        return {"with / without": row["ratio"]}
     pairs = (("inductor", "fuse"), ("inductor dynamic", "fuse dynamic"))
     return {f"{a} / {b}": row["ms"][a] / row["ms"][b] for a, b in pairs if a in row["ms"] and b in row["ms"]}
 
@@ -128,7 +131,7 @@ def summary(section: str, rows: list[Row]) -> str:
 def markdown(data: dict[str, Any]) -> str:
     """The tables of a run, as README has them."""
     parts = [f"{describe(data['environment'])}. Medians, peers in the same run; kernels on a GPU with its L2 cache flushed."]
-    for section, make in (("kernels", _kernels), ("random", _random), ("models", _models), ("compile", _compile)):
+    for section, make in (("kernels", _kernels), ("random", _random), ("models", _models), ("compile", _compile), ("losses", _losses)):
         rows = [r for r in data.get(section, []) if complete(r)]
         if rows:
             parts.append(make(rows))
@@ -220,6 +223,15 @@ def _compile(rows: list[Row]) -> str:
         times = [f"{row['s'][way]:.2f} s" for way in ("inductor", "fuse")]
         table.append([row["graph"], row["cache"], *times, f"{row['ratio']:.2f}×", f"{100 * row['ours']:.2f} %"])
     return _table(["compile", "caches", "Inductor", "ours", "ours / Inductor", "in this package"], table)
+
+
+def _losses(rows: list[Row]) -> str:
+    table = []
+    for row in rows:
+        interval = f"**{row['ratio']:.2f}** ({row['low']:.2f}–{row['high']:.2f})"
+        table.append([row["model"], substitutions(row), f"{row['seeds']} × {row['steps']}", interval, f"{row['gradient']:.2f}"])
+    head = ["distance to float64, with over without", "substitutions", "seeds × steps", "losses (95 %)", "first gradient"]
+    return _table(head, table)
 
 
 # ---- comparison ----
