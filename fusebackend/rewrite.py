@@ -166,6 +166,8 @@ def _apply(
         emitted = match.emit(emitter)
         new = (emitted,) if isinstance(emitted, fx.Node) else tuple(emitted)
         problem = _problem(match, new, emitter)
+        if not problem and pattern.level == "joint" and g.is_joint(anchor.graph):
+            problem = _reads_a_mutated_input(emitter)
     except Exception as error:
         _erase(emitter.nodes)
         return _fault(pattern, anchor, "building the replacement", error, strict)
@@ -246,6 +248,14 @@ def _problem(match: Match, new: tuple[fx.Node, ...], emitter: Emitter) -> str | 
             if _shares_storage(g.value(node), g.value(old)) != _shares_storage(g.value(node), g.value(replacement)):
                 return f"it and the original differ in whether the output aliases {node.name}"
     return None
+
+
+def _reads_a_mutated_input(emitter: Emitter) -> str | None:
+    """An original whose backward has only what was computed from an input doesn't mind that the program mutates the input
+    later on; a replacement that is given the input itself, to compute it again, does."""
+    emitted = set(emitter.nodes)
+    mutated = next((i for n in emitter.nodes for i in n.all_input_nodes if i not in emitted and g.is_mutated_input(i)), None)
+    return None if mutated is None else f"it reads {mutated.name}, which the program mutates later on"
 
 
 def _shares_storage(a: object, b: object) -> bool:

@@ -205,3 +205,24 @@ def test_control_flow_with_subgraphs(interpreted, device):
     for flag in (True, False):
         given = torch.tensor(flag, device=device)
         torch.testing.assert_close(interpreted(fn)(given, x, y), fn(given, x, y))
+
+
+@pytest.mark.parametrize("changed", ["x", "bias"])
+def test_an_input_that_the_program_changes_after_its_use(interpreted, device, changed):
+    """Eager's backward has the padded copy and the convolution's result, ours would compute them again: from new values."""
+
+    def forward(x, weight, bias):
+        y = F.silu(F.conv1d(F.pad(x, (3, 0)), weight, bias, groups=8))
+        {"x": x, "bias": bias}[changed].add_(1)
+        return y
+
+    origin = [torch.randn(shape, device=device, requires_grad=True) for shape in ((2, 8, 24), (8, 1, 4), (8,))]
+
+    def run(fn):
+        inputs = [t * 1 for t in origin]
+        out = fn(*inputs)
+        return out, inputs, torch.autograd.grad(out.square().sum(), origin)
+
+    torch.testing.assert_close(run(interpreted(forward, options={"fuse.strict": True})), run(forward))
+    assert "causal_conv1d_backward" not in substituted()
+    assert any("mutate" in r.reason for report in fusebackend.reports() for r in report.rejections)
