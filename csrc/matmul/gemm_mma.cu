@@ -2,11 +2,8 @@
 // bf16 `mma.sync`.
 //
 // A block of 8 warps computes 128 x 128 of C, a warp 64 x 32 of that. kDepth of K are staged at a time, all three planes. For every 16 of
-// K the six plane products go into a fresh tensor-core accumulator, smallest products first; it is then added to an fp32 sum, and that
-// to the result every part_steps stages: about as many additions on either level, so that rounding errors grow with the fourth root of K.
-#include <algorithm>
-#include <cmath>
-
+// K the six plane products are summed by the tensor cores, smallest products first, and that is added to an fp32 result. What rounding takes
+// from this addition is not lost: the tensor cores' next sum begins with it instead of zero.
 #include "../common/cuda_common.cuh"
 #include "epilogue.cuh"
 #include "launch.h"
@@ -86,7 +83,7 @@ template <bool kMnInner, bool kIsA> __device__ __forceinline__ void load_fragmen
 
 struct Params {
   Problem p;
-  int tiles_m, tiles_n, stages, part_steps;
+  int tiles_m, tiles_n, stages;
   const uint16_t *a, *b;             // planes
   int64_t a_pitch, a_plane, a_batch, b_pitch, b_plane, b_batch;
   bool c_pairs;
@@ -116,16 +113,8 @@ __global__ void __launch_bounds__(kThreads, 1) mma_kernel(const __grid_constant_
     filling = next(filling);
   };
 
-  float acc[kFragmentsM][kFragmentsN][4] = {}, part[kFragmentsM][kFragmentsN][4] = {};
-  const auto take_part = [&] {
-#pragma unroll
-    for (int i = 0; i < kFragmentsM * kFragmentsN * 4; ++i) {
-      (&acc[0][0][0])[i] += (&part[0][0][0])[i];
-      (&part[0][0][0])[i] = 0.f;
-    }
-  };
+  float acc[kFragmentsM][kFragmentsN][4] = {}, sum[kFragmentsM][kFragmentsN][4] = {};
 
-  int part_left = g.part_steps;
   for (int step = 0; step < g.stages - 1; ++step) fill(step);
   for (int step = 0; step < steps; ++step, multiplying = next(multiplying)) {
     if (g.stages == 3)
@@ -149,23 +138,21 @@ __global__ void __launch_bounds__(kThreads, 1) mma_kernel(const __grid_constant_
 #pragma unroll
         for (int plane = 0; plane < kPlanes; ++plane)
           load_fragment<kAMnInner, true>(x[plane], a_planes + plane * kPlaneBytes, m_warp + i * 16, k);
-        float sum[kFragmentsN][4] = {};
 #pragma unroll
         for (int product = 0; product < kProducts; ++product)
 #pragma unroll
-          for (int j = 0; j < kFragmentsN; ++j) mma(sum[j], x[kProductA[product]], &y[kProductB[product]][j / 2][j % 2 * 2]);
+          for (int j = 0; j < kFragmentsN; ++j) mma(sum[i][j], x[kProductA[product]], &y[kProductB[product]][j / 2][j % 2 * 2]);
 #pragma unroll
         for (int j = 0; j < kFragmentsN; ++j)
 #pragma unroll
-          for (int r = 0; r < 4; ++r) part[i][j][r] += sum[j][r];
+          for (int r = 0; r < 4; ++r) {
+            const float total = acc[i][j][r] + sum[i][j][r];
+            sum[i][j][r] -= total - acc[i][j][r];
+            acc[i][j][r] = total;
+          }
       }
     }
-    if (--part_left == 0) {
-      take_part();
-      part_left = g.part_steps;
-    }
   }
-  take_part();
 
   // A lane has rows lane / 4 + {0, 8}, columns lane % 4 * 2 + {0, 1} of a fragment.
   bool nan = false;
@@ -207,7 +194,7 @@ template <bool kAMnInner, bool kBMnInner> cudaError_t run(Params g, unsigned til
 
 cudaError_t launch_mma(const Problem& p, const Split& split, cudaStream_t stream) {
   const PlaneLayout a(split.a), b(split.b);
-  const Params g{p, int(ceil_div(p.m, kTile)), int(ceil_div(p.n, kTile)), 0, std::max(4, int(std::sqrt(p.k / (2.0 * kDepth)))), static_cast<const uint16_t*>(split.a_planes),
+  const Params g{p, int(ceil_div(p.m, kTile)), int(ceil_div(p.n, kTile)), 0, static_cast<const uint16_t*>(split.a_planes),
            static_cast<const uint16_t*>(split.b_planes), a.pitch, a.plane(), split.a.batched ? kPlanes * a.plane() : 0,
            b.pitch, b.plane(), split.b.batched ? kPlanes * b.plane() : 0, stores_pairs(p)};
   const int64_t tiles = p.batch * g.tiles_m * g.tiles_n;

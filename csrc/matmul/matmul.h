@@ -2,8 +2,8 @@
 //
 // Each fp32 operand is written once as three bf16 planes, x = hi + mid + lo, 3 x 8 significant bits. The product keeps the six plane
 // products that reach fp32's last bit and drops mid*lo, lo*mid and lo*lo (together below 2^-24 |a||b|, of either sign).
-// Tensor cores add with truncation, so every 32 of K a fresh tensor-core accumulator, filled from the smallest products to the
-// largest, is added (round to nearest) to the fp32 result. See patterns/matmul.py for what that buys.
+// Tensor cores add with truncation, so every 32 of K (16 without Hopper's instructions) a fresh tensor-core accumulator, filled from the
+// smallest products to the largest, is added (round to nearest) to the fp32 result. See patterns/matmul.py for what that buys.
 #pragma once
 #include <cuda_runtime.h>
 #include <cstddef>
