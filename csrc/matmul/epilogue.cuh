@@ -4,9 +4,13 @@
 
 namespace fusebackend::matmul {
 
+__device__ __forceinline__ float addend(const Problem& p, int64_t batch, int m, int n) {
+  return __ldg(p.d.data + batch * p.d.batch + m * p.d.row + n * p.d.col);
+}
+
 __device__ __forceinline__ float scale(const Problem& p, int64_t batch, int m, int n, float sum) {
   sum *= p.alpha;
-  return p.beta == 0.f ? sum : fmaf(p.beta, __ldg(p.d.data + batch * p.d.batch + m * p.d.row + n * p.d.col), sum);
+  return p.beta == 0.f ? sum : fmaf(p.beta, addend(p, batch, m, n), sum);
 }
 
 __device__ __forceinline__ int64_t c_offset(const Problem& p, int64_t batch, int m, int n) {
@@ -14,23 +18,38 @@ __device__ __forceinline__ int64_t c_offset(const Problem& p, int64_t batch, int
 }
 
 // A NaN in C is either right or an artefact of the planes: infinity - infinity, or infinity times a plane that is zero. A warp
-// recomputes every NaN of its kRows x kColumns part of C as plain fp32 dot products, so that non-finite inputs give what fp32 gives.
+// recomputes the NaNs of its kRows x kColumns part of C as plain fp32 dot products, 32 columns of a row at a time, so that non-finite
+// inputs give what fp32 gives. A sum that has become NaN stays one: where the operands are full of NaNs (training that has diverged)
+// the first few terms settle it.
 template <int kRows, int kColumns>
 __device__ __noinline__ void recompute_nans(const Problem& p, int batch, int m0, int n0, int lane) {
+  constexpr int kTerms = 16;
+  static_assert(kColumns % 32 == 0);
   __syncwarp();
-  for (int i = lane; i < kRows * kColumns; i += 32) {
-    const int my_m = m0 + i / kColumns, my_n = n0 + i % kColumns;
-    const bool inside = my_m < p.m && my_n < p.n;
-    const float value = inside ? __ldcg(p.c + c_offset(p, batch, my_m, my_n)) : 0.f;
-    for (unsigned todo = __ballot_sync(~0u, value != value); todo; todo &= todo - 1) {
-      const int m = __shfl_sync(~0u, my_m, __ffs(todo) - 1), n = __shfl_sync(~0u, my_n, __ffs(todo) - 1);
-      const float* a = p.a.data + batch * p.a.batch + m * p.a.row;
-      const float* b = p.b.data + batch * p.b.batch + n * p.b.col;
-      float sum = 0.f;
-      for (int64_t k = lane; k < p.k; k += 32) sum = fmaf(a[k * p.a.col], b[k * p.b.row], sum);
-      for (int offset = 16; offset; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-      if (lane == 0) p.c[c_offset(p, batch, m, n)] = scale(p, batch, m, n, sum);
+  for (int i = 0; i < kRows * kColumns / 32; ++i) {
+    const int m = m0 + i / (kColumns / 32), n = n0 + i % (kColumns / 32) * 32 + lane;
+    float* const c = p.c + c_offset(p, batch, m, n);
+    bool open = m < p.m && n < p.n;
+    if (open) {
+      const float value = __ldcg(c), d = p.beta == 0.f ? 0.f : addend(p, batch, m, n);
+      open = value != value && d == d;
     }
+    if (!__any_sync(~0u, open)) continue;
+    const float* const a = p.a.data + batch * p.a.batch + min(int64_t(m), p.m - 1) * p.a.row;
+    const float* const b = p.b.data + batch * p.b.batch + min(int64_t(n), p.n - 1) * p.b.col;
+    float sum = 0.f;
+    const auto unsettled = [&] { return __any_sync(~0u, open && sum == sum); };
+    int64_t k = 0;
+    for (; k + kTerms <= p.k && unsettled(); k += kTerms) {
+      float x[kTerms], y[kTerms];
+#pragma unroll
+      for (int j = 0; j < kTerms; ++j) x[j] = __ldg(a + (k + j) * p.a.col), y[j] = __ldg(b + (k + j) * p.b.row);
+#pragma unroll
+      for (int j = 0; j < kTerms; ++j) sum = fmaf(x[j], y[j], sum);
+    }
+    if (unsettled())
+      for (; k < p.k; ++k) sum = fmaf(a[k * p.a.col], b[k * p.b.row], sum);
+    if (open) *c = scale(p, batch, m, n, sum);
   }
 }
 
