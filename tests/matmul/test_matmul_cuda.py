@@ -177,24 +177,23 @@ def samples(kind, m, n, k, generator):
 
 
 @pytest.mark.parametrize("kernel", ["wgmma", "mma"])
-@pytest.mark.parametrize("k", [16, 32, 128, 1024, 8192, 65536])
+@pytest.mark.parametrize("k", [16, 64, 128, 256, 384, 512, 1024, 2048, 8192, 65536])
 @pytest.mark.parametrize("kind", ["normal", "uniform", "log-normal", "cancelling"])
 def test_no_less_accurate_than_cublas(kind, k, kernel):
+    """Means over several products; over many where one element is most of the norm, and its one rounding the error."""
     generator = torch.Generator(device()).manual_seed(k)
     ours, cublas = [], []
-    for _ in range(24 if kind == "log-normal" else 4):
+    for _ in range(100 if kind == "log-normal" else 4):
         a, b = samples(kind, 768, 1024, k, generator)
         ours.append(errors(product(a, b, kernel=kernel), a, b))
         cublas.append(errors(a @ b, a, b))
     ours_norm, ours_component = torch.tensor(ours).mean(0)
     cublas_norm, cublas_component = torch.tensor(cublas).mean(0)
     assert ours_component <= cublas_component
-    if kind != "log-normal":
+    if kind != "log-normal" or (kernel == "mma" and k >= 256):
         assert ours_norm <= cublas_norm
-    elif kernel == "wgmma":  # the norm of such a product is its largest element, and this error one rounding of it
+    else:  # the norm of such a product is its largest element, and this error one rounding of it, where cuBLAS's is little more
         assert ours_norm <= 1.25 * cublas_norm
-    else:  # the same; and from 1024 on cuBLAS splits K on so small a result, which this kernel does not
-        assert ours_norm <= 1.25 * cublas_norm or (k > 1024 and ours_norm < 3e-7)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -207,6 +206,25 @@ def test_infinities_and_nans_as_fp32_gives(kernel):
     assert torch.equal(c.isnan(), exact.isnan()) and torch.equal(c.isinf(), exact.isinf())
     assert torch.equal(c[c.isinf()], exact[c.isinf()])
     torch.testing.assert_close(c[c.isfinite()], exact[c.isfinite()], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [nan, inf])
+def test_training_that_has_diverged_does_not_stand_still(value):
+    def milliseconds(a, b):
+        times = []
+        for _ in range(3):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            product(a, b)
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+        return min(times)
+
+    a, b = torch.randn(2048, 2048, device=device()), torch.randn(2048, 2048, device=device())
+    c = product(torch.full_like(a, value), b)
+    assert c.isnan().all()
+    assert milliseconds(torch.full_like(a, value), b) < 10 * milliseconds(a, b)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

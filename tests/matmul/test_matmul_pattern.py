@@ -153,16 +153,16 @@ def test_sizes_are_judged_without_guards():
     assert calls(graph, ops.matmul.default) and len(mode.shape_env.guards) == guards
 
 
-@pytest.mark.parametrize("capability, kernel", [((8, 6), None), ((8, 9), None), ((7, 5), None), ((8, 0), "mma"), ((9, 0), "wgmma")])
-def test_the_table_is_by_compute_capability(monkeypatch, capability, kernel):
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0)])
+def test_where_nothing_was_measured_cublas_stays(monkeypatch, capability):
     monkeypatch.undo()
     monkeypatch.setattr(family, "capability", lambda device: capability)
     monkeypatch.setattr(native.Native, "why_not", lambda *args: None)
     graph, result = rewritten(aten.mm, (4096, 4096), (4096, 4096))
-    assert bool(calls(graph, ops.matmul.default)) == (kernel is not None)
-    assert kernel == getattr(family.COSTS.get(capability), "kernel", None)
-    if kernel is None:
-        assert f"compute capability {capability[0]}.{capability[1]}" in result.rejections[0].reason
+    assert bool(calls(graph, ops.matmul.default)) == (capability == (9, 0))
+    if capability != (9, 0):
+        (reason,) = (r.reason for r in result.rejections)
+        assert f"compute capability {capability[0]}.{capability[1]}" in reason and "measured" in reason
 
 
 @pytest.mark.parametrize("setting", ["highest", "high", "medium"])
