@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from .pool import Row
 from .results import complete, describe, ratios
 from .timing import geomean
 
+_FLOOR_GOAL = 0.8  # of a copy's speed, which no random shape shall miss
 _OURS, _DYNAMIC, _EVEN = "#3b6ea8", "#9cc0e0", "#888888"
 
 
@@ -86,17 +88,28 @@ def _models(pyplot: Any, rows: list[Row]) -> Any:
 
 
 def _random(pyplot: Any, rows: list[Row]) -> Any:
-    """For each family the part of random shapes (y) whose speed-up is x at most."""
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    for family in dict.fromkeys(row["family"] for row in rows):
-        found = sorted(r for row in rows if row["family"] == family for r in ratios("random", row).values())
-        axes.step(found, [(i + 1) / len(found) for i in range(len(found))], where="post", label=f"{family}, {len(found)} shapes")
+    """For each family the part of random shapes (y) whose speed-up is x at most; beside it that whose part of the floor's speed is."""
+    floored = [row for row in rows if "floor" in row["ms"] and "fuse" in row["ms"]]
+    figure, panels = pyplot.subplots(1, 2 if floored else 1, figsize=(11 if floored else 6, 4), squeeze=False)
+    axes = panels[0][0]
+    _distribution(axes, rows, lambda row: list(ratios("random", row).values()))
     axes.set_xscale("log")
     _speed_up(axes.xaxis, axes.axvline)
     axes.set_xlabel("Inductor's time over ours, random shapes")
+    if floored:
+        axes = panels[0][1]
+        _distribution(axes, floored, lambda row: [row["ms"]["floor"] / row["ms"]["fuse"]])
+        axes.axvline(_FLOOR_GOAL, color=_EVEN, linewidth=0.8)
+        axes.set_xlabel(f"part of the floor's speed (of a copy, for permute; line: {_FLOOR_GOAL:g})")
+    return figure
+
+
+def _distribution(axes: Any, rows: list[Row], values: Callable[[Row], list[float]]) -> None:
+    for family in dict.fromkeys(row["family"] for row in rows):
+        found = sorted(v for row in rows if row["family"] == family for v in values(row))
+        axes.step(found, [(i + 1) / len(found) for i in range(len(found))], where="post", label=f"{family}, {len(found)} shapes")
     axes.set_ylabel("part of the shapes, at most")
     axes.legend(fontsize=7)
-    return figure
 
 
 def _speed_up(axis: Any, line: Any) -> None:

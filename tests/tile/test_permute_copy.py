@@ -7,6 +7,8 @@ import pytest
 import torch
 from tile_tensors import MOVABLE, assert_same_bits, in_order, random_shape, strided, values
 
+from fusebackend.patterns.permute import random_permutations
+
 
 def check(x, order):
     assert_same_bits(torch.ops.fusebackend.permute_copy(x, order), in_order(x, order))
@@ -94,6 +96,15 @@ def test_more_than_two_to_the_31_elements(shape, permutation):
         result.permute(inverse).split(1 << 29, dim=shape.index(max(shape))), x.split(1 << 29, dim=shape.index(max(shape)))
     ):
         assert torch.equal(part, expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("seed", range(4))
+def test_large_random_copies(seed):
+    """Shapes of many blocks and of every kernel: those that the bench draws."""
+    for shape, permutation, kind in random_permutations(25, 100 + seed):
+        dtype = torch.float16 if kind == "fp16" else torch.float32
+        check(values(shape, dtype, torch.device("cuda")).permute(permutation), list(range(len(shape))))
 
 
 @pytest.mark.cuda
