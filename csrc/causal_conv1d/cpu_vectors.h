@@ -65,7 +65,7 @@ using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 template <typename T, typename A>
 inline T to_storage(A v) {
   if constexpr (std::is_same_v<T, double>) return v;
-  else return store<T>(v);
+  else return store<T>(static_cast<float>(v));
 }
 
 // 32-byte vectors, loaded from any address.
@@ -82,27 +82,58 @@ inline V<A> vload(const A* p) { return *reinterpret_cast<const typename VecOf<A>
 template <typename A>
 inline void vstore(A* p, V<A> v) { *reinterpret_cast<typename VecOf<A>::unaligned*>(p) = v; }
 
-// exp by range reduction to |r| <= ln2/2 and Taylor terms; 2 ulp. double goes through libm: it is for gradcheck.
-inline V<float> vexp(V<float> x) {
-  typedef int32_t VI __attribute__((vector_size(32)));
-  const V<float> lo = V<float>{} - 87.f, hi = V<float>{} + 88.7f;
-  const V<float> clamped = x < lo ? lo : (x > hi ? hi : x);
-  const V<float> magic = V<float>{} + 12582912.f;  // adding it rounds to an integer
-  const V<float> n = (clamped * 1.44269504f + magic) - magic;
-  const V<float> r = (clamped - n * 0.693145752f) - n * 1.42860677e-6f;
-  V<float> p = r * (1.f / 5040) + (1.f / 720);
-  p = p * r + (1.f / 120);
-  p = p * r + (1.f / 24);
-  p = p * r + (1.f / 6);
-  p = p * r + .5f;
-  p = p * r + 1.f;
-  p = p * r + 1.f;
-  const VI e = (__builtin_convertvector(n, VI) + 127) << 23;
-  V<float> scale;
-  std::memcpy(&scale, &e, sizeof e);
-  return x == x ? (x > hi ? V<float>{} + HUGE_VALF : p * scale) : x;
+#if defined(__AVX__)
+inline V<float> at_least(V<float> low, V<float> x) { return (V<float>)_mm256_max_ps((__m256)low, (__m256)x); }
+inline V<float> at_most(V<float> high, V<float> x) { return (V<float>)_mm256_min_ps((__m256)high, (__m256)x); }
+// a * b - c, rounded once: where c is a * b rounded, what that lost.
+inline V<float> fused_difference(V<float> a, V<float> b, V<float> c) { return (V<float>)_mm256_fmsub_ps((__m256)a, (__m256)b, (__m256)c); }
+#else
+inline V<float> at_least(V<float> low, V<float> x) { return x < low ? low : x; }
+inline V<float> at_most(V<float> high, V<float> x) { return x > high ? high : x; }
+inline V<float> fused_difference(V<float> a, V<float> b, V<float> c) {
+  V<float> d;
+  for (int i = 0; i < VecOf<float>::kSize; ++i) d[i] = std::fma(a[i], b[i], -c[i]);
+  return d;
 }
-// The same to 1e-16; double itself is for gradcheck, and for fp32 results that are to be rounded once.
+#endif
+
+// x = n ln2 + r + tail, |r| <= ln2/2, for exp(x) = 2^n exp(r + tail). A NaN goes to r. Beyond fp32's range x is brought back into it.
+struct Reduced {
+  V<float> r, tail, scale;
+
+  explicit Reduced(V<float> x) {
+    typedef int32_t VI __attribute__((vector_size(32)));
+    const V<float> clamped = at_most(V<float>{} + 88.7f, at_least(V<float>{} - 87.f, x));
+    const V<float> shifted = clamped * 1.44269504f + 12582912.f, n = shifted - 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
+    const V<float> near = clamped - n * 0.693145752f;  // exact: that constant has few bits
+    const V<float> rest = n * -1.42860677e-6f;
+    r = near + rest;
+    tail = rest - (r - near);
+    VI e;
+    std::memcpy(&e, &shifted, sizeof e);
+    e = (e + 127) << 23;  // the low bits of `shifted` are n
+    std::memcpy(&scale, &e, sizeof e);
+  }
+};
+
+// (exp(r) - 1 - r) / r^2 to TERMS Taylor terms.
+template <int TERMS>
+inline V<float> exp_remainder(V<float> r) {
+  constexpr float kTerms[] = {1.f / 2, 1.f / 6, 1.f / 24, 1.f / 120, 1.f / 720, 1.f / 5040, 1.f / 40320};
+  V<float> p = V<float>{} + kTerms[TERMS - 1];
+#pragma GCC unroll 8
+  for (int i = TERMS - 2; i >= 0; --i) p = p * r + kTerms[i];
+  return p;
+}
+
+// To 1e-7, for what is rounded to 16 bits.
+inline V<float> vexp(V<float> x) {
+  const Reduced d(x);
+  const V<float> e = (exp_remainder<5>(d.r) * d.r * d.r + d.r + 1.f) * d.scale;
+  return x > V<float>{} + 88.7f ? V<float>{} + HUGE_VALF : e;
+}
+
+// exp by range reduction and Taylor terms, to 1e-16.
 inline V<double> vexp(V<double> x) {
   typedef int64_t VI __attribute__((vector_size(32)));
   const V<double> lo = V<double>{} - 708., hi = V<double>{} + 709.;
@@ -118,7 +149,7 @@ inline V<double> vexp(V<double> x) {
   e = (e + 1023) << 52;  // the low bits of `rounded` are n
   V<double> scale;
   std::memcpy(&scale, &e, sizeof e);
-  return x == x ? (x > hi ? V<double>{} + HUGE_VAL : p * scale) : x;
+  return x > hi ? V<double>{} + HUGE_VAL : p * scale;
 }
 
 template <typename A>
@@ -129,28 +160,47 @@ inline V<A> silu_backward(V<A> dy, V<A> v) {
   return dy * s * (1 + v * (1 - s));
 }
 
-// fp32 vectors as two of double and back. SiLU of fp32 is computed in double, so that it adds one rounding to a gradient.
-typedef float Half32 __attribute__((vector_size(16)));
-inline V<double> wide(V<float> v, int half) {
-  Half32 h;
-  std::memcpy(&h, reinterpret_cast<const char*>(&v) + 16 * half, sizeof h);
-  return __builtin_convertvector(h, V<double>);
+// The sigmoid of fp32 as head + tail, to 2^-28: its rounding is not to be seen beside that of the result.
+struct Sigmoid {
+  V<float> head, tail;
+
+  explicit Sigmoid(V<float> v) {
+    const Reduced d(-v);
+    // 1 + exp(r) in two parts, then 1 + 2^n of that.
+    const V<float> one = V<float>{} + 1.f, square = exp_remainder<7>(d.r) * d.r * d.r, t = d.r + square, top = one + t;
+    const V<float> low = t - (top - one) + (square - (t - d.r) + (d.tail + d.tail * d.r));
+    const V<float> a = top * d.scale, sum = one + a, other = sum - one;
+    const V<float> left = (one - (sum - other)) + (a - other) + low * d.scale;
+    head = one / sum;
+    tail = (-fused_difference(head, sum, one) - head * left) * head;
+  }
+};
+inline V<float> exact_silu(V<float> v) {
+  const Sigmoid s(v);
+  const V<float> y = v * s.head, corrected = y + (fused_difference(v, s.head, y) + v * s.tail);
+  return corrected == corrected ? corrected : y;  // an infinity
 }
-inline V<float> narrow(V<double> a, V<double> b) {
-  const Half32 h[2] = {__builtin_convertvector(a, Half32), __builtin_convertvector(b, Half32)};
-  V<float> v;
-  std::memcpy(&v, h, sizeof v);
-  return v;
+inline V<float> exact_silu_backward(V<float> dy, V<float> v) {
+  const Sigmoid s(v);
+  // The slope is s + s * v * (1 - s).
+  const V<float> one = V<float>{} + 1.f, c = one - s.head, c_tail = (one - c) - s.head - s.tail;
+  const V<float> vs = v * s.head, vs_tail = fused_difference(v, s.head, vs) + v * s.tail;
+  const V<float> product = vs * c, product_tail = fused_difference(vs, c, product) + (vs * c_tail + vs_tail * c);
+  const V<float> slope = s.head + product, other = slope - s.head;
+  const V<float> slope_tail = (s.head - (slope - other)) + (product - other) + (s.tail + product_tail);
+  const V<float> g = dy * slope;
+  const V<float> corrected = g + (fused_difference(dy, slope, g) + dy * slope_tail);
+  return corrected == corrected ? corrected : g;
 }
+
 template <typename T, typename A>
 inline V<A> silu_of(V<A> v) {
-  if constexpr (std::is_same_v<T, float>) return narrow(silu<double>(wide(v, 0)), silu<double>(wide(v, 1)));
+  if constexpr (std::is_same_v<T, float> && std::is_same_v<A, float>) return exact_silu(v);
   else return silu<A>(v);
 }
 template <typename T, typename A>
 inline V<A> silu_backward_of(V<A> dy, V<A> v) {
-  if constexpr (std::is_same_v<T, float>)
-    return narrow(silu_backward<double>(wide(dy, 0), wide(v, 0)), silu_backward<double>(wide(dy, 1), wide(v, 1)));
+  if constexpr (std::is_same_v<T, float> && std::is_same_v<A, float>) return exact_silu_backward(dy, v);
   else return silu_backward<A>(dy, v);
 }
 
