@@ -92,9 +92,9 @@ inline ConvParams forward_params(const Tensor& x, const Tensor& weight, const st
   ConvParams p = {};
   set_operands(p, x, weight, bias, left, shift);
   p.out = out.data_ptr();
-  p.out_len = out.size(2);
-  p.outs = strides_of(out);
+  if (out.dim() == 3) p.out_len = out.size(2), p.outs = strides_of(out);
   p.epilogue = silu ? Epilogue::kSilu : Epilogue::kNone;
+  p.x_dtype = p.out_dtype = p.dtype;
   return p;
 }
 

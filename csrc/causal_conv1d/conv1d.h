@@ -29,7 +29,10 @@ struct ConvParams {
   int64_t w_c, w_k, bias_c;
   double shift;
   Epilogue epilogue;
-  Dtype dtype;
+  Dtype dtype;  // of w, bias and dy
+  // CUDA only. Another type than dtype: a gradient of pre, kept in more digits between two kernels.
+  Dtype x_dtype, out_dtype;
+  bool exact;  // CUDA only, fp32: sums and SiLU are in double, so that results are correctly rounded
 };
 
 // dw[c,k] = sum_{b,t} g[b,c,t] * x[b,c,t-left+k]  and  db[c] = sum_{b,t} g[b,c,t].
@@ -44,6 +47,7 @@ struct WeightGradParams {
   Strides xs, gs;
   int splits;
   Dtype dtype;
+  Dtype g_dtype;  // see ConvParams::x_dtype
 };
 
 // g = dy, or dy * silu'(pre) with pre recomputed; dx, dw, db from g. Any of the three may be null.

@@ -8,10 +8,21 @@ namespace fusebackend::conv1d {
 
 constexpr int kMaxShortTaps = 4;
 
-// One pass in registers, taps 1..4. Time-contiguous or channel-contiguous tensors (all of one kind).
+// One pass in registers, taps 1..4. Time-contiguous or channel-contiguous tensors (all of one kind; forwards, where short_turns says
+// so, from the latter to the former).
+bool short_turns(const ConvParams&);
 cudaError_t launch_short_forward(const ConvParams&, cudaStream_t);
 int short_backward_splits(const BackwardParams&);
 cudaError_t launch_short_backward(const BackwardParams&, cudaStream_t);
+
+// Up to some tens of taps (weight gradients: 150) in registers. All tensors channel-contiguous, or all time-contiguous. Weight
+// gradients of fp32 are sums of sums, not correctly rounded as those of the other kernels.
+bool taps_supported(const ConvParams&);
+int64_t taps_with_lead(const ConvParams&);  // those that time-contiguous windows cost, zeros in front included
+cudaError_t launch_taps_forward(const ConvParams&, cudaStream_t);
+bool taps_weight_grad_supported(const WeightGradParams&);
+int taps_weight_grad_splits(const WeightGradParams&);
+cudaError_t launch_taps_weight_grad(const WeightGradParams&, cudaStream_t);
 
 // Any taps, any strides: shared memory and FFMA.
 cudaError_t launch_window_forward(const ConvParams&, cudaStream_t);

@@ -12,6 +12,7 @@
 namespace fusebackend::conv1d {
 
 __device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ double to_float(double v) { return v; }
 __device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 
@@ -19,6 +20,12 @@ template <typename T>
 __device__ __forceinline__ T from_float(float v);
 template <>
 __device__ __forceinline__ float from_float<float>(float v) { return v; }
+// A sum, in whatever it was made, as what is stored.
+template <typename T, typename A>
+__device__ __forceinline__ T rounded(A v) {
+  if constexpr (std::is_same_v<T, A>) return v;
+  else return from_float<T>(static_cast<float>(v));
+}
 template <>
 __device__ __forceinline__ __half from_float<__half>(float v) { return __float2half_rn(v); }
 template <>
@@ -89,6 +96,15 @@ template <typename T>
 __device__ __forceinline__ float silu_backward(float dy, float v) {
   const float s = sizeof(T) == 4 ? 1.f / (1.f + expf(-v)) : fast_sigmoid(v);
   return dy * s * fmaf(v, 1.f - s, 1.f);
+}
+
+// In double: nothing but the result's own rounding is left.
+template <typename T>
+__device__ __forceinline__ double silu(double v) { return v / (1. + exp(-v)); }
+template <typename T>
+__device__ __forceinline__ double silu_backward(double dy, double v) {
+  const double s = 1. / (1. + exp(-v));
+  return dy * s * fma(v, 1. - s, 1.);
 }
 
 template <typename F>

@@ -1,41 +1,13 @@
 #include <algorithm>
 
 #include "conv1d_cuda.h"
-#include "device_limits.h"
 #include "short_channel_major.cuh"
-#include "short_time_major.cuh"
+#include "time_major_plan.cuh"
 
 namespace fusebackend::conv1d {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 bool channel_major(const Strides& s, int64_t channels) { return s.c == 1 && s.t != 1 && channels > 1; }
-
-// How rows may be accessed, the same for all tensors.
-template <typename T>
-Access row_access(int64_t len, std::initializer_list<std::pair<const void*, Strides>> tensors) {
-  constexpr int64_t V = kVecElems<T>;
-  const auto& first = *tensors.begin();
-  bool whole = len % V == 0;
-  for (const auto& [data, s] : tensors) {
-    if (!data) continue;
-    const uintptr_t base = reinterpret_cast<uintptr_t>(data);
-    if (base % sizeof(T) || (base - reinterpret_cast<uintptr_t>(first.first)) % 16) return Access::kElement;
-    if ((s.b - first.second.b) % V || (s.c - first.second.c) % V) return Access::kElement;
-    whole = whole && base % 16 == 0 && s.b % V == 0 && s.c % V == 0;
-  }
-  return whole ? Access::kWhole : Access::kVector;
-}
-
-template <typename F>
-cudaError_t dispatch_access(Access access, F&& f) {
-  switch (access) {
-    case Access::kWhole: return f(std::integral_constant<Access, Access::kWhole>{});
-    case Access::kVector: return f(std::integral_constant<Access, Access::kVector>{});
-    default: return f(std::integral_constant<Access, Access::kElement>{});
-  }
-}
 
 template <typename T, int V>
 bool vector_aligned(std::initializer_list<std::pair<const void*, Strides>> tensors) {
@@ -43,19 +15,6 @@ bool vector_aligned(std::initializer_list<std::pair<const void*, Strides>> tenso
     if (data && (reinterpret_cast<uintptr_t>(data) % (V * sizeof(T)) || s.b % V || s.t % V)) return false;
   }
   return true;
-}
-
-template <typename T>
-ShortRows plan_rows(int64_t batch, int64_t len, Access access) {
-  constexpr int V = kVecElems<T>;
-  const int64_t per_row = ceil_div(len + (access == Access::kVector ? V - 1 : 0), V);
-  return {FastDiv(static_cast<uint32_t>(per_row)), batch * per_row};
-}
-
-// Blocks a channel: enough to fill the device several times over, none with less than two turns of work.
-int time_major_splits(int64_t channels, int64_t items) {
-  const int64_t wanted = ceil_div(int64_t{sm_count()} * 16, channels);
-  return static_cast<int>(std::clamp<int64_t>(std::min(wanted, ceil_div(items, 2 * kShortThreads)), 1, 65535));
 }
 
 template <int V>
@@ -89,6 +48,14 @@ cudaError_t channel_major_forward(const ConvParams& p, cudaStream_t stream) {
   const Strips s = plan_strips<V>(p.batch, p.in_len, p.channels, kStripLen, kMaxStripBlocks);
   auto* kernel = p.epilogue == Epilogue::kSilu ? short_channel_major_forward<T, K, V, 8, true>
                                                : short_channel_major_forward<T, K, V, 8, false>;
+  kernel<<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
+  return cudaGetLastError();
+}
+
+template <typename T, int K>
+cudaError_t turned_forward(const ConvParams& p, cudaStream_t stream) {
+  const Strips s = plan_strips<kTurnChannels>(p.batch, p.in_len, p.channels, kTurnLen<T>, kMaxStripBlocks);
+  auto* kernel = p.epilogue == Epilogue::kSilu ? short_turned_forward<T, K, true> : short_turned_forward<T, K, false>;
   kernel<<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
   return cudaGetLastError();
 }
@@ -139,12 +106,19 @@ cudaError_t time_major_backward(const BackwardParams& p, cudaStream_t stream) {
 
 }  // namespace
 
+bool short_turns(const ConvParams& p) {
+  return channel_major(p.xs, p.channels) && p.outs.t == 1 && p.channels % kTurnChannels == 0 && dispatch_dtype(p.dtype, [&](auto type) {
+           return vector_aligned<decltype(type), kTurnChannels>({{p.x, p.xs}}) ? cudaSuccess : cudaErrorNotSupported;
+         }) == cudaSuccess;
+}
+
 cudaError_t launch_short_forward(const ConvParams& p, cudaStream_t stream) {
   return dispatch_dtype(p.dtype, [&](auto type) {
     using T = decltype(type);
     return dispatch_taps(p.taps, [&](auto taps) {
       constexpr int K = decltype(taps)::value;
       if (channel_major(p.xs, p.channels)) {
+        if (p.outs.t == 1) return turned_forward<T, K>(p, stream);
         if (p.channels % 4 == 0 && vector_aligned<T, 4>({{p.x, p.xs}, {p.out, p.outs}}))
           return channel_major_forward<T, K, 4>(p, stream);
         return channel_major_forward<T, K, 1>(p, stream);

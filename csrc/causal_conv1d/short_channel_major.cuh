@@ -90,6 +90,81 @@ __global__ void __launch_bounds__(kStripThreads) short_channel_major_forward(con
   }
 }
 
+// Results as (batch, channel, time): a warp's strip of 32 * 2 channels goes through shared memory, so that rows of it are stored whole.
+constexpr int kTurnChannels = 2;
+template <typename T>
+constexpr int kTurnLen = 128 / sizeof(T);  // samples a strip
+template <typename T>
+constexpr int kTurnPitch = kTurnLen<T> + 4 / sizeof(T);  // of a channel's row: one word more, for the banks
+
+template <typename T, int K, bool SILU>
+__global__ void __launch_bounds__(kStripThreads) short_turned_forward(const ConvParams p, const Strips strips) {
+  constexpr int V = kTurnChannels, kLen = kTurnLen<T>, kPitch = kTurnPitch<T>, U = 8, kWord = 4 / sizeof(T);
+  __shared__ __align__(16) T tiles[kStripThreads / 32][32 * V * kPitch];
+  T* tile = tiles[threadIdx.y];
+  const uint32_t strip_block = strips.channel_blocks.div(blockIdx.x);
+  const int64_t c0 = static_cast<int64_t>(blockIdx.x - strip_block * strips.channel_blocks.d) * 32 * V, c = c0 + threadIdx.x * V;
+  const bool mine = c < p.channels;
+  const int len = static_cast<int>(p.in_len), rows = static_cast<int>(min(int64_t{32 * V}, p.channels - c0));
+  float w[K][V], bias[V], win[K][V];
+  if (mine) load_channel_taps<T, K, V>(p.w, p.bias, c, p.w_c, p.w_k, p.bias_c, w, bias);
+  const float shift = late_shift<T>(p.shift, bias);
+  const bool words = (p.outs.b | p.outs.c) % (4 / sizeof(T)) == 0 && reinterpret_cast<uintptr_t>(p.out) % 4 == 0;
+  for (uint32_t strip = strip_block * blockDim.y + threadIdx.y; strip < strips.count; strip += strips.blocks * blockDim.y) {
+    const uint32_t b = strips.per_row.div(strip);
+    const int t0 = (strip - b * strips.per_row.d) * kLen, count = min(kLen, len - t0);
+    if (mine) {
+      const T* row = static_cast<const T*>(p.x) + b * p.xs.b + c;
+      load_window<T, K, V>(row, t0, p.xs.t, win);
+      for (int i = 0; i < count; i += U) {
+        Vec<T, V> raw[U];
+        float results[V][U];
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          raw[u] = {};
+          if (i + u < count) raw[u] = *reinterpret_cast<const Vec<T, V>*>(row + (t0 + i + u) * p.xs.t);
+        }
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          unpack<T, V>(raw[u], win[K - 1]);
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            float y = bias[v];
+#pragma unroll
+            for (int k = 0; k < K; ++k) y = fmaf(w[k][v], win[k][v], y);
+            if constexpr (sizeof(T) == 4) y += shift;
+            if constexpr (SILU) y = silu<T>(y);
+            results[v][u] = y;
+          }
+          slide<K, V>(win);
+        }
+        // 4 bytes at a time: words of neighbouring rows fall in different banks.
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+#pragma unroll
+          for (int u = 0; u < U; u += kWord)
+            *reinterpret_cast<Vec<T, kWord>*>(tile + (threadIdx.x * V + v) * kPitch + i + u) = pack<T, kWord>(results[v] + u);
+        }
+      }
+    }
+    __syncwarp();
+    T* out = static_cast<T*>(p.out) + b * p.outs.b + c0 * p.outs.c + t0;
+    const int at = threadIdx.x * kWord;
+    if (words && count == kLen) {
+#pragma unroll 8
+      for (int r = 0; r < rows; ++r) *reinterpret_cast<uint32_t*>(out + r * p.outs.c + at) = *reinterpret_cast<const uint32_t*>(tile + r * kPitch + at);
+    } else {
+      for (int r = 0; r < rows; ++r) {
+#pragma unroll
+        for (int j = 0; j < kWord; ++j) {
+          if (at + j < count) out[r * p.outs.c + at + j] = tile[r * kPitch + at + j];
+        }
+      }
+    }
+    __syncwarp();
+  }
+}
+
 // Runs K-1 samples past its strip, for the gradients that reach back into it; dw and db take only the strip's own.
 template <typename T, int K, int V, int U, bool SILU>
 __global__ void __launch_bounds__(kStripThreads) short_channel_major_backward(const BackwardParams p,

@@ -2,7 +2,8 @@
 // Used for 5 to some tens of taps, for few that are not causal, for one row, and where there are no tensor cores.
 //
 // An output is one chain of fused multiply-adds that begins with the bias, in the order of ATen's depthwise kernels: up
-// the taps forwards, and for the gradient of x, whose taps come reversed, down. So fp32 results are the same bits.
+// the taps forwards, and for the gradient of x, whose taps come reversed, down. So fp32 results are the same bits, and those of
+// sums in double are correctly rounded.
 #include <algorithm>
 
 #include "conv1d_cuda.h"
@@ -46,16 +47,22 @@ __device__ __forceinline__ void stage(S* tile, const T* row, int start, int coun
 #pragma unroll 2
     for (int i = threadIdx.x * V; i < count; i += THREADS * V) {
       const int t = start + i;
-      float v[V];
+      alignas(16) S wide[V];
       if (t >= 0 && t + V <= len) {
-        unpack<T, V>(*reinterpret_cast<const Vec<T, V>*>(row + t), v);
+        const auto raw = *reinterpret_cast<const Vec<T, V>*>(row + t);
+        if constexpr (sizeof(T) == 8) {
+#pragma unroll
+          for (int j = 0; j < V; ++j) wide[j] = raw.v[j];
+        } else {
+          float v[V];
+          unpack<T, V>(raw, v);
+#pragma unroll
+          for (int j = 0; j < V; ++j) wide[j] = v[j];
+        }
       } else {
 #pragma unroll
-        for (int j = 0; j < V; ++j) v[j] = t + j >= 0 && t + j < len ? to_float(row[t + j]) : 0.f;
+        for (int j = 0; j < V; ++j) wide[j] = t + j >= 0 && t + j < len ? S(to_float(row[t + j])) : S(0);
       }
-      alignas(16) S wide[V];
-#pragma unroll
-      for (int j = 0; j < V; ++j) wide[j] = v[j];
       constexpr int kVec = 16 / sizeof(S);
 #pragma unroll
       for (int j = 0; j < V; j += kVec) *reinterpret_cast<Vec<S, kVec>*>(tile + padded<S>(i + j)) = *reinterpret_cast<Vec<S, kVec>*>(wide + j);
@@ -64,7 +71,7 @@ __device__ __forceinline__ void stage(S* tile, const T* row, int start, int coun
 #pragma unroll 4
     for (int i = threadIdx.x; i < count; i += THREADS) {
       const int t = start + i;
-      tile[padded<S>(i)] = t >= 0 && t < len ? to_float(row[t * stride]) : 0.f;
+      tile[padded<S>(i)] = t >= 0 && t < len ? S(to_float(row[t * stride])) : S(0);
     }
   }
 }
@@ -80,22 +87,23 @@ __device__ __forceinline__ void with_offset(int offset, F&& f) {
   }
 }
 
-// One block: THREADS * 8 outputs of one row. DOWN: from the last tap to the first.
-template <typename T, int THREADS, bool DOWN>
+// One block: THREADS * 8 outputs of one row. DOWN: from the last tap to the first. X: what x is stored as; OUT: the results;
+// T: the rest. Sums are of type A.
+template <typename X, typename OUT, typename T, typename A, int THREADS, bool DOWN>
 __global__ void __launch_bounds__(THREADS) window_forward(const ConvParams p, const uint32_t tiles) {
   constexpr int kTile = THREADS * kElems;
-  __shared__ __align__(16) float xs[padded<float>(kTile + kTapBlock + 16) + 4];
-  __shared__ __align__(16) float ws[kTapBlock];
-  const int64_t row = blockIdx.x / tiles;
-  const int64_t b = row / p.channels, c = row - b * p.channels;
+  __shared__ __align__(16) A xs[padded<A>(kTile + kTapBlock + 16) + 4];
+  __shared__ __align__(16) A ws[kTapBlock];
+  const uint32_t row = blockIdx.x / tiles, channels = static_cast<uint32_t>(p.channels);
+  const int64_t b = row / channels, c = row % channels;
   const int t0 = static_cast<int>(blockIdx.x - row * tiles) * kTile, mine = threadIdx.x * kElems;
   const int in_len = static_cast<int>(p.in_len), out_len = static_cast<int>(p.out_len);
   const int taps = static_cast<int>(p.taps), left = static_cast<int>(p.left);
-  const T* x = static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c;
+  const X* x = static_cast<const X*>(p.x) + b * p.xs.b + c * p.xs.c;
   const T* w = static_cast<const T*>(p.w) + c * p.w_c;
 
-  float acc[kElems];
-  const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[c * p.bias_c]) : 0.f;
+  A acc[kElems];
+  const A bias = p.bias ? to_float(static_cast<const T*>(p.bias)[c * p.bias_c]) : 0.f;
 #pragma unroll
   for (int e = 0; e < kElems; ++e) acc[e] = bias;
   // Taps that meet x at all, for some output of the tile.
@@ -113,31 +121,36 @@ __global__ void __launch_bounds__(THREADS) window_forward(const ConvParams p, co
     const int warp_t0 = t0 + (mine & ~(32 * kElems - 1)), warp_t1 = warp_t0 + 32 * kElems - 1;
     const int lo = min(whole, max(0, (left - warp_t1 - k0) / kElems * kElems));
     const int hi = min(whole, (max(0, in_len + left - warp_t0 - k0) + kElems - 1) / kElems * kElems);
-    // The last taps one by one: one that is not there must not meet an inf.
-    auto rest = [&](int k) {
-      const float wk = ws[k];
-#pragma unroll
-      for (int e = 0; e < kElems; ++e) acc[e] = fmaf(wk, xs[padded<float>(shift + mine + k + e)], acc[e]);
-    };
-    if (DOWN) {
-      for (int k = count - 1; k >= whole; --k) rest(k);
-    }
     with_offset(shift % 4, [&](auto offset) {
       constexpr int O = decltype(offset)::value;
       const int base = mine + shift - O;
-      alignas(16) float win[kWindow];
+      alignas(16) A win[kWindow];
+      auto rest = [&] {  // the last taps: one that is not there must not meet an inf
+        read<kWindow>(xs, base + whole, win);
+#pragma unroll
+        for (int i = 0; i < kElems - 1; ++i) {
+          const int j = DOWN ? kElems - 2 - i : i;
+          if (whole + j < count) {
+            const A wk = ws[whole + j];
+#pragma unroll
+            for (int e = 0; e < kElems; ++e) acc[e] = fma(wk, win[O + e + j], acc[e]);
+          }
+        }
+      };
+      if (DOWN && whole < count) rest();
       if (lo < hi) read<kWindow - kElems>(xs, base + (DOWN ? hi : lo), win + (DOWN ? kElems : 0));
       for (int i = lo; i < hi; i += kElems) {
         const int k = DOWN ? lo + hi - kElems - i : i;
-        alignas(16) float wk[kElems];
-        *reinterpret_cast<float4*>(wk) = *reinterpret_cast<const float4*>(ws + k);
-        *reinterpret_cast<float4*>(wk + 4) = *reinterpret_cast<const float4*>(ws + k + 4);
+        alignas(16) A wk[kElems];
+        constexpr int kVec = 16 / sizeof(A);
+#pragma unroll
+        for (int j = 0; j < kElems; j += kVec) *reinterpret_cast<Vec<A, kVec>*>(wk + j) = *reinterpret_cast<const Vec<A, kVec>*>(ws + k + j);
         read<kElems>(xs, base + k + (DOWN ? 0 : kWindow - kElems), win + (DOWN ? 0 : kWindow - kElems));
 #pragma unroll
         for (int i = 0; i < kElems; ++i) {
           const int j = DOWN ? kElems - 1 - i : i;
 #pragma unroll
-          for (int e = 0; e < kElems; ++e) acc[e] = fmaf(wk[j], win[O + e + j], acc[e]);
+          for (int e = 0; e < kElems; ++e) acc[e] = fma(wk[j], win[O + e + j], acc[e]);
         }
 #pragma unroll
         for (int e = 0; e < kWindow - kElems; ++e) {
@@ -145,23 +158,21 @@ __global__ void __launch_bounds__(THREADS) window_forward(const ConvParams p, co
           else win[e] = win[e + kElems];
         }
       }
+      if (!DOWN && whole < count) rest();
     });
-    if (!DOWN) {
-      for (int k = whole; k < count; ++k) rest(k);
-    }
   }
 
-  const float constant = static_cast<float>(p.shift);
-  auto finish = [&](float y, auto&& dy) {
+  const A constant = static_cast<A>(p.shift);
+  auto finish = [&](A y, auto&& dy) {
     y += constant;
     if (p.epilogue == Epilogue::kSilu) y = silu<T>(y);
-    if (p.epilogue == Epilogue::kSiluGrad) y = silu_backward<T>(dy(), y);
+    if (p.epilogue == Epilogue::kSiluGrad) y = silu_backward<T>(A(dy()), y);
     return y;
   };
   constexpr int V = 16 / sizeof(T);
   const T* dy = static_cast<const T*>(p.dy) + b * p.dys.b + c * p.dys.c;
-  T* out = static_cast<T*>(p.out) + b * p.outs.b + c * p.outs.c;
-  const bool whole_vectors = p.outs.t == 1 && reinterpret_cast<uintptr_t>(out) % 16 == 0 && t0 + mine + kElems <= out_len &&
+  OUT* out = static_cast<OUT*>(p.out) + b * p.outs.b + c * p.outs.c;
+  const bool whole_vectors = sizeof(OUT) == sizeof(T) && p.outs.t == 1 && reinterpret_cast<uintptr_t>(out) % 16 == 0 && t0 + mine + kElems <= out_len &&
                              (p.epilogue != Epilogue::kSiluGrad || (p.dys.t == 1 && reinterpret_cast<uintptr_t>(dy) % 16 == 0));
   if (__syncthreads_and(whole_vectors)) {
 #pragma unroll
@@ -170,23 +181,23 @@ __global__ void __launch_bounds__(THREADS) window_forward(const ConvParams p, co
       if (p.epilogue == Epilogue::kSiluGrad) theirs = *reinterpret_cast<const Vec<T, V>*>(dy + t0 + mine + i);
       float y[V];
 #pragma unroll
-      for (int j = 0; j < V; ++j) y[j] = finish(acc[i + j], [&] { return to_float(theirs.v[j]); });
+      for (int j = 0; j < V; ++j) y[j] = static_cast<float>(finish(acc[i + j], [&] { return to_float(theirs.v[j]); }));
       *reinterpret_cast<Vec<T, V>*>(out + t0 + mine + i) = pack<T, V>(y);
     }
     return;
   }
 #pragma unroll
-  for (int e = 0; e < kElems; ++e) xs[padded<float>(mine + e)] = acc[e];
+  for (int e = 0; e < kElems; ++e) xs[padded<A>(mine + e)] = acc[e];
   __syncthreads();
 #pragma unroll 4
   for (int i = threadIdx.x; i < min(kTile, out_len - t0); i += THREADS)
-    out[(t0 + i) * p.outs.t] = from_float<T>(finish(xs[padded<float>(i)], [&] { return to_float(dy[(t0 + i) * p.dys.t]); }));
+    out[(t0 + i) * p.outs.t] = rounded<OUT>(finish(xs[padded<A>(i)], [&] { return to_float(dy[(t0 + i) * p.dys.t]); }));
 }
 
 // One block: 8 * CHUNKS taps of one channel. A thread owns 8 taps and every kSlices-th group of 8 samples.
 constexpr int kGradThreads = 256, kGradTile = 2048;
 
-template <typename T, int CHUNKS>
+template <typename G, typename T, int CHUNKS>
 __global__ void __launch_bounds__(kGradThreads) window_weight_grad(const WeightGradParams p, const int tiles) {
   using S = Sum<T>;
   constexpr int kSlices = kGradThreads / CHUNKS, kTaps = CHUNKS * kElems;
@@ -200,7 +211,7 @@ __global__ void __launch_bounds__(kGradThreads) window_weight_grad(const WeightG
   S acc[kElems] = {}, db = 0;
   for (int64_t item = blockIdx.y; item < p.batch * tiles; item += p.splits) {
     const int64_t b = item / tiles;
-    const T* g_row = static_cast<const T*>(p.g) + b * p.gs.b + c * p.gs.c;
+    const G* g_row = static_cast<const G*>(p.g) + b * p.gs.b + c * p.gs.c;
     const T* x_row = static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c;
     const int t0 = static_cast<int>(item - b * tiles) * kGradTile - misalignment(g_row, 0, p.gs.t);
     const int count = min(kGradTile, out_len - t0);
@@ -253,26 +264,41 @@ __global__ void __launch_bounds__(kGradThreads) window_weight_grad(const WeightG
   if (threadIdx.x == 0 && blockIdx.z == 0) out[p.taps] = total_db;
 }
 
-template <typename T, int THREADS>
-cudaError_t forward(const ConvParams& p, cudaStream_t stream) {
+template <typename X, typename OUT, typename T, typename A, bool DOWN, int THREADS>
+cudaError_t launch(const ConvParams& p, cudaStream_t stream) {
   const int64_t tiles = (p.out_len + THREADS * kElems - 1) / (THREADS * kElems), blocks = p.batch * p.channels * tiles;
   if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
-  auto* kernel = p.w_k < 0 ? window_forward<T, THREADS, true> : window_forward<T, THREADS, false>;
-  kernel<<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, static_cast<uint32_t>(tiles));
+  window_forward<X, OUT, T, A, THREADS, DOWN><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, static_cast<uint32_t>(tiles));
   return cudaGetLastError();
+}
+
+template <typename X, typename OUT, typename T, typename A, bool DOWN>
+cudaError_t forward(const ConvParams& p, cudaStream_t stream) {
+  if (p.out_len <= 32 * kElems) return launch<X, OUT, T, A, DOWN, 32>(p, stream);
+  if (p.out_len <= 64 * kElems) return launch<X, OUT, T, A, DOWN, 64>(p, stream);
+  return launch<X, OUT, T, A, DOWN, 128>(p, stream);
 }
 
 // Tiles of a row: the first may begin before it, at a 16-byte boundary.
 int64_t grad_tiles(const WeightGradParams& p) { return (p.out_len + 7 + kGradTile - 1) / kGradTile; }
 
-template <typename T, int CHUNKS>
-cudaError_t weight_grad(const WeightGradParams& p, cudaStream_t stream) {
+template <typename G, typename T, int CHUNKS>
+cudaError_t launch_weight_grad(const WeightGradParams& p, cudaStream_t stream) {
   const int tap_blocks = static_cast<int>((p.taps + CHUNKS * kElems - 1) / (CHUNKS * kElems));
   const dim3 grid(static_cast<unsigned>(p.channels), p.splits, tap_blocks);
-  window_weight_grad<T, CHUNKS><<<grid, kGradThreads, 0, stream>>>(p, static_cast<int>(grad_tiles(p)));
+  window_weight_grad<G, T, CHUNKS><<<grid, kGradThreads, 0, stream>>>(p, static_cast<int>(grad_tiles(p)));
   const cudaError_t e = cudaGetLastError();
   if (e != cudaSuccess) return e;
   return launch_reduce_partials(p.partial, p.splits, p.channels, p.taps, p.dw, p.db, p.dtype, stream);
+}
+
+template <typename G, typename T>
+cudaError_t weight_grad(const WeightGradParams& p, cudaStream_t stream) {
+  if (p.taps <= 8) return launch_weight_grad<G, T, 1>(p, stream);
+  if (p.taps <= 16) return launch_weight_grad<G, T, 2>(p, stream);
+  if (p.taps <= 32) return launch_weight_grad<G, T, 4>(p, stream);
+  if (p.taps <= 64) return launch_weight_grad<G, T, 8>(p, stream);
+  return launch_weight_grad<G, T, 16>(p, stream);
 }
 
 }  // namespace
@@ -280,9 +306,13 @@ cudaError_t weight_grad(const WeightGradParams& p, cudaStream_t stream) {
 cudaError_t launch_window_forward(const ConvParams& p, cudaStream_t stream) {
   return dispatch_dtype(p.dtype, [&](auto type) {
     using T = decltype(type);
-    if (p.out_len <= 32 * kElems) return forward<T, 32>(p, stream);
-    if (p.out_len <= 64 * kElems) return forward<T, 64>(p, stream);
-    return forward<T, 128>(p, stream);
+    using A = Sum<T>;
+    if (p.out_dtype != p.dtype) return forward<T, A, T, A, false>(p, stream);
+    if (p.x_dtype != p.dtype) return forward<A, T, T, A, false>(p, stream);
+    if constexpr (sizeof(T) == 4) {
+      if (p.exact) return forward<T, T, T, A, false>(p, stream);
+    }
+    return p.w_k < 0 ? forward<T, T, T, float, true>(p, stream) : forward<T, T, T, float, false>(p, stream);
   });
 }
 
@@ -295,11 +325,7 @@ int window_weight_grad_splits(const WeightGradParams& p) {
 cudaError_t launch_window_weight_grad(const WeightGradParams& p, cudaStream_t stream) {
   return dispatch_dtype(p.dtype, [&](auto type) {
     using T = decltype(type);
-    if (p.taps <= 8) return weight_grad<T, 1>(p, stream);
-    if (p.taps <= 16) return weight_grad<T, 2>(p, stream);
-    if (p.taps <= 32) return weight_grad<T, 4>(p, stream);
-    if (p.taps <= 64) return weight_grad<T, 8>(p, stream);
-    return weight_grad<T, 16>(p, stream);
+    return p.g_dtype == p.dtype ? weight_grad<T, T>(p, stream) : weight_grad<Sum<T>, T>(p, stream);
   });
 }
 
