@@ -34,8 +34,10 @@ from . import causal_conv1d_graph as read
 
 aten = torch.ops.aten
 
-# The kernels that work in either memory order, without a copy, are those for few taps.
-CHANNELS_LAST_TAPS = 4
+# The CUDA kernels that work in (batch, time, channels) memory order, without a copy, are those for up to so many taps, by the bytes of an
+# element. 16-bit tensor-core kernels for more are worth the copies.
+CHANNELS_LAST_TAPS = {2: 8, 4: 32}
+TURNED_TAPS = 4  # and from it into (batch, channels, time)
 
 
 def reference(
@@ -93,12 +95,24 @@ causal_conv1d_backward = ops.define(
 )
 
 
-def _channels_last(x: torch.Tensor, taps: Any) -> bool:
-    """Whether the kernels should work in (batch, time, channels) memory order."""
-    strides, sizes, taps = g.hints(x.stride()), g.hints(x.shape), g.hint(taps)
-    if strides is None or sizes is None or taps is None or taps > CHANNELS_LAST_TAPS:
-        return False
-    return strides[1] == 1 and sizes[1] > 1 and strides[2] != 1 and sizes[2] > 1
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether (batch, channels, time) lies in memory as (batch, time, channels)."""
+    strides, sizes = g.hints(tensor.stride()), g.hints(tensor.shape)
+    return strides is not None and sizes is not None and strides[1] == 1 and sizes[1] > 1 and strides[2] != 1 and sizes[2] > 1
+
+
+def _channels_last(x: torch.Tensor, taps: Any, wanted: torch.Tensor) -> bool:
+    """Whether the kernels should write in (batch, time, channels) memory order. Those of CPUs go from any order to any other;
+    those of GPUs stay in x's."""
+    if x.device.type == "cpu":
+        return _is_channels_last(wanted)
+    taps = g.hint(taps)
+    return taps is not None and taps <= CHANNELS_LAST_TAPS[x.element_size()] and _is_channels_last(x)
+
+
+def _operand(emit: Emitter, node: fx.Node, channels_last: bool) -> fx.Node:
+    """``node`` in a memory order that the kernels take."""
+    return node if g.value(node).device.type == "cpu" else _in_order(emit, node, channels_last)
 
 
 def _in_order(emit: Emitter, node: fx.Node, channels_last: bool) -> fx.Node:
@@ -129,8 +143,7 @@ def _turn(emit: Emitter, node: fx.Node) -> fx.Node:
 def _restrided(emit: Emitter, node: fx.Node, want: torch.Tensor) -> fx.Node:
     if g.difference(want, g.value(node)) is None:
         return node
-    strides, sizes = g.hints(want.stride()), g.hints(want.shape)
-    node = _in_order(emit, node, channels_last=strides is not None and strides[1] == 1 and sizes[1] > 1 and strides[2] != 1)
+    node = _in_order(emit, node, channels_last=_is_channels_last(want))
     if g.difference(want, g.value(node)) is None:
         return node
     # A slice of longer rows: make the rows as long again.
@@ -174,8 +187,13 @@ class CausalConv1d(Pattern):
         absorbed = [what for what, there in (("SiLU", silu), ("constant", found.shift != 0)) if there]
 
         def emit(e: Emitter) -> fx.Node:
-            channels_last = _channels_last(g.value(found.conv.x), found.conv.taps)
-            x = _in_order(e, found.conv.x, channels_last)
+            wanted = g.value(output).transpose(1, 2) if found.turned else g.value(output)
+            channels_last = _channels_last(g.value(found.conv.x), found.conv.taps, wanted)
+            x = found.conv.x
+            if channels_last and self._turns(found, output, wanted):
+                channels_last = False
+            else:
+                x = _operand(e, x, channels_last)
             y = e.call(
                 causal_conv1d,
                 *(x, found.conv.weight, found.bias, found.left, found.right, found.shift, silu, channels_last),
@@ -183,6 +201,15 @@ class CausalConv1d(Pattern):
             return _restride(e, y, output, found.turned)
 
         return Match((output,), emit, interior, note=f"absorbs {' and '.join(absorbed)}" if absorbed else "")
+
+    @staticmethod
+    def _turns(found: read.Forward, output: fx.Node, wanted: torch.Tensor) -> bool:
+        """Whether a GPU's kernel should turn (batch, time, channels) into (batch, channels, time): where that is a result of the graph,
+        whose strides are eager's. For anything else Inductor reads it in whatever order it is."""
+        sizes, taps = g.hints(g.value(found.conv.x).shape), g.hint(found.conv.taps)
+        if sizes is None or taps is None or _is_channels_last(wanted) or not any(u.op == "output" for u in output.users):
+            return False
+        return taps <= TURNED_TAPS and sizes[1] % 2 == 0 and g.same_size(found.left, found.conv.taps - 1) and g.same_size(found.right, 0)
 
     @staticmethod
     def _only_silu(found: read.Forward, silu: tuple[fx.Node, ...]) -> bool:
@@ -214,9 +241,10 @@ class CausalConv1dBackward(Pattern):
         interior = _interior(found.nodes, outputs)
 
         def emit(e: Emitter) -> list[fx.Node]:
-            channels_last = _channels_last(g.value(found.conv.x), found.conv.taps)
-            x = _in_order(e, found.conv.x, channels_last)
-            grad = _in_order(e, _turn(e, found.grad) if found.turned else found.grad, channels_last)
+            x = found.conv.x
+            channels_last = _channels_last(g.value(x), found.conv.taps, g.value(found.results[0] or x))
+            x = _operand(e, x, channels_last)
+            grad = _operand(e, _turn(e, found.grad) if found.turned else found.grad, channels_last)
             needed = [r is not None for r in found.results]
             gradients = e.call(
                 causal_conv1d_backward,
@@ -236,7 +264,7 @@ def bench_cases() -> list[Case]:
 
     def cases(name: str, shape: tuple[int, ...], taps: int, dtype: torch.dtype, last: bool, forward: dict, backward: dict):
         batch, channels, length = shape
-        short = taps <= CHANNELS_LAST_TAPS
+        short = taps <= 4
 
         def inputs(device: torch.device) -> tuple:
             def rows():

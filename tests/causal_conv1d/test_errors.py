@@ -1,6 +1,7 @@
 """Errors to fp64 are at most 1.2 times eager's, in every one of many random convolutions.
 
-``FUSEBACKEND_ERROR_CASES=500 pytest tests/causal_conv1d/test_errors.py`` runs as many as the figures in the README.
+There is no floor under which errors would not count: rounding errors of a few numbers are a matter of luck, but ours are eager's, bit
+for bit, or smaller by construction wherever there are few. ``FUSEBACKEND_ERROR_CASES=1000`` runs as many on each device.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from one_convolution import Case
 from fusebackend.patterns import causal_conv1d as family
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-CASES = {"cpu": 40, "cuda": 200}
+CASES = {"cpu": 200, "cuda": 500}
+PARTS = 10
 MARGIN = 1.2
 
 
@@ -32,18 +34,23 @@ class Error:
     largest: float
 
 
-def draw_case(draw: random.Random, device: str) -> Case:
+def draw_spec(draw: random.Random, device: str) -> tuple[tuple, dict]:
+    """The arguments of a random ``Case``."""
     lengths = [1, 2, 31, 64, 129, 768, 1134, draw.randint(1, 40), draw.randint(1, 300), draw.randint(300, 2048)]
     length = draw.choice(lengths + [2048, 8192] * (device == "cuda"))
     taps = draw.choice([1, 2, 3, 4, 4, draw.randint(5, 64), draw.randint(5, 64), draw.randint(65, 1024), length, length])
     left = draw.choice([taps - 1, taps - 1, taps - 1, taps // 2, 0, draw.randint(0, taps + 3)])
     out = draw.choice([length, length, max(1, length - taps + 1), draw.randint(max(1, length // 2), length + left)])
-    batch, channels = draw.choice([1, 2, 3, 8, 11, 32]), draw.choice([2, 3, 8, 40])
-    while batch * channels * length * taps > (4e9 if device == "cuda" else 2e7) and batch * channels > 2:
-        batch, channels = (batch + 1) // 2, max(2, channels // 2)
+    batch, channels = draw.choice([1, 2, 3, 8, 11, 32]), draw.choice([1, 2, 3, 8, 40, 64])
+    while batch * channels * length * taps > (4e9 if device == "cuda" else 2e7) and batch * channels > 1:
+        batch, channels = (batch + 1) // 2, (channels + 1) // 2
     dtype = draw.choice([torch.float32, torch.float32, torch.float16, torch.bfloat16])
     flags = {name: draw.random() < 0.5 for name in ("channels_last", "silu", "bias")}
-    return Case(batch, channels, length, taps, dtype, device, left=left, out=out, shift=0.0, **flags)
+    return (batch, channels, length, taps, dtype), {"left": left, "out": out, "shift": 0.0, **flags}
+
+
+def build_case(spec: tuple[tuple, dict], device: str) -> Case:
+    return Case(*spec[0], device, **spec[1])
 
 
 def scales(case: Case) -> list[torch.Tensor]:
@@ -71,19 +78,20 @@ def errors(case: Case) -> Iterator[tuple[str, Error, Error]]:
         yield name, error(ours, exact, scale), error(eagers, exact, scale)
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, cuda])])
-def test_no_error_is_more_than_a_fifth_above_eagers(device):
-    draw = random.Random(1)
+def test_no_error_is_more_than_a_fifth_above_eagers(device, part):
+    draw = random.Random(part)
     ratios = []
-    for i in range(int(os.environ.get("FUSEBACKEND_ERROR_CASES", CASES[device]))):
+    for i in range(int(os.environ.get("FUSEBACKEND_ERROR_CASES", CASES[device])) // PARTS):
         torch.manual_seed(i)
-        case = draw_case(draw, device)
-        ulp = torch.finfo(case.x.dtype).eps  # below it, either is as good as the dtype allows
+        case = build_case(draw_spec(draw, device), device)
+        ulp = torch.finfo(case.x.dtype).eps
         for name, ours, eagers in errors(case):
             which = f"case {i}: {name} of {tuple(case.x.shape)}, {case.weight.shape[2]} taps, {case.x.dtype}"
             for kind in ("norm", "largest"):
                 got, limit = getattr(ours, kind), getattr(eagers, kind)
-                assert got <= MARGIN * max(limit, ulp), f"{which}: {kind} {got / ulp:.2f} ulp, eager's {limit / ulp:.2f}"
-            ratios.append(ours.norm / max(eagers.norm, ulp / 2))
+                assert got <= MARGIN * limit, f"{which}: {kind} {got / ulp:.4f} ulp, eager's {limit / ulp:.4f}"
+            ratios.append(ours.norm / eagers.norm if eagers.norm else 1.0)
     ratios.sort()
     assert ratios[len(ratios) // 2] <= 1.0 + 1e-6, "the median is no worse than eager's"

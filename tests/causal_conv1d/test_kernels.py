@@ -33,6 +33,28 @@ def test_long_kernels(device, dtype, length, taps):
         Case(batch, channels, length, taps, dtype, device, silu=silu, bias=batch != 3).check()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("taps", [5, 8, 12, 16, 24, 31, 40, 70])
+def test_some_taps(device, channels_last, taps):
+    for dtype in (torch.float32, torch.bfloat16):
+        for length in (96, 101):
+            Case(24, 66, length, taps, dtype, device, channels_last=channels_last, silu=length == 96).check()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("taps", [3, 4, 9, 31])
+def test_one_memory_order_in_and_the_other_out(device, taps):
+    for dtype in (torch.float32, torch.bfloat16):
+        for channels, length in ((34, 150), (7, 64)):
+            for channels_last in (False, True):
+                case = Case(2, channels, length, taps, dtype, device, channels_last=channels_last, silu=taps == 4)
+                case.channels_last = not channels_last
+                case.check()
+                case.grad = case.grad.transpose(1, 2).contiguous().transpose(1, 2) if not channels_last else case.grad.contiguous()
+                case.check()
+
+
 @pytest.mark.cuda
 @cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
