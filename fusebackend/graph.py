@@ -267,3 +267,13 @@ def spec(tensor: Any) -> str:
     kind = name.rstrip("0123456789")
     short = letters.get(kind, kind) + name[len(kind) :] if kind in letters else name
     return f"{short}[{', '.join(map(str, tensor.shape))}]"
+
+
+def run_length(sizes: list[int], order: list[int], other: list[int]) -> int:
+    """Elements along the innermost dims of memory order ``order`` that are one dim in ``other`` too."""
+    length = sizes[order[-1]]
+    for outer, inner in zip(reversed(order[:-1]), reversed(order[1:])):
+        if other.index(inner) != other.index(outer) + 1:
+            break
+        length *= sizes[outer]
+    return length

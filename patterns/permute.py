@@ -60,12 +60,14 @@ class Site:
         order: the copy's dims from outermost to innermost in memory.
         argument: the index of ``source`` among the anchor's arguments, if the anchor makes the copy for itself; None if it is the copy.
         fusable: whether Inductor writes the copy itself, so that a pointwise neighbour could join it.
+        unproven: why it is not known that Inductor's copy is slower, as for :class:`Match`.
     """
 
     source: fx.Node
     order: list[int]
     argument: int | None = None
     fusable: bool = True
+    unproven: str = ""
 
 
 class Permute(Pattern):
@@ -87,7 +89,7 @@ class Permute(Pattern):
                 return copies[None]
             return e.call(node.target, *(copies.get(i, a) for i, a in enumerate(node.args)), **node.kwargs)
 
-        return Match((node,), emit)
+        return Match((node,), emit, unproven=next((s.unproven for s in sites if s.unproven), ""))
 
     def examples(self) -> list[tuple[Callable, tuple]]:
         def transposed(x):
@@ -149,7 +151,9 @@ def _judge(node: fx.Node, site: Site) -> Site | Reject | None:
         if neighbour is not None:
             return Reject(f"Inductor fuses it with its neighbour {g.describe(neighbour)}", node)
     reason = _loses(x, before, after, site)
-    return Reject(reason, node) if reason else site
+    if reason:
+        return Reject(reason, node)
+    return dataclasses.replace(site, unproven=_unproven(x, before, after)) if x.device.type == "cpu" else site
 
 
 def _varying(x: torch.Tensor, order: list[int] | None) -> list[int] | None:
@@ -164,7 +168,7 @@ def _producer(source: fx.Node) -> fx.Node | None:
 
 
 def _loses(x: torch.Tensor, before: list[int], after: list[int], site: Site) -> str | None:
-    """Why Inductor's (or PyTorch's) own copy is as good, by what was measured on an H200 and on a CPU with AVX2; None if it is not."""
+    """Why Inductor's (or PyTorch's) own copy is as good, by what was measured on an H200; None if it is not."""
     unavailable = native.load().why_not(x.device, permute_copy)
     if unavailable:
         return unavailable
@@ -173,14 +177,24 @@ def _loses(x: torch.Tensor, before: list[int], after: list[int], site: Site) -> 
     if total < (_SMALL_CUDA if x.device.type == "cuda" else _SMALL_CPU):
         return f"{total} bytes: a call of an operator costs as much as they do"
     static = all(isinstance(n, int) for n in (*x.shape, *x.stride()))
-    if x.device.type != "cuda":
-        edges = [sizes[order[-1]] for order in (before, after)]
-        if static and x.itemsize >= 4 and before[-1] != after[-1] and min(edges) >= 8 and max(edges) < 64:
-            return "both dims are short and sizes are static: Inductor's loop is as fast"
+    if x.device.type == "cpu":
         return None
     if not site.fusable:  # PyTorch's strided kernel is the peer: 1.5x to 6x slower than a copy
         return None
     return _loses_to_triton(sizes, x.itemsize, before, after, static)
+
+
+def _unproven(x: torch.Tensor, before: list[int], after: list[int]) -> str:
+    """Where it is not known that Inductor's copy is slower on a CPU: it turns squares in wider registers than the kernel's.
+    Where rows of the copy (under symbolic sizes: of either side) are short it goes one by one: 2x to 30x slower than ours."""
+    sizes = g.hints(x.shape)
+    if before[-1] == after[-1]:
+        return "rows stay whole: Inductor's copy on a CPU may be as fast"
+    along, beside = g.run_length(sizes, after, before), g.run_length(sizes, before, after)
+    static = all(isinstance(n, int) for n in (*x.shape, *x.stride()))
+    if x.itemsize in (2, 4) and (along if static else min(along, beside)) <= 4:
+        return ""
+    return "rows are long, or elements are not of 2 or 4 bytes: Inductor's copy on a CPU may be as fast"
 
 
 def _loses_to_triton(sizes: list[int], itemsize: int, before: list[int], after: list[int], static: bool) -> str | None:
@@ -188,7 +202,7 @@ def _loses_to_triton(sizes: list[int], itemsize: int, before: list[int], after: 
 
     Of 24 random static shapes those with long rows in the result and some width in the source gained 1.2x to 1.6x, others
     lost up to half; of dynamic ones, short or small copies lost."""
-    rows, columns = _edge(sizes, after, before), _edge(sizes, before, after)  # elements along the copy's inner dims, and the source's
+    rows, columns = g.run_length(sizes, after, before), g.run_length(sizes, before, after)  # elements along the copy's inner dims, and the source's
     if not static and math.prod(sizes) * itemsize < _SMALL_DYNAMIC:
         return "sizes are dynamic, and so small that the call of an operator counts"
     if before[-1] == after[-1]:
@@ -209,18 +223,8 @@ def _loses_to_triton(sizes: list[int], itemsize: int, before: list[int], after: 
     return None if itemsize >= 4 or short else "static sizes, elements of less than 4 bytes: Inductor's copy may be as fast"
 
 
-def _edge(sizes: list[int], order: list[int], other: list[int]) -> int:
-    """Elements along the innermost dims of ``order`` that are one dim in ``other`` too."""
-    length = sizes[order[-1]]
-    for outer, inner in zip(reversed(order[:-1]), reversed(order[1:])):
-        if other.index(inner) != other.index(outer) + 1:
-            break
-        length *= sizes[outer]
-    return length
-
-
 # Bytes below which a copy takes no longer than the call that launches it; calls with symbolic sizes take longer.
-_SMALL_CUDA, _SMALL_DYNAMIC, _SMALL_CPU = 2 << 20, 32 << 20, 1 << 14
+_SMALL_CUDA, _SMALL_DYNAMIC, _SMALL_CPU = 2 << 20, 32 << 20, 1 << 17
 
 
 def _case(name: str, shape: tuple[int, ...], permutation: tuple[int, ...], dtype: torch.dtype, goal: float | None) -> Case:

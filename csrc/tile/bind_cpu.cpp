@@ -5,25 +5,24 @@ namespace fusebackend::tile {
 namespace {
 
 // Work below this many elements a thread does not pay for waking it.
-constexpr int64_t kGrainElements = 32768;
+constexpr int64_t kGrainElements = 8192;
 
 template <typename Body>
-void parallel(const Plan& plan, Body body) {
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, cpu_unit_elements(plan)));
-  torch::stable::parallel_for(0, cpu_units(plan), grain, body);
+void parallel(const Problem& problem, Body body) {
+  const Plan plan = make_plan(problem);
+  const Cut cut = make_cut(plan);
+  const int64_t unit = std::max<int64_t>(1, cut.part * cut.inner * cut.rows);
+  torch::stable::parallel_for(0, cut.units, std::max<int64_t>(1, kGrainElements / unit),
+                              [&](int64_t begin, int64_t end) { body(plan, cut, begin, end); });
 }
 
 Tensor permute_copy(const Tensor& x, const std::vector<int64_t>& order) {
-  return permute_copy_with(x, order, [](const Problem& problem) {
-    const Plan plan = make_plan(problem);
-    parallel(plan, [&](int64_t begin, int64_t end) { permute_copy_cpu(plan, begin, end); });
-  });
+  return permute_copy_with(x, order, [](const Problem& problem) { parallel(problem, permute_copy_cpu); });
 }
 
 Tensor transpose_add(const Tensor& x, const Tensor& y, double alpha, int64_t ialpha, const std::vector<int64_t>& order) {
   return transpose_add_with(x, y, alpha, ialpha, order, [](const Problem& problem, AddType type, Alpha a) {
-    const Plan plan = make_plan(problem);
-    parallel(plan, [&](int64_t begin, int64_t end) { add_cpu(plan, type, a, begin, end); });
+    parallel(problem, [&](const Plan& plan, const Cut& cut, int64_t begin, int64_t end) { add_cpu(plan, cut, type, a, begin, end); });
   });
 }
 

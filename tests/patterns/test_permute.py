@@ -144,12 +144,18 @@ def test_the_input_of_a_convolution_over_time(interpreted, device):
 
 
 def test_what_does_not_pay_stays_with_inductor(interpreted):
-    def reasons(*shape):
-        interpreted(lambda x: x.t().contiguous(), options={"fuse.patterns": "permute"})(tensor(*shape))
+    def reasons(*shape, dtype=torch.float32, **kwargs):
+        torch._dynamo.reset()
+        options = {"fuse.patterns": "permute", "fuse.gate": "auto"}
+        interpreted(lambda x: x.transpose(0, 1).contiguous(), options=options, **kwargs)(tensor(*shape, dtype=dtype))
         return [r.reason for r in fusebackend.last_report().rejections]
 
     assert "4160 bytes" in reasons(26, 40)[0]
-    assert reasons(260, 300) == []
+    assert "long" in reasons(260, 300)[0] and "long" in reasons(260, 300, dynamic=True)[0]
+    assert "whole" in reasons(260, 30, 40)[0]
+    assert reasons(3, 20000) == [] and reasons(4, 40000, dtype=torch.float16) == []
+    assert "long" in reasons(20000, 3)[0] and reasons(20000, 3, dynamic=True) == []
+    assert "2 or 4 bytes" in reasons(3, 20000, dtype=torch.float64)[0]
 
 
 @pytest.mark.parametrize(

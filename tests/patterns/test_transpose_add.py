@@ -117,12 +117,31 @@ def test_a_near_miss_says_why(interpreted, fn, shapes, reason):
     assert any(reason in r.reason for r in report.rejections), report
 
 
-def test_sums_that_do_not_pay_stay_with_inductor(interpreted, device, monkeypatch):
+@pytest.mark.cuda
+def test_small_sums_stay_with_inductor(interpreted, device, monkeypatch):
     monkeypatch.setattr(family, "_SMALL_CUDA", 2 << 20)
-    rows = 64 if device.type == "cuda" else 600
-    interpreted(lambda x, y: x.t() + y)(tensor(rows, 600, device=device), tensor(600, rows, device=device))
-    reason = "153600 bytes" if device.type == "cuda" else "come from memory"
-    assert [reason in r.reason for r in fusebackend.last_report().rejections] == [True]
+    interpreted(lambda x, y: x.t() + y)(tensor(64, 600, device=device), tensor(600, 64, device=device))
+    assert ["153600 bytes" in r.reason for r in fusebackend.last_report().rejections] == [True]
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "dtype", "dynamic", "reason"),
+    [
+        ((165, 83, 3), (2, 1, 0), torch.float16, False, None),
+        ((165, 83, 3), (2, 1, 0), torch.float32, False, "long"),
+        ((3, 83, 165), (2, 1, 0), torch.float32, True, None),
+        ((3, 83, 165), (2, 1, 0), torch.float16, False, "long"),
+        ((512, 320), (1, 0), torch.bfloat16, False, "long"),
+        ((512, 320), (1, 0), torch.bfloat16, True, "long"),
+        ((50, 60, 3), (2, 1, 0), torch.float16, False, "9000 elements"),
+    ],
+)
+def test_on_a_cpu_only_sums_of_short_rows_are_proven(interpreted, shape, order, dtype, dynamic, reason):
+    x, y = tensor(*shape, dtype=dtype), tensor(*(shape[d] for d in order), dtype=dtype)
+    interpreted(lambda x, y: x.permute(order) + y, dynamic=dynamic, options={"fuse.gate": "auto"})(x, y)
+    report = fusebackend.last_report()
+    assert len(report.substitutions) == (reason is None)
+    assert [reason in r.reason and "not timed" in r.reason for r in report.rejections] == [True] * (reason is not None)
 
 
 def test_an_in_place_add_is_left_to_inductor_which_writes_in_place(interpreted):
