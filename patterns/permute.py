@@ -202,7 +202,8 @@ def _loses_to_triton(sizes: list[int], itemsize: int, before: list[int], after: 
 
     Of 24 random static shapes those with long rows in the result and some width in the source gained 1.2x to 1.6x, others
     lost up to half; of dynamic ones, short or small copies lost."""
-    rows, columns = g.run_length(sizes, after, before), g.run_length(sizes, before, after)  # elements along the copy's inner dims, and the source's
+    # Elements along the copy's inner dims, and the source's.
+    rows, columns = g.run_length(sizes, after, before), g.run_length(sizes, before, after)
     if not static and math.prod(sizes) * itemsize < _SMALL_DYNAMIC:
         return "sizes are dynamic, and so small that the call of an operator counts"
     if before[-1] == after[-1]:

@@ -23,9 +23,10 @@ PROGRAMS = {
                 out = torch.nn.functional.conv1d(torch.nn.functional.pad(x, (3, 0)), self.weight, groups=8)
                 return out, x.transpose(1, 2) + y
 
+        SOONER = {"aot_inductor.compile_wrapper_opt_level": "O0"}
         model, inputs = Model(), (torch.randn(2, 8, 24), torch.randn(2, 24, 8))
         exported = torch.export.export(model, inputs)
-        configs = fusebackend.inductor_configs(options={"aot_inductor.compile_wrapper_opt_level": "O0"})  # it compiles sooner
+        configs = fusebackend.inductor_configs(options={"fuse.gate": "off", **SOONER})
         with torch.no_grad():
             torch._inductor.aoti_compile_and_package(exported, package_path=sys.argv[1] + "/model.pt2", inductor_configs=configs)
             torch.save((inputs, model(*inputs)), sys.argv[1] + "/results.pt")
@@ -41,7 +42,7 @@ PROGRAMS = {
     "save": """
         import sys, torch, fusebackend
 
-        torch.compile(lambda x, y: x.t() + y, backend="fuse")(torch.randn(8, 6), torch.randn(6, 8))
+        torch.compile(lambda x, y: x.t() + y, backend="fuse", options={"fuse.gate": "off"})(torch.randn(8, 6), torch.randn(6, 8))
         data, _ = torch.compiler.save_cache_artifacts()
         open(sys.argv[1] + "/artifacts", "wb").write(data)
         print(fusebackend.last_report().counts())
@@ -51,7 +52,7 @@ PROGRAMS = {
 
         torch.compiler.load_cache_artifacts(open(sys.argv[1] + "/artifacts", "rb").read())
         x, y = torch.randn(8, 6), torch.randn(6, 8)
-        assert torch.equal(torch.compile(lambda x, y: x.t() + y, backend="fuse")(x, y), x.t() + y)
+        assert torch.equal(torch.compile(lambda x, y: x.t() + y, backend="fuse", options={"fuse.gate": "off"})(x, y), x.t() + y)
         from torch._dynamo.utils import counters
         assert counters["aot_autograd"]["autograd_cache_hit"] == 1, counters
         import fusebackend
