@@ -9,6 +9,9 @@ from .. import ops
 #: An index outside [0, rows) is an error; counts from the end (index_put); adds nothing (embedding backward).
 STRICT, WRAP, DROP = 0, 1, 2
 
+#: Added to these: a negative source index is an error too, as in a gather. Without it, it counts from the end.
+SOURCE_STRICT = 4
+
 #: Rows with more entries are cut (kChunk in csrc/accumulate/accumulate.h).
 CHUNK = 128
 
@@ -45,7 +48,7 @@ def reference(
         weight: (n,) factors, in source's dtype.
         source_index: (n,) int32 or int64; entry k is row ``source_index[k]`` of source. Negative: from the end.
         ignore_index: entries with this index add nothing.
-        bounds: STRICT, WRAP or DROP.
+        bounds: STRICT, WRAP or DROP, plus SOURCE_STRICT or not.
 
     The operators also take a ``plan``, what ``index_plan`` made of both indices, which spares them the sorting.
 
@@ -59,9 +62,9 @@ def reference(
     factor = torch.full_like(index, 1, dtype=wide) if weight is None else weight.to(wide)
     entries = entries * (factor * (alpha if wide is torch.float64 else int(alpha))).reshape(shape)
     kept = torch.ones_like(index, dtype=torch.bool) if ignore_index is None else index != ignore_index
-    if bounds == WRAP:
+    if bounds % SOURCE_STRICT == WRAP:
         index = torch.where(index < 0, index + rows, index)
-    if bounds == DROP:
+    if bounds % SOURCE_STRICT == DROP:
         kept &= (index >= 0) & (index < rows)
     kept = kept.nonzero()[:, 0]
     return self.to(wide).index_add(dim, index[kept], entries.index_select(dim, kept)).to(self.dtype)
@@ -106,9 +109,9 @@ def reference_plan(
         with a ``source_index`` the source row of each; for each row how many entries are before its first, and at last how
         many add something; the row of every CHUNKth sorted entry, ``rows`` where it adds nothing.
     """
-    row = torch.where(index < 0, index + rows, index) if bounds == WRAP else index
+    row = torch.where(index < 0, index + rows, index) if bounds % SOURCE_STRICT == WRAP else index
     left_out = torch.zeros_like(index, dtype=torch.bool) if ignore_index is None else index == ignore_index
-    if bounds == DROP:
+    if bounds % SOURCE_STRICT == DROP:
         left_out |= (row < 0) | (row >= rows)
     row, entries = torch.where(left_out, rows, row).sort(stable=True)
     offsets = torch.searchsorted(row, torch.arange(rows + 1, device=index.device, dtype=row.dtype))

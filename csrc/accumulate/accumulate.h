@@ -56,6 +56,7 @@ struct Params {
   int64_t out_numel = 0;       // of the dense storage that out covers; read only when initial != out
   double alpha = 1.0;
   Bounds bounds = Bounds::kStrict;
+  bool source_wraps = true;  // negative source indices count from the end (indexing); else they are errors (gather)
   bool has_ignore = false;  // entries whose index is `ignore` contribute nothing (an embedding's padding_idx)
   int64_t ignore = 0;
   bool precise = false;        // 16-bit floats: sum in fp32 and round once, whatever it costs

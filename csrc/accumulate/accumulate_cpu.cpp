@@ -363,7 +363,7 @@ CpuPlan cpu_plan(const Params& p, int threads) {
   if (p.source_index.data && !plan.out_of_range) {
     plan.bounded_by = p.source_rows;
     for (int64_t n = 0; n < p.n && !plan.out_of_range; ++n)
-      if (const int64_t row = index_at(p.source_index, n); row < -p.source_rows || row >= p.source_rows) plan.out_of_range = row;
+      if (const int64_t row = index_at(p.source_index, n); row < (p.source_wraps ? -p.source_rows : 0) || row >= p.source_rows) plan.out_of_range = row;
   }
   if (plan.out_of_range) return plan;
 

@@ -60,6 +60,14 @@ inline void check_index(const Tensor& t) {
   STD_TORCH_CHECK(t.scalar_type() == ScalarType::Long || t.scalar_type() == ScalarType::Int, "index_add: indices must be int32 or int64");
 }
 
+inline void set_bounds(Params& p, int64_t bounds) {
+  constexpr int64_t kSourceStrict = 4;
+  STD_TORCH_CHECK(bounds >= 0 && bounds % kSourceStrict <= 2 && bounds < 2 * kSourceStrict,
+                  "index_add: bounds must be 0 (strict), 1 (wrap) or 2 (drop), plus 4 if negative source indices are errors");
+  p.bounds = Bounds(bounds % kSourceStrict);
+  p.source_wraps = bounds < kSourceStrict;
+}
+
 inline void check_plan(const Tensor& t, const Params& p) {
   const int64_t words = plan_words(p.n, p.rows, p.source_index.data);
   STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.dim() == 1 && t.size(0) == words && t.stride(0) == 1,
@@ -105,8 +113,7 @@ inline Params make_params(const Tensor& out, const void* initial, const Options&
   STD_TORCH_CHECK(p.rows <= 1 || p.out_row_stride != 0, "index_add: self must not be expanded");
   p.out_numel = out.numel();
   p.alpha = o.alpha;
-  STD_TORCH_CHECK(o.bounds >= 0 && o.bounds <= 2, "index_add: bounds must be 0 (strict), 1 (wrap) or 2 (drop)");
-  p.bounds = Bounds(o.bounds);
+  set_bounds(p, o.bounds);
   p.has_ignore = o.ignore_index.has_value();
   p.ignore = o.ignore_index.value_or(0);
   p.precise = o.precise;
@@ -168,12 +175,11 @@ Tensor make_index_plan(const Tensor& index, int64_t rows, std::optional<int64_t>
                        const std::optional<Tensor>& source_index, int64_t source_rows, Run run) {
   check_index(index);
   STD_TORCH_CHECK(index.dim() == 1 && index.size(0) < INT32_MAX && rows < INT32_MAX, "index_plan: fewer than 2^31 entries and rows");
-  STD_TORCH_CHECK(bounds >= 0 && bounds <= 2, "index_plan: bounds must be 0 (strict), 1 (wrap) or 2 (drop)");
   Params p;
   p.n = index.size(0);
   p.rows = rows;
   p.index = row_vector(index, p.n, "index");
-  p.bounds = Bounds(bounds);
+  set_bounds(p, bounds);
   p.has_ignore = ignore_index.has_value();
   p.ignore = ignore_index.value_or(0);
   p.source_rows = source_rows;

@@ -23,6 +23,7 @@ struct FlatArgs {
   bool has_ignore;
   float alpha;
   int64_t ignore, source_rows;
+  bool source_wraps;
   const T* weight;
   RowVector source_index;
 };
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(kFlatThreads) flat_kernel(const __grid_constan
   int64_t from = n;
   A scale = A(1);
   if constexpr (!kPlain) {
-    if (a.source_index.data) from = checked_row(load_index(a.source_index, n), a.source_rows, true);
+    if (a.source_index.data) from = checked_row(load_index(a.source_index, n), a.source_rows, a.source_wraps);
     scale = A(a.alpha);
     if (a.weight) scale *= widen<A>(a.weight[n]);
   }
@@ -57,7 +58,7 @@ cudaError_t launch_instance(const Params& p, cudaStream_t stream) {
   const uint32_t columns = uint32_t(p.columns() / V), pieces = uint32_t(p.n) * columns;
   const FlatArgs<T> a{static_cast<T*>(p.out), static_cast<const T*>(p.source), p.index, p.rows, p.out_row_stride, p.source_row_stride,
                       FastDiv(columns), pieces, int(p.dims[0].out_stride), int(p.dims[0].source_stride), p.bounds,
-                      p.has_ignore, float(p.alpha), p.ignore, p.source_rows, static_cast<const T*>(p.weight.data), p.source_index};
+                      p.has_ignore, float(p.alpha), p.ignore, p.source_rows, p.source_wraps, static_cast<const T*>(p.weight.data), p.source_index};
   const bool plain = !p.weight.data && p.alpha == 1.0 && !p.source_index.data && !p.has_ignore && p.bounds != Bounds::kDrop;
   const unsigned blocks = unsigned(ceil_div(pieces, kFlatThreads));
   if (plain)

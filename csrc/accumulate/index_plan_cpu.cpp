@@ -36,7 +36,7 @@ void cpu_index_plan(const Params& p, int32_t* words, void (*out_of_range)(int64_
   }
   for (int64_t k = 0; k < p.n; k += kChunk) plan.chunk_rows[k / kChunk] = row[plan.entries[k]];
   for (int64_t k = 0; plan.from && k < p.n; ++k) {
-    const int64_t given = index_at(p.source_index, plan.entries[k]), from = given < 0 ? given + p.source_rows : given;
+    const int64_t given = index_at(p.source_index, plan.entries[k]), from = given < 0 && p.source_wraps ? given + p.source_rows : given;
     if (from < 0 || from >= p.source_rows) out_of_range(given, p.source_rows);
     plan.from[k] = int32_t(from);
   }

@@ -16,21 +16,23 @@ Route choose(const Params& p, const Device& device) {
   if (p.plan) return Route::kSorted;
   const int64_t pieces = std::max<int64_t>(slice_bytes(p) / 16, 1);  // what threads share of a slice
   const bool half = is_half(p.dtype);
-  // Many additions meet in each row, and there is work enough to pay for a second kernel.
-  const bool crowded = p.n >= 32 * p.rows && (p.n * slice_bytes(p) >= 1 << 20 || p.n >= 2048 * p.rows);
+  // Many additions meet in each row: they would wait for each other, and each would be rounded.
+  const bool crowded = p.n >= 32 * p.rows && p.n > kMaxOwn;
 
   if (p.deterministic || (half && p.precise)) {
     if (own_fits(p) && (p.n <= 32 || pieces >= 64)) return Route::kOwn;
+    if (crowded && grouped_fits(p, device)) return Route::kGrouped;
     if (crowded && table_fits(p, device)) return Route::kTable;
     return !p.deterministic && p.rows <= 2 * p.n ? rounded_once(p) : Route::kSorted;
   }
+  if (crowded && grouped_fits(p, device)) return Route::kGrouped;
   if (crowded && table_fits(p, device)) return Route::kTable;
   if (half && p.n >= 16 * p.rows) return own_fits(p) ? Route::kOwn : rounded_once(p);  // rounding at each addition would add up
   if (p.n >= 16 * p.rows && p.n >= 1 << 17 && slice_bytes(p) >= 1024) return Route::kSorted;  // atomic additions would queue up
   return Route::kReduce;
 }
 
-bool initialises_itself(Route r) { return r == Route::kTable || r == Route::kWide || r == Route::kSorted; }
+bool initialises_itself(Route r) { return r == Route::kTable || r == Route::kGrouped || r == Route::kWide || r == Route::kSorted; }
 
 }  // namespace
 
@@ -62,6 +64,7 @@ Plan make_plan(const Params& p, const Device& device) {
   switch (route) {
     case Route::kWide: return {route, wide_bytes(p)};
     case Route::kTable: return {route, table_bytes(p, device)};
+    case Route::kGrouped: return {route, grouped_bytes(p, device)};
     case Route::kSorted: return {route, sorted_bytes(p, device)};
     default: return {route, 0};
   }
@@ -80,6 +83,7 @@ cudaError_t launch(const Params& p, const Plan& plan, void* workspace, const Dev
     case Route::kOwn: return launch_own(p, device, stream);
     case Route::kWide: return launch_wide(p, workspace, device, stream);
     case Route::kTable: return launch_table(p, workspace, device, stream);
+    case Route::kGrouped: return launch_grouped(p, workspace, device, stream);
     case Route::kSorted: return launch_sorted(p, workspace, device, stream);
   }
   return cudaErrorInvalidValue;

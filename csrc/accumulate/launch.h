@@ -12,6 +12,7 @@ enum class Route {
   kOwn,     // few entries, wide slices: each thread owns a column; deterministic
   kWide,    // 16-bit out with many additions a row: reductions into an fp32 copy, rounded once
   kTable,   // few rows, many entries: partial sums in shared memory; deterministic
+  kGrouped,  // the same where slices are wide: a block's entries sorted by row, sums in registers; deterministic if asked to be
   kSorted,  // many rows with several entries each: stable sort (or a plan that has it), segmented sums, one write a row; deterministic
 };
 
@@ -31,11 +32,17 @@ cudaError_t launch(const Params& p, const Plan& plan, void* workspace, const Dev
 // The plan of p.index (and p.source_index): the order in which kSorted takes its entries. It serves every sum that goes by both.
 size_t sort_bytes(const Params& p, const Device& device);  // the workspace
 cudaError_t launch_plan(const Params& p, void* plan, void* workspace, const Device& device, cudaStream_t stream);
+bool buckets_fit(const Params& p, const Device& device);
+size_t bucket_bytes(const Params& p);
+// The plan, unless the index is so uneven that *unfit is set.
+cudaError_t launch_buckets(const Params& p, void* plan, void* workspace, uint32_t* unfit, const Device& device, cudaStream_t stream);
 
-// The routes. Each wants out initialised already, except kTable, kWide and kSorted, which read p.initial themselves.
+// The routes. Each wants out initialised already, except kTable, kGrouped, kWide and kSorted, which read p.initial themselves.
 cudaError_t launch_reduce(const Params& p, const Device& device, cudaStream_t stream);
 bool flat_fits(const Params& p, int vector_width, const Device& device);  // small kReduce work in one thread a piece
 cudaError_t launch_flat(const Params& p, int vector_width, cudaStream_t stream);
+bool rows_fit(const Params& p, int vector_width);  // kReduce work that is wide rows, added as they are
+cudaError_t launch_rows(const Params& p, int vector_width, const Device& device, cudaStream_t stream);
 size_t wide_bytes(const Params& p);
 cudaError_t launch_wide(const Params& p, void* workspace, const Device& device, cudaStream_t stream);
 constexpr int kMaxOwn = 256;  // entries that a block of kOwn sorts
@@ -44,6 +51,9 @@ cudaError_t launch_own(const Params& p, const Device& device, cudaStream_t strea
 bool table_fits(const Params& p, const Device& device);
 size_t table_bytes(const Params& p, const Device& device);
 cudaError_t launch_table(const Params& p, void* workspace, const Device& device, cudaStream_t stream);
+bool grouped_fits(const Params& p, const Device& device);  // kTable work with slices of 128 bytes or more
+size_t grouped_bytes(const Params& p, const Device& device);
+cudaError_t launch_grouped(const Params& p, void* workspace, const Device& device, cudaStream_t stream);
 size_t sorted_bytes(const Params& p, const Device& device);
 cudaError_t launch_sorted(const Params& p, void* workspace, const Device& device, cudaStream_t stream);
 

@@ -20,7 +20,7 @@ __device__ __forceinline__ void let_next_kernel_set_up() {
 
 // `kernel` must call wait_for_previous_kernel.
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch_overlapped(void (*kernel)(Parameters...), unsigned blocks, int threads, int device_major, cudaStream_t stream,
+cudaError_t launch_overlapped(void (*kernel)(Parameters...), unsigned blocks, int threads, int shared_bytes, int device_major, cudaStream_t stream,
                               Arguments... arguments) {
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -28,6 +28,7 @@ cudaError_t launch_overlapped(void (*kernel)(Parameters...), unsigned blocks, in
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = size_t(shared_bytes);
   config.stream = stream;
   config.attrs = &overlap;
   config.numAttrs = device_major >= 9 ? 1 : 0;

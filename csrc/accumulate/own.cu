@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) own_kernel(const __grid_constant__ O
     int rank = 0;
     for (int j = 0; j < n; ++j) rank += unsorted[j] < mine || (unsorted[j] == mine && j < k);
     row[rank] = mine;
-    from[rank] = p.source_index.data ? checked_row(load_index(p.source_index, k), p.source_rows, true) : k;
+    from[rank] = p.source_index.data ? checked_row(load_index(p.source_index, k), p.source_rows, p.source_wraps) : k;
     scale[rank] = A(p.alpha) * (p.weight.data ? widen<A>(static_cast<const T*>(p.weight.data)[k * p.weight.stride]) : A(1));
   }
   __syncthreads();

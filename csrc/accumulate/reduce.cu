@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Acc<Out>) == 8 ? 2 : 4) reduc
     __syncthreads();
     for (int k = threadIdx.x; k < count; k += kThreads) {
       const int64_t n = first + k, row = target_row(p, load_index(p.index, n));
-      const int64_t from = p.source_index.data ? checked_row(load_index(p.source_index, n), p.source_rows, true) : n;
+      const int64_t from = p.source_index.data ? checked_row(load_index(p.source_index, n), p.source_rows, p.source_wraps) : n;
       staged[k] = {row < 0 ? kNowhere : row * p.out_row_stride, from * p.source_row_stride};
       if (scaled) scales[k] = A(p.alpha) * (p.weight.data ? widen<A>(static_cast<const T*>(p.weight.data)[n * p.weight.stride]) : A(1));
     }
@@ -140,6 +140,7 @@ Params onto_scratch(const Params& p) {
 
 cudaError_t launch_reduce(const Params& p, const Device& device, cudaStream_t stream) {
   const int v = vector_width(p, true);
+  if (rows_fit(p, v)) return launch_rows(p, v, device, stream);
   if (flat_fits(p, v, device)) return launch_flat(p, v, stream);
   return dispatch(p.dtype, [&](auto type) {
     using T = decltype(type);

@@ -8,18 +8,21 @@
 namespace fusebackend::accumulate {
 namespace {
 
+constexpr int64_t kEntriesEach = 64;  // about, of the rows that a team takes
+constexpr uint32_t kChunksEach = 4;       // that a team looks at
 constexpr uint32_t kChunksPerJoin = 64, kJoinColumns = 32;
 
 template <typename T>
 struct SegmentArgs {
   Params p;
   PlanView<const uint32_t> plan;
-  Acc<T>* cut;              // [chunk][of a run that began before it, of one that begins in it][columns * V]
+  Sum<T>* cut;              // [chunk][of a run that began before it, of one that begins in it][columns * V]
   uint32_t columns;         // of V elements
   uint32_t lanes;           // that share a row: at least 8
   uint32_t column_lanes;    // of these, as many as take different columns,
   uint32_t splits;          // times as many as take different entries
   uint32_t chunks, chunk_blocks, row_blocks;  // the two last for one piece of the columns
+  uint32_t rows_each;  // that a team takes one after the other
 };
 
 // out[row] = initial[row] + sum for one vector of columns.
@@ -88,8 +91,66 @@ __device__ __forceinline__ void add_entries(Sum<T> (&sum)[V], const SegmentArgs<
     for (int i = 0; i < V; ++i) sum[i].add_other_lane(team.mask, step);
 }
 
+// The rows [row_begin, row_end), fewer than the team has lanes and none of them cut, by a team whose lanes all take different columns: their
+// entries lie one after the other, so loads need not wait for a row to be finished.
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 4) segment_kernel(const __grid_constant__ SegmentArgs<T> a) {
+__device__ __forceinline__ void add_rows(const SegmentArgs<T>& a, const Team& team, uint32_t row_begin, uint32_t row_end, uint32_t offsets,
+                                         bool writes, const T* source, int64_t out_offset) {
+  using A = Acc<T>;
+  constexpr uint32_t U = V == 8 ? 4 : 8;  // loads in flight; vectors of 16-bit elements are taken apart and need more registers
+  const Params& p = a.p;
+  const bool scaled = p.weight.data || p.alpha != 1.0;
+  const T* const initial = p.initial ? static_cast<const T*>(p.initial) + out_offset : nullptr;
+  uint32_t row = row_begin, next = __shfl_sync(team.mask, offsets, 1, team.lanes), began = __shfl_sync(team.mask, offsets, 0, team.lanes);
+  Sum<T> sum[V]{};
+  Vec<T, V> held;
+  auto look = [&] { if (initial) held = *reinterpret_cast<const Vec<T, V>*>(initial + row * p.out_row_stride); };
+  auto finish_row = [&] {
+    if (writes && (next > began || !p.in_place())) {
+      Vec<T, V> value;
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        if (initial) sum[i].add(widen<A>(held.v[i]));
+        value.v[i] = narrow<T>(sum[i].total());
+      }
+      *reinterpret_cast<Vec<T, V>*>(static_cast<T*>(p.out) + out_offset + row * p.out_row_stride) = value;
+    }
+    began = next;
+    if (++row == row_end) return;
+    next = __shfl_sync(team.mask, offsets, row + 1 - row_begin, team.lanes);
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum[i] = {};
+    look();
+  };
+  look();
+  const uint32_t end = __shfl_sync(team.mask, offsets, row_end - row_begin, team.lanes);
+  for (uint32_t first = began; first < end; first += team.lanes) {
+    const uint32_t k = min(first + team.lane, end - 1), from = a.plan.from ? a.plan.from[k] : a.plan.entries[k];
+    A scale = A(p.alpha);
+    if (p.weight.data) scale *= widen<A>(static_cast<const T*>(p.weight.data)[int64_t(a.plan.entries[k]) * p.weight.stride]);
+    const uint32_t count = min(team.lanes, end - first);
+    for (uint32_t k0 = 0; k0 < count; k0 += U) {
+      Vec<T, V> v[U];
+#pragma unroll
+      for (uint32_t u = 0; u < U; ++u) {  // past the end the last again: no load waits for a branch
+        const T* const at = source + int64_t(__shfl_sync(team.mask, from, min(k0 + u, count - 1), team.lanes)) * p.source_row_stride;
+        v[u] = a.plan.from ? load_again<T, V>(at) : load_once<T, V>(at);
+      }
+#pragma unroll
+      for (uint32_t u = 0; u < U; ++u) {
+        if (k0 + u >= count) break;
+        const A factor = scaled ? __shfl_sync(team.mask, scale, k0 + u, team.lanes) : A(1);
+        while (first + k0 + u >= next) finish_row();
+#pragma unroll
+        for (int i = 0; i < V; ++i) sum[i].add(scaled ? widen<A>(v[u].v[i]) * factor : widen<A>(v[u].v[i]));
+      }
+    }
+  }
+  while (row < row_end) finish_row();
+}
+
+template <typename T, int V>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 3) segment_kernel(const __grid_constant__ SegmentArgs<T> a) {
   const Params& p = a.p;
   const Team team(a);
   const uint32_t blocks = a.chunk_blocks + a.row_blocks, block = blockIdx.x % blocks;
@@ -102,41 +163,60 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 4) segment_kern
   let_next_kernel_set_up();
 
   if (block >= a.chunk_blocks) {
-    const uint32_t row = ((block - a.chunk_blocks) * kThreads + threadIdx.x) / team.lanes;
-    if (row >= p.rows) return;
-    const uint32_t begin = a.plan.offsets[row], end = a.plan.offsets[row + 1];
-    if (end - begin > kChunk || (begin == end && p.in_place())) return;
-    Sum<T> sum[V]{};
-    add_entries<T, V>(sum, a, team, begin, end, source);
-    if (writes) store_row<T, V>(p, row * p.out_row_stride + out_offset, sum);
+    const uint32_t row_begin = ((block - a.chunk_blocks) * kThreads + threadIdx.x) / team.lanes * a.rows_each;
+    if (row_begin >= p.rows) return;
+    const uint32_t row_end = min(row_begin + a.rows_each, uint32_t(p.rows));
+    const uint32_t offsets = a.plan.offsets[min(row_begin + team.lane, row_end)];  // of the row that the lane stands for
+    const uint32_t lane_end = __shfl_down_sync(team.mask, offsets, 1, team.lanes);
+    const bool cut = __any_sync(team.mask, team.lane < a.rows_each && lane_end - offsets > kChunk);
+    if (!cut && team.splits == 1) return add_rows<T, V>(a, team, row_begin, row_end, offsets, writes, source, out_offset);
+    for (uint32_t row = row_begin; row < row_end; ++row) {
+      const uint32_t begin = __shfl_sync(team.mask, offsets, row - row_begin, team.lanes);
+      const uint32_t end = __shfl_sync(team.mask, offsets, row + 1 - row_begin, team.lanes);
+      if (end - begin > kChunk || (begin == end && p.in_place())) continue;
+      Sum<T> sum[V]{};
+      add_entries<T, V>(sum, a, team, begin, end, source);
+      if (writes) store_row<T, V>(p, row * p.out_row_stride + out_offset, sum);
+    }
     return;
   }
 
-  const uint32_t chunk = (block * kThreads + threadIdx.x) / team.lanes, first = chunk * kChunk, last = min(first + kChunk, a.plan.offsets[p.rows]);
-  if (chunk >= a.chunks || first >= last) return;
-  auto sum_part = [&](uint32_t begin, uint32_t end, int slot) {
+  // Few chunks are of rows that are cut: a lane looks each of some up.
+  const uint32_t chunk_begin = (block * kThreads + threadIdx.x) / team.lanes * kChunksEach;
+  if (chunk_begin >= a.chunks) return;
+  const uint32_t kept = a.plan.offsets[p.rows], mine = min(chunk_begin + min(team.lane, kChunksEach - 1), a.chunks - 1);
+  uint32_t end_of_first = 0, begin_of_next = 0;  // where the chunk's part of a cut row ends that began before it; where one begins in it
+  {
+    const uint32_t first = mine * kChunk, last = min(first + kChunk, kept), row = a.plan.chunk_rows[mine];
+    if (first < last) {
+      const uint32_t row_end = a.plan.offsets[row + 1], next_row = mine + 1 < a.chunks ? a.plan.chunk_rows[mine + 1] : uint32_t(p.rows);
+      if (row_end - a.plan.offsets[row] > kChunk) end_of_first = min(row_end, last);
+      if (row_end < last && next_row < p.rows)
+        if (const uint32_t begin = a.plan.offsets[next_row]; begin > first && begin < last && a.plan.offsets[next_row + 1] - begin > kChunk)
+          begin_of_next = begin;
+    }
+  }
+  auto sum_part = [&](uint32_t chunk, uint32_t begin, uint32_t end, int slot) {
     Sum<T> sum[V]{};
     add_entries<T, V>(sum, a, team, begin, end, source);
-    Acc<T>* const cut = a.cut + ((int64_t(chunk) * 2 + slot) * a.columns + column) * V;
+    Sum<T>* const cut = a.cut + ((int64_t(chunk) * 2 + slot) * a.columns + column) * V;
     if (writes)
 #pragma unroll
-      for (int i = 0; i < V; ++i) cut[i] = sum[i].total();
+      for (int i = 0; i < V; ++i) cut[i] = sum[i];
   };
-  const uint32_t row = a.plan.chunk_rows[chunk], row_end = a.plan.offsets[row + 1];
-  if (row_end - a.plan.offsets[row] > kChunk) sum_part(first, min(row_end, last), 0);
-  if (row_end >= last || chunk + 1 >= a.chunks) return;
-  const uint32_t next_row = a.plan.chunk_rows[chunk + 1];  // which may begin in this chunk
-  if (next_row >= p.rows) return;
-  const uint32_t begin = a.plan.offsets[next_row];
-  if (begin > first && begin < last && a.plan.offsets[next_row + 1] - begin > kChunk) sum_part(begin, last, 1);
+  for (uint32_t i = 0; i < kChunksEach && chunk_begin + i < a.chunks; ++i) {
+    const uint32_t chunk = chunk_begin + i, first = chunk * kChunk;
+    const uint32_t end = __shfl_sync(team.mask, end_of_first, i, team.lanes), begin = __shfl_sync(team.mask, begin_of_next, i, team.lanes);
+    if (end > 0) sum_part(chunk, first, end, 0);
+    if (begin > 0) sum_part(chunk, begin, min(first + kChunk, kept), 1);
+  }
 }
 
 // Rows that were cut: the chunk in which one begins adds up its part and those of the chunks that the row goes on in.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ SegmentArgs<T> a, uint32_t width, uint32_t column_blocks) {
-  using A = Acc<T>;
   __shared__ uint32_t last_of[kChunksPerJoin], row_of[kChunksPerJoin], slot_of[kChunksPerJoin];
-  __shared__ A sums[kThreads];
+  __shared__ Sum<T> sums[kThreads];
   const Params& p = a.p;
   const uint32_t first_chunk = blockIdx.x / column_blocks * kChunksPerJoin;
   wait_for_previous_kernel();
@@ -179,7 +259,7 @@ __global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ 
     if (last_of[i] < first_chunk + i + kShort) continue;
     Sum<T> sum{};
     if (busy) sum = parts(i, group, groups);
-    sums[threadIdx.x] = sum.total();
+    sums[threadIdx.x] = sum;
     __syncthreads();
     if (busy && group == 0) {
       for (uint32_t other = 1; other < groups; ++other) sum.add(sums[other * width + threadIdx.x]);
@@ -206,7 +286,10 @@ uint32_t column_lanes_for(int64_t columns) {
 
 size_t align(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-size_t cut_bytes(const Params& p) { return align(size_t(ceil_div(p.n, kChunk)) * 2 * p.columns() * (element_size(p.dtype) == 8 ? 8 : 4)); }
+size_t cut_bytes(const Params& p) {
+  const size_t per_sum = p.dtype == DType::kFloat64 ? sizeof(Sum<double>) : sizeof(Sum<float>);  // and no other is larger
+  return align(size_t(ceil_div(p.n, kChunk)) * 2 * p.columns() * per_sum);
+}
 
 }  // namespace
 
@@ -225,13 +308,16 @@ cudaError_t launch_sorted(const Params& p, void* workspace, const Device& device
   const int v = vector_width(p, true);
   const int64_t columns = p.columns() / v;
   const uint32_t column_lanes = column_lanes_for(columns), lanes = std::max(column_lanes, 8u), chunks = uint32_t(ceil_div(p.n, kChunk));
+  // So many rows that their entries are some batches of loads, if that leaves each multiprocessor blocks for several rounds.
+  const int64_t teams = std::max<int64_t>(int64_t(device.sm_count) * kThreads * 12 / lanes / ceil_div(columns, column_lanes), 1);
+  const uint32_t rows_each = uint32_t(std::clamp<int64_t>(std::min(kEntriesEach * p.rows / p.n, p.rows / teams), 1, lanes - 1));
   return dispatch(p.dtype, [&](auto type) {
     using T = decltype(type);
-    const SegmentArgs<T> a{p, plan, static_cast<Acc<T>*>(workspace), uint32_t(columns), lanes, column_lanes, lanes / column_lanes, chunks,
-                           uint32_t(ceil_div(int64_t(chunks) * lanes, kThreads)), uint32_t(ceil_div(p.rows * lanes, kThreads))};
+    const SegmentArgs<T> a{p, plan, static_cast<Sum<T>*>(workspace), uint32_t(columns), lanes, column_lanes, lanes / column_lanes, chunks,
+                           uint32_t(ceil_div(ceil_div(chunks, kChunksEach) * lanes, kThreads)), uint32_t(ceil_div(ceil_div(p.rows, rows_each) * lanes, kThreads)), rows_each};
     const int64_t blocks = (int64_t(a.chunk_blocks) + a.row_blocks) * ceil_div(columns, column_lanes);
     cudaError_t error = cudaErrorInvalidValue;
-    auto walk = [&](auto kernel) { error = launch_overlapped(kernel, unsigned(blocks), kThreads, device.major, stream, a); };
+    auto walk = [&](auto kernel) { error = launch_overlapped(kernel, unsigned(blocks), kThreads, 0, device.major, stream, a); };
     if constexpr (sizeof(T) > 1)
       if (v == kWide<T>) walk(segment_kernel<T, kWide<T>>);
     if constexpr (sizeof(T) == 2)
@@ -239,7 +325,7 @@ cudaError_t launch_sorted(const Params& p, void* workspace, const Device& device
     if (v == 1) walk(segment_kernel<T, 1>);
     if (error != cudaSuccess) return error;
     const uint32_t width = uint32_t(std::min<int64_t>(p.columns(), kJoinColumns)), column_blocks = uint32_t(ceil_div(p.columns(), width));
-    return launch_overlapped(join_kernel<T>, unsigned(ceil_div(chunks, kChunksPerJoin) * column_blocks), kThreads, device.major, stream, a,
+    return launch_overlapped(join_kernel<T>, unsigned(ceil_div(chunks, kChunksPerJoin) * column_blocks), kThreads, 0, device.major, stream, a,
                              width, column_blocks);
   });
 }

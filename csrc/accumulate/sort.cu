@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kSortThreads = 512, kWarps = kSortThreads / 32, kEach = 4;  // entries of a thread at a time
 constexpr uint32_t kTile = kSortThreads * kEach;
+constexpr size_t kFlagBytes = 256;  // at the front of the workspace
 constexpr int kMaxDigitBits = 10, kMaxBins = 1 << kMaxDigitBits;
 
 struct SortArgs {
@@ -21,6 +22,7 @@ struct SortArgs {
   uint32_t* totals;     // [bin]
   uint32_t n, per_block;
   int passes, digit_bits;
+  const uint32_t* needed;  // nullptr: always; else only if it is set
 };
 
 // Entries that are left out get the key `rows` and go to the end.
@@ -46,6 +48,7 @@ __global__ void __launch_bounds__(kSortThreads, 2) plan_kernel(const __grid_cons
   const Params& p = a.p;
   const cooperative_groups::grid_group grid = cooperative_groups::this_grid();
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, bins = 1u << a.digit_bits, blocks = gridDim.x;
+  if (a.needed && *a.needed == 0) return;
   const uint32_t begin = min(a.n, blockIdx.x * a.per_block), end = min(a.n, begin + a.per_block);
 
   const uint2* from = nullptr;  // the indices themselves
@@ -167,7 +170,7 @@ __global__ void __launch_bounds__(kSortThreads, 2) plan_kernel(const __grid_cons
       gap = pair.x + 1 - fill;
       if (k < a.n) {
         a.plan.entries[k] = pair.y;
-        if (a.plan.from) a.plan.from[k] = uint32_t(checked_row(load_index(p.source_index, pair.y), p.source_rows, true));
+        if (a.plan.from) a.plan.from[k] = uint32_t(checked_row(load_index(p.source_index, pair.y), p.source_rows, p.source_wraps));
         if (k % kChunk == 0) a.plan.chunk_rows[k / kChunk] = pair.x;
       }
     }
@@ -213,15 +216,22 @@ Shape shape_of(const Params& p, const Device& device) {
 
 }  // namespace
 
-size_t sort_bytes(const Params& p, const Device& device) { return shape_of(p, device).bytes; }
+size_t sort_bytes(const Params& p, const Device& device) {
+  return kFlagBytes + std::max(shape_of(p, device).bytes, buckets_fit(p, device) ? bucket_bytes(p) : 0);
+}
 
 cudaError_t launch_plan(const Params& p, void* plan, void* workspace, const Device& device, cudaStream_t stream) {
   const Shape shape = shape_of(p, device);
-  char* const base = static_cast<char*>(workspace);
+  char* const base = static_cast<char*>(workspace) + kFlagBytes;
+  uint32_t* unfit = nullptr;
+  if (buckets_fit(p, device)) {
+    unfit = static_cast<uint32_t*>(workspace);
+    if (cudaError_t error = launch_buckets(p, plan, base, unfit, device, stream); error != cudaSuccess) return error;
+  }
   auto* const pairs = reinterpret_cast<uint2*>(base);
   const SortArgs a{p, view_plan(p, static_cast<uint32_t*>(plan)), pairs, reinterpret_cast<uint2*>(base + shape.swap),
                    reinterpret_cast<uint32_t*>(base + shape.counts), reinterpret_cast<uint32_t*>(base + shape.totals),
-                   uint32_t(p.n), shape.per_block, shape.passes, shape.digit_bits};
+                   uint32_t(p.n), shape.per_block, shape.passes, shape.digit_bits, unfit};
   cudaLaunchAttribute together{};
   together.id = cudaLaunchAttributeCooperative;
   together.val.cooperative = 1;

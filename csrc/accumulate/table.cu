@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Acc<T>) == 8 ? 2 : 3) table_k
     __syncthreads();
     for (int k = threadIdx.x; k < count; k += kThreads) {
       const int64_t n = first + k, row = target_row(p, load_index(p.index, n));
-      const int64_t from = p.source_index.data ? checked_row(load_index(p.source_index, n), p.source_rows, true) : n;
+      const int64_t from = p.source_index.data ? checked_row(load_index(p.source_index, n), p.source_rows, p.source_wraps) : n;
       staged[k] = {row < 0 ? kNowhere : uint32_t(row) * (kSlots * kThreads), uint32_t(from)};
       if (scaled) scales[k] = A(p.alpha) * (p.weight.data ? widen<A>(static_cast<const T*>(p.weight.data)[n * p.weight.stride]) : A(1));
     }

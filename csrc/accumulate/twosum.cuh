@@ -12,11 +12,15 @@ namespace fusebackend::accumulate {
 template <typename T, bool kCompensated = std::is_floating_point_v<T>>
 struct Sum {
   using A = Acc<T>;
-  A sum = A(0), lost = A(0);
+  A sum, lost;
   __device__ __forceinline__ void add(A x) {
     const A next = sum + x, back = next - sum;
     lost += (sum - (next - back)) + (x - back);
     sum = next;
+  }
+  __device__ __forceinline__ void add(const Sum& other) {
+    add(other.sum);
+    lost += other.lost;
   }
   // Adds what the lane `step` away has; both then hold the same.
   __device__ __forceinline__ void add_other_lane(unsigned mask, unsigned step) {
@@ -33,8 +37,9 @@ struct Sum {
 template <typename T>
 struct Sum<T, false> {
   using A = Acc<T>;
-  A sum = A(0);
+  A sum;
   __device__ __forceinline__ void add(A x) { sum += x; }
+  __device__ __forceinline__ void add(const Sum& other) { sum += other.sum; }
   __device__ __forceinline__ void add_other_lane(unsigned mask, unsigned step) { sum += __shfl_xor_sync(mask, sum, step); }
   __device__ __forceinline__ A total() const { return sum; }
 };

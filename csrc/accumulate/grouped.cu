@@ -1,0 +1,201 @@
+// kTable's work where a slice is 8 vectors or wider: a block sorts its entries by row, so that sums stay in registers while the row is the
+// same; only where the row changes are they added to a table in shared memory. A row that goes on from one group of threads to the next is
+// added by one thread a column afterwards, so nothing is atomic in a block and its order is always the same.
+#include "finish.cuh"
+#include "rank.cuh"
+
+namespace fusebackend::accumulate {
+namespace {
+
+constexpr int kTileEntries = 1024, kGroupedBlocksPerSm = 2;  // the first: that a block sorts at once
+constexpr uint32_t kNoRow = ~0u;
+
+// The grid covers entries and columns: a block has `groups` groups of block_columns threads, and takes every row_blocks-th tile.
+template <typename T>
+struct GroupedArgs {
+  Params p;
+  float* partial;  // [row_block][row][columns * V]; nullptr: sums are reduced straight into out
+  int64_t columns, tiles, row_blocks;
+  int block_columns, groups, column_blocks, row_bits, tile_entries;
+};
+
+template <typename T, int V>
+__global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_kernel(const __grid_constant__ GroupedArgs<T> a) {
+  constexpr int U = 8;  // loads in flight
+  constexpr int kEach = kTileEntries / kSortThreads;
+  __shared__ uint32_t from_of[kTileEntries], warp_sums[kWarps], head_row[kSortThreads / 8], kept;
+  __shared__ uint16_t row_of[kTileEntries];
+  __shared__ float scales[kTileEntries];
+  extern __shared__ uint4 shared[];
+  const Params& p = a.p;
+  const uint32_t rows = uint32_t(p.rows), width = a.block_columns * V;
+  float* const table = reinterpret_cast<float*>(shared);  // [row][width]
+  float* const heads = table + rows * width;               // [group][width]: of rows that go on from the group before
+  uint16_t* const seen = reinterpret_cast<uint16_t*>(heads + a.groups * width);  // [warp][rows]
+
+  const unsigned row_block = blockIdx.x / unsigned(a.column_blocks), column_block = blockIdx.x % unsigned(a.column_blocks);
+  const uint32_t group = threadIdx.x / unsigned(a.block_columns), lane_column = threadIdx.x % unsigned(a.block_columns);
+  const int64_t column = int64_t(column_block) * a.block_columns + lane_column;
+  const bool active = group < unsigned(a.groups) && column < a.columns;
+  for (uint32_t i = threadIdx.x; i < rows * width; i += kSortThreads) table[i] = 0.f;
+  let_next_kernel_set_up();  // the finishing kernel, which waits for this one's end
+  int64_t out_offset = 0, source_offset = 0;
+  if (active) column_offsets<V>(p, column, out_offset, source_offset);
+  const T* const source = static_cast<const T*>(p.source) + source_offset;
+
+  for (int64_t t = row_block; t < a.tiles; t += a.row_blocks) {
+    const int64_t first = t * a.tile_entries;
+    const int count = int(min(int64_t(a.tile_entries), p.n - first));
+    for (uint32_t i = threadIdx.x; i < rows * kWarps; i += kSortThreads) seen[i] = 0;
+    __syncthreads();
+    const int base = int(threadIdx.x / 32) * (32 * kEach) + int(threadIdx.x % 32);
+    uint16_t* const mine = seen + threadIdx.x / 32 * rows;
+    int64_t row[kEach];
+    uint32_t rank[kEach];
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) row[e] = base + e * 32 < count ? target_row(p, load_index(p.index, first + base + e * 32)) : -1;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) rank[e] = rank_in_warp(mine, row[e] < 0 ? 0 : uint32_t(row[e]), a.row_bits, row[e] >= 0);
+    const uint32_t left_out = __popc(__ballot_sync(~0u, row[0] < 0)) + __popc(__ballot_sync(~0u, row[1] < 0));
+    static_assert(kEach == 2);
+    if (threadIdx.x == 0) kept = kTileEntries;
+    counts_to_places(seen, rows, warp_sums, [](uint32_t, uint32_t) {});
+    if (threadIdx.x % 32 == 0 && left_out) atomicSub(&kept, left_out);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      if (row[e] < 0) continue;
+      const int64_t n = first + base + e * 32;
+      const uint32_t at = mine[row[e]] + rank[e];
+      row_of[at] = uint16_t(row[e]);
+      from_of[at] = uint32_t(p.source_index.data ? checked_row(load_index(p.source_index, n), p.source_rows, p.source_wraps) : n);
+      scales[at] = float(p.alpha) * (p.weight.data ? widen<float>(static_cast<const T*>(p.weight.data)[n * p.weight.stride]) : 1.f);
+    }
+    __syncthreads();
+
+    const int sorted = int(kept), per_group = int((sorted + a.groups - 1) / a.groups);
+    const int begin = int(group) * per_group, end = min(sorted, begin + per_group);
+    if (active && lane_column == 0) head_row[group] = kNoRow;
+    if (active && begin < end) {
+      uint4 v[U];  // as they come: taken apart, 16-bit elements would hold a register each
+      float sum[V] = {};
+      uint32_t current = row_of[begin];
+      bool head = begin > 0 && row_of[begin - 1] == current;
+      auto flush = [&] {
+        auto* const to = reinterpret_cast<Vec<float, V>*>((head ? heads + group * width : table + current * width) + lane_column * V);
+        if (head && lane_column == 0) head_row[group] = current;
+        Vec<float, V> held{};
+        if (!head) held = *to;
+#pragma unroll
+        for (int i = 0; i < V; ++i) held.v[i] += sum[i];
+        *to = held;
+      };
+      auto load = [&](uint4(&to)[U], int k0) {
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          to[u] = __ldcs(reinterpret_cast<const uint4*>(source + int64_t(from_of[min(k0 + u, end - 1)]) * p.source_row_stride));
+        }
+      };
+      auto add = [&](const uint4(&x)[U], int k0) {
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          if (k0 + u >= end) break;
+          if (const uint32_t row = row_of[k0 + u]; row != current) {
+            flush();
+            current = row, head = false;
+#pragma unroll
+            for (int i = 0; i < V; ++i) sum[i] = 0.f;
+          }
+          const float scale = scales[k0 + u];
+          const Vec<T, V> values = reinterpret_cast<const Vec<T, V>&>(x[u]);
+#pragma unroll
+          for (int i = 0; i < V; ++i) sum[i] = fmaf(widen<float>(values.v[i]), scale, sum[i]);
+        }
+      };
+      for (int k0 = begin; k0 < end; k0 += U) {
+        load(v, k0);
+        add(v, k0);
+      }
+      flush();
+    }
+    __syncthreads();
+    for (uint32_t c = threadIdx.x; c < width; c += kSortThreads)
+      for (int g = 1; g < a.groups; ++g)
+        if (const uint32_t row = head_row[g]; row != kNoRow) table[row * width + c] += heads[g * width + c];
+    __syncthreads();
+  }
+
+  for (uint32_t i = threadIdx.x; i < rows * width; i += kSortThreads) {
+    const int64_t at = int64_t(column_block) * width + i % width, row = i / width;
+    if (at >= a.columns * V) continue;
+    if constexpr (std::is_same_v<T, float>) {
+      if (!a.partial) {
+        int64_t to, unused;
+        column_offsets<1>(p, at, to, unused);
+        red(static_cast<float*>(p.out) + row * p.out_row_stride + to, table[i]);
+        continue;
+      }
+    }
+    a.partial[(row_block * p.rows + row) * a.columns * V + at] = table[i];
+  }
+}
+
+template <typename T>
+GroupedArgs<T> grouped_args(const Params& p, const Device& device) {
+  GroupedArgs<T> a{p};
+  a.columns = p.columns() * element_size(p.dtype) / 16;
+  a.column_blocks = int(ceil_div(a.columns, kSortThreads));
+  a.block_columns = int(ceil_div(a.columns, a.column_blocks));
+  a.groups = kSortThreads / a.block_columns;
+  while (p.rows > 1 << a.row_bits) ++a.row_bits;
+  const int64_t blocks = std::max<int64_t>(int64_t(device.sm_count) * kGroupedBlocksPerSm / a.column_blocks, 1);
+  const int64_t tiles_each = ceil_div(p.n, blocks * kTileEntries);
+  a.tile_entries = int(ceil_div(p.n, blocks * tiles_each));
+  a.tiles = ceil_div(p.n, a.tile_entries);
+  a.row_blocks = ceil_div(a.tiles, tiles_each);
+  return a;
+}
+
+template <typename T>
+int shared_bytes(const GroupedArgs<T>& a) {
+  const int width = a.block_columns * int(16 / sizeof(T));
+  return int(a.p.rows + a.groups) * width * 4 + int(a.p.rows) * kWarps * 2;
+}
+
+}  // namespace
+
+bool grouped_fits(const Params& p, const Device& device) {
+  if (p.dtype != DType::kFloat32 && !is_half(p.dtype)) return false;
+  const int v = vector_width(p, false);
+  if (v * element_size(p.dtype) != 16 || p.columns() / v < 8 || p.rows > 1024 || p.source_rows > UINT32_MAX) return false;
+  constexpr int kStaticBytes = kTileEntries * 10 + 2048;
+  const int most = std::min(device.shared_bytes_per_block, device.shared_bytes / kGroupedBlocksPerSm) - kStaticBytes;
+  return is_half(p.dtype) ? shared_bytes(grouped_args<__half>(p, device)) <= most : shared_bytes(grouped_args<float>(p, device)) <= most;
+}
+
+// With many entries a block there are few additions left, so fp32 sums need no second kernel, if their order may vary.
+static bool reduces_directly(const Params& p) { return p.dtype == DType::kFloat32 && p.in_place() && !p.deterministic && p.n >= 1 << 17; }
+
+size_t grouped_bytes(const Params& p, const Device& device) {
+  if (reduces_directly(p)) return 0;
+  return size_t(grouped_args<float>(p, device).row_blocks) * p.rows * p.columns() * sizeof(float);
+}
+
+cudaError_t launch_grouped(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
+  auto run = [&](auto type) {
+    using T = decltype(type);
+    GroupedArgs<T> a = grouped_args<T>(p, device);
+    a.partial = reduces_directly(p) ? nullptr : static_cast<float*>(workspace);
+    const auto kernel = grouped_kernel<T, kWide<T>>;
+    static SharedMemoryOptIn opt_in;
+    const int bytes = shared_bytes(a);
+    if (bytes > 32 * 1024)  // beside the static part
+      if (cudaError_t error = opt_in.ensure(kernel, device.shared_bytes_per_block - kTileEntries * 10 - 2048); error != cudaSuccess) return error;
+    kernel<<<unsigned(a.row_blocks * a.column_blocks), kSortThreads, bytes, stream>>>(a);
+    if (cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    return a.partial ? finish<T>(p, a.partial, a.row_blocks, device, stream) : cudaSuccess;
+  };
+  if (p.dtype == DType::kFloat32) return run(float());
+  return p.dtype == DType::kFloat16 ? run(__half()) : run(__nv_bfloat16());
+}
+
+}  // namespace fusebackend::accumulate
