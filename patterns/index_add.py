@@ -11,6 +11,8 @@ entries are rounded once, and ``torch.use_deterministic_algorithms`` gets a segm
     scatter_add(self, 0, expand(view(idx, [-1, 1])), source)      ->  index_add_(self, 0, idx, source)
     index_put(full(0), [dst], mul(index(x, [src]), unsqueeze(w, 1)), accumulate=True)
         ->  index_add_zeros(rows, 0, dst, x, weight=w, source_index=src)
+    index_put(self, [src], gather(g, 0, expand(view(dst, [-1, 1]))), accumulate=True)
+        ->  index_add_(self, 0, src, g, source_index=dst, bounds=WRAP + SOURCE_STRICT)
     _unsafe_masked_index_put_accumulate(full(0), 0 <= idx < rows & idx != pad, [idx], g)
         ->  index_add_zeros(rows, 0, idx, g, ignore_index=pad, bounds=DROP)
 
@@ -46,6 +48,14 @@ aten = torch.ops.aten
 
 # So many entries a row on average that atomic additions queue up, and the kernels sum in shared memory first.
 CROWDED = 32
+
+# Inductor reduces these in a kernel of its own. Of less, in bytes, launching is what takes the time, and an operator's call costs the
+# CPU a microsecond more than a Triton kernel's.
+INDUCTORS_OWN = {torch.float64, torch.float32, torch.float16}
+LEAST_BYTES = 1 << 20
+
+# So many additions to a few rows wait for each other longer than a launch takes.
+MANY = 4096
 
 # PyTorch's index_put sums 16-bit slices up to this size in fp32.
 NARROW = 32
@@ -102,6 +112,20 @@ def _fused_away(site: Site, anchor: fx.Node) -> Reject | None:
     )
 
 
+def _too_little(site: Site, anchor: fx.Node) -> Reject | None:
+    """Whether a plain sum, which Inductor's kernel does as well, is so small that the call counts."""
+    target, values = g.value(site.self), g.value(site.values)
+    if target.device.type == "cpu" or target.dtype not in INDUCTORS_OWN or torch.are_deterministic_algorithms_enabled():
+        return None
+    if anchor.target is aten.index_add.default or site.onto_zeros or site.source_index is not None:
+        return None
+    entries, rows = g.hint(g.value(site.index).numel()), g.hint(target.shape[site.dim])
+    numel = g.hint(values.numel())
+    if None in (entries, rows, numel) or entries >= max(CROWDED * rows, MANY) or numel * values.itemsize >= LEAST_BYTES:
+        return None
+    return Reject("so few entries that launching is what takes the time, which is quicker for a kernel of Inductor's")
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
     sizes, strides = g.hints(tensor.shape), g.hints(tensor.stride())
     return sizes is not None and strides is not None and 1 + sum((n - 1) * s for n, s in zip(sizes, strides)) == math.prod(sizes)
@@ -122,7 +146,7 @@ class IndexAdd(Pattern):
         site = read(node)
         if not isinstance(site, Site):
             return site
-        refusal = _refusal(site) or _fused_away(site, node)
+        refusal = _refusal(site) or _fused_away(site, node) or _too_little(site, node)
         if refusal:
             return refusal
         if not site.onto_zeros and _old_value_is_needed(site) and not _is_dense(g.value(site.self)):
@@ -177,7 +201,7 @@ def _emit(e: Emitter, site: Site, deterministic: bool, planned: bool) -> fx.Node
         "source_index": source_index,
         "alpha": float(site.alpha),
         "ignore_index": site.ignore,
-        "bounds": site.bounds,
+        "bounds": site.all_bounds,
         "precise": site.rounded_once or (g.value(values).dtype in HALVES and site.bounds == WRAP and _is_narrow(site)),
         "deterministic": deterministic,
         "plan": plan,

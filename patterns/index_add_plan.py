@@ -17,7 +17,7 @@ from torch import fx
 
 from .. import graph as g
 from ..pattern import Emitter
-from .index_add_ops import INDEX_PLAN
+from .index_add_ops import INDEX_PLAN, SOURCE_STRICT
 from .index_add_sites import READERS, Site, is_constant, read
 
 aten = torch.ops.aten
@@ -48,14 +48,19 @@ def pays(site: Site) -> bool:
         return False
     if any(_is_plan_of(site, node) for node in _nodes(site, INDEX_PLAN)):
         return True
-    found = (read(node) for target in READERS for node in _nodes(site, target))
-    sharing = [s for s in found if isinstance(s, Site) and _same_order(s, site)]
+    sharing = _sharing(site)
     return len(sharing) > 1 and any(map(_is_wide, sharing))
+
+
+def _sharing(site: Site) -> list[Site]:
+    """The sums of the graph that go by the same index, this one and those that are still to be replaced."""
+    found = (read(node) for target in READERS for node in _nodes(site, target))
+    return [s for s in found if isinstance(s, Site) and _same_order(s, site)]
 
 
 def shared(e: Emitter, site: Site) -> fx.Node | None:
     """The plan of the site's indices: one that is there already, perhaps moved up to before this site, or a new one. None
-    for a count to which no sum left its plan."""
+    for a count before which the plan of a sum can't be made."""
     anchor = site.output
     for plan in _nodes(site, INDEX_PLAN):
         if not _is_plan_of(site, plan) or g.mutation_between(*sorted((plan, anchor))) is not None:
@@ -69,8 +74,12 @@ def shared(e: Emitter, site: Site) -> fx.Node | None:
                 plan.args = arguments
                 anchor.prepend(plan)
                 return plan
+    index, rows = site.index, site.self.args[0][site.dim] if site.onto_zeros else None
     if is_count(site):
-        return None
+        # The entries of the sum to come stand in the plan.
+        site = next((s for s in _sharing(site) if _is_wide(s) and _can_be_planned_before(s, anchor)), site)
+        if is_count(site):
+            return None
 
     def flat(index: fx.Node | None) -> fx.Node | None:
         index = index and _base(index)
@@ -80,8 +89,13 @@ def shared(e: Emitter, site: Site) -> fx.Node | None:
         rows = g.value(node).shape[site.dim]
         return rows if isinstance(rows, int) else e.call(aten.sym_size.int, node, site.dim)
 
-    rows = site.self.args[0][site.dim] if site.onto_zeros else size(site.self)
-    return e.call(INDEX_PLAN, flat(site.index), rows, site.ignore, site.bounds, flat(site.source_index), size(site.values))
+    rows = size(site.self) if rows is None else rows
+    return e.call(INDEX_PLAN, flat(index), rows, site.ignore, site.all_bounds, flat(site.source_index), size(site.values))
+
+
+def _can_be_planned_before(site: Site, anchor: fx.Node) -> bool:
+    source_index = site.source_index and _base(site.source_index)
+    return (source_index is None or source_index < anchor) and isinstance(g.value(site.values).shape[site.dim], int)
 
 
 def is_count(site: Site) -> bool:
@@ -134,7 +148,9 @@ def _same_order(a: Site, b: Site) -> bool:
     sizes = (g.value(site.self).shape[site.dim] for site in (a, b))
     if (a.bounds, a.ignore) != (b.bounds, b.ignore) or not g.same_size(*sizes) or not _same(_base(a.index), _base(b.index)):
         return False
-    return is_count(a) or is_count(b) or _same_source(a, b.source_index, g.value(b.values).shape[b.dim])
+    if is_count(a) or is_count(b):
+        return True
+    return a.source_strict == b.source_strict and _same_source(a, b.source_index, g.value(b.values).shape[b.dim])
 
 
 def _same_source(site: Site, source_index: fx.Node | None, source_rows: Any) -> bool:
@@ -147,6 +163,8 @@ def _same_source(site: Site, source_index: fx.Node | None, source_rows: Any) -> 
 def _is_plan_of(site: Site, plan: fx.Node) -> bool:
     index, rows, ignore, bounds, source_index, source_rows = plan.args
     rows, source_rows = (g.value(n) if isinstance(n, fx.Node) else n for n in (rows, source_rows))
-    if (ignore, bounds) != (site.ignore, site.bounds) or not g.same_size(rows, g.value(site.self).shape[site.dim]):
+    if (ignore, bounds % SOURCE_STRICT) != (site.ignore, site.bounds) or not g.same_size(rows, g.value(site.self).shape[site.dim]):
         return False
-    return _same(_base(index), _base(site.index)) and (is_count(site) or _same_source(site, source_index, source_rows))
+    if not _same(_base(index), _base(site.index)):
+        return False
+    return is_count(site) or (bounds == site.all_bounds and _same_source(site, source_index, source_rows))

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import graph as g
 from ..pattern import Reject
-from .index_add_ops import DROP, HALVES, STRICT, WRAP
+from .index_add_ops import DROP, HALVES, SOURCE_STRICT, STRICT, WRAP
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -31,10 +32,15 @@ class Site:
     ignore: int | None = None
     weight: fx.Node | None = None
     source_index: fx.Node | None = None
+    source_strict: bool = False  # a negative source index is an error
     rounded_once: bool = False  # a convert to fp32 before and one back after were absorbed
     index_dims: int = 1  # how many dimensions of values stand for the indexed one
     interior: list[fx.Node] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def all_bounds(self) -> int:
+        return self.bounds + SOURCE_STRICT * self.source_strict
 
     @property
     def onto_zeros(self) -> bool:
@@ -175,7 +181,7 @@ def read(node: fx.Node) -> Site | Reject | None:
     scatter = node.target in (aten.scatter_add.default, aten.scatter_reduce.two)
     entries = values.shape[site.dim : site.dim + 1] if scatter else index.shape
     whole = (*target.shape[: site.dim], *entries, *target.shape[site.dim + 1 :])
-    if not _same_shape(values.shape, whole):
+    if not all(map(_must_be_same, values.shape, whole)) or len(values.shape) != len(whole):
         return Reject(f"the values, {g.spec(values)}, are broadcast", site.values)
     if site.index_dims != 1 and not all(isinstance(s, int) for d, s in enumerate(target.shape) if d != site.dim):
         return Reject("an index of several dimensions beside sizes that are not known", site.index)
@@ -241,6 +247,11 @@ def _absorb_scale(site: Site) -> bool:
     return False
 
 
+def _must_be_same(size: Any, other: Any) -> bool:
+    """Whether a size that differs from ``other`` would be an error: broadcasting takes a size of one, and that it is not."""
+    return g.same_size(size, other) or (g.hint(size) == g.hint(other) is not None and statically_known_true(size > 1))
+
+
 def _same_shape(a: Any, b: Any) -> bool:
     return len(a) == len(b) and all(map(g.same_size, a, b))
 
@@ -251,12 +262,20 @@ def _is_row_weight(factor: torch.Tensor, source: torch.Tensor, dim: int) -> bool
 
 
 def _absorb_gather(site: Site) -> None:
-    """index(x, [src]) along the same dimension: rows are read where they lie. (A gather refuses negative indices, which
-    the kernels count from the end.)"""
+    """index(x, [src]), or gather(x, src expanded along the rows), along the same dimension: rows are read where they lie."""
     node = site.values
-    if only_user(node) is None or site.index_dims != 1 or node.target is not aten.index.Tensor:
+    if only_user(node) is None or site.index_dims != 1:
         return
-    found = _one_index(node, node.args[1])
-    if not isinstance(found, Reject) and found[0] == site.dim and g.value(found[1]).dim() == 1:
-        site.source_index = found[1]
-        site.absorb([node], node.args[0], "the gather of the source")
+    if node.target is aten.gather.default:
+        args = g.arguments(node)
+        whole = g.value(args["self"])
+        if whole.dim() and args["dim"] % whole.dim() == site.dim:
+            index = _row_index(args["index"], site.dim, whole)
+            if not isinstance(index, Reject):
+                site.source_index, site.source_strict = index, True
+                site.absorb([node], args["self"], "the gather of the source")
+    elif node.target is aten.index.Tensor:
+        found = _one_index(node, node.args[1])
+        if not isinstance(found, Reject) and found[0] == site.dim and g.value(found[1]).dim() == 1:
+            site.source_index = found[1]
+            site.absorb([node], node.args[0], "the gather of the source")

@@ -5,7 +5,7 @@ import torch
 
 import fusebackend
 from fusebackend import native, registry
-from fusebackend.patterns import transpose_add
+from fusebackend.patterns import index_add, transpose_add
 
 
 def pytest_collection_modifyitems(items):
@@ -39,6 +39,7 @@ def library():
 def interpreted(monkeypatch):
     """Compiles a function with ``backend="fuse"``, without code generation, every match applied, also to a few bytes."""
     monkeypatch.setattr(transpose_add, "_SMALL_CUDA", 0)
+    monkeypatch.setattr(index_add, "LEAST_BYTES", 0)
 
     def compile_(fn, **kwargs):
         options = {"fuse.interpret": True, "fuse.gate": "off", **kwargs.pop("options", {})}

@@ -179,6 +179,7 @@ def cost_ignored() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(g, "fused_neighbour", lambda node: None))
         stack.enter_context(mock.patch.object(index_add, "_fused_away", lambda site, anchor: None))
+        stack.enter_context(mock.patch.object(index_add, "_too_little", lambda site, anchor: None))
         stack.enter_context(mock.patch.object(matmul, "pays", lambda *sizes: True))
         stack.enter_context(mock.patch.object(matmul, "LEAST_K", 0))
         stack.enter_context(mock.patch.object(transpose_add, "_loses", lambda out: None))

@@ -7,6 +7,7 @@ import torch
 
 import fusebackend
 from fusebackend.backend import fuse
+from fusebackend.patterns import index_add
 from fusebackend.patterns import index_add_ops as family
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -39,6 +40,11 @@ SHAPES = [
 
 
 pytestmark = pytest.mark.usefixtures("library")
+
+
+@pytest.fixture(autouse=True)
+def small_sums_pay(monkeypatch):
+    monkeypatch.setattr(index_add, "LEAST_BYTES", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +188,10 @@ def test_out_of_range_is_an_index_error_on_cpu():
     index[3] = 0
     with pytest.raises(IndexError):
         call(self, 0, index, source, source_index=torch.tensor([0, 1, 2, 3, 5]))
+    from_the_end = torch.tensor([0, 1, 2, 3, -1])
+    call(self, 0, index, source, source_index=from_the_end)
+    with pytest.raises(IndexError, match="index -1 is out of bounds for a dimension of size 5"):
+        call(self, 0, index, source, source_index=from_the_end, bounds=family.STRICT + family.SOURCE_STRICT)
 
 
 @pytest.mark.parametrize(
@@ -446,6 +456,19 @@ def test_dynamic_shapes_need_one_compile():
 
 
 @pytest.mark.codegen
+def test_a_second_shape_makes_sizes_symbols_and_is_replaced_too():
+    """Symbols of their own even for sizes that must be equal; where they are not, it is an error as in eager."""
+    compiled = torch.compile(lambda x, i, s: x.index_add_(0, i, s), backend=fuse)
+    for rows, columns in ((50, 8), (40, 6)):
+        x, i, s = torch.randn(rows, columns), torch.randint(rows, (30,)), torch.randn(30, columns)
+        expected = x.index_add(0, i, s)
+        torch.testing.assert_close(compiled(x, i, s), expected)
+        assert len(fusebackend.last_report().substitutions) == 1
+    with pytest.raises(RuntimeError):
+        compiled(torch.randn(40, 6), i, torch.randn(30, 5))
+
+
+@pytest.mark.codegen
 def test_out_of_range_raises_from_compiled_code():
     compiled = torch.compile(lambda x, i, s: x.index_add(0, i, s), backend=fuse)
     with pytest.raises(IndexError):
@@ -477,3 +500,19 @@ def test_pointwise_source_is_left_to_inductor_unless_rows_are_crowded(contended)
     assert bool(report.substitutions) == contended
     if not contended:
         assert "inside its scatter" in report.rejections[0].reason
+
+
+@pytest.mark.cuda
+@cuda
+@pytest.mark.codegen
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("n, dtype, taken", [(15, torch.float32, False), (2048, torch.float32, True), (15, bf16, True)])
+def test_a_few_entries_are_left_to_inductor(monkeypatch, n, dtype, taken, dynamic):
+    monkeypatch.setattr(index_add, "LEAST_BYTES", 1 << 20)
+    x, i, s = torch.randn(4096, 256, device="cuda").to(dtype), torch.randint(4096, (n,), device="cuda"), torch.randn(n, 256, device="cuda")
+    compiled = torch.compile(lambda x, i, s: x.index_add_(0, i, s), backend=fuse, dynamic=dynamic, options={"fuse.gate": "off"})
+    with torch._inductor.config.patch(force_disable_caches=True):  # what is symbolic has one entry for all sizes
+        compiled(x, i, s.to(dtype))
+    report = fusebackend.last_report()
+    assert bool(report.substitutions) == taken
+    assert taken or "launching" in report.rejections[0].reason
