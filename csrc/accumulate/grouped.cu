@@ -1,8 +1,9 @@
 // kTable's work where a slice is 8 vectors or wider: a block sorts its entries by row, so that sums stay in registers while the row is the
 // same; only where the row changes are they added to a table in shared memory. A row that goes on from one group of threads to the next is
-// added by one thread a column afterwards, so nothing is atomic in a block and its order is always the same.
+// added by one thread a column afterwards, so nothing is atomic and the order is always the same.
 #include "finish.cuh"
 #include "rank.cuh"
+#include "twosum.cuh"
 
 namespace fusebackend::accumulate {
 namespace {
@@ -14,14 +15,14 @@ constexpr uint32_t kNoRow = ~0u;
 template <typename T>
 struct GroupedArgs {
   Params p;
-  float* partial;  // [row_block][row][columns * V]; nullptr: sums are reduced straight into out
+  float* partial;  // [row_block][row][columns * V]
   int64_t columns, tiles, row_blocks;
   int block_columns, groups, column_blocks, row_bits, tile_entries;
 };
 
 template <typename T, int V>
 __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_kernel(const __grid_constant__ GroupedArgs<T> a) {
-  constexpr int U = 8;  // loads in flight
+  constexpr int U = 3;  // loads in flight, twice: the next are on their way while the last are summed
   constexpr int kEach = kTileEntries / kSortThreads;
   __shared__ uint32_t from_of[kTileEntries], warp_sums[kWarps], head_row[kSortThreads / 8], kept;
   __shared__ uint16_t row_of[kTileEntries];
@@ -29,15 +30,15 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
   extern __shared__ uint4 shared[];
   const Params& p = a.p;
   const uint32_t rows = uint32_t(p.rows), width = a.block_columns * V;
-  float* const table = reinterpret_cast<float*>(shared);  // [row][width]
-  float* const heads = table + rows * width;               // [group][width]: of rows that go on from the group before
+  Sum<T>* const table = reinterpret_cast<Sum<T>*>(shared);  // [row][width]
+  Sum<T>* const heads = table + rows * width;               // [group][width]: of rows that go on from the group before
   uint16_t* const seen = reinterpret_cast<uint16_t*>(heads + a.groups * width);  // [warp][rows]
 
   const unsigned row_block = blockIdx.x / unsigned(a.column_blocks), column_block = blockIdx.x % unsigned(a.column_blocks);
   const uint32_t group = threadIdx.x / unsigned(a.block_columns), lane_column = threadIdx.x % unsigned(a.block_columns);
   const int64_t column = int64_t(column_block) * a.block_columns + lane_column;
   const bool active = group < unsigned(a.groups) && column < a.columns;
-  for (uint32_t i = threadIdx.x; i < rows * width; i += kSortThreads) table[i] = 0.f;
+  for (uint32_t i = threadIdx.x; i < rows * width; i += kSortThreads) table[i] = {};
   let_next_kernel_set_up();  // the finishing kernel, which waits for this one's end
   int64_t out_offset = 0, source_offset = 0;
   if (active) column_offsets<V>(p, column, out_offset, source_offset);
@@ -76,17 +77,17 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
     const int begin = int(group) * per_group, end = min(sorted, begin + per_group);
     if (active && lane_column == 0) head_row[group] = kNoRow;
     if (active && begin < end) {
-      uint4 v[U];  // as they come: taken apart, 16-bit elements would hold a register each
-      float sum[V] = {};
+      uint4 v[2][U];  // as they come: taken apart, 16-bit elements would hold a register each
+      Sum<T> sum[V]{};
       uint32_t current = row_of[begin];
       bool head = begin > 0 && row_of[begin - 1] == current;
       auto flush = [&] {
-        auto* const to = reinterpret_cast<Vec<float, V>*>((head ? heads + group * width : table + current * width) + lane_column * V);
+        auto* const to = reinterpret_cast<Vec<Sum<T>, V>*>((head ? heads + group * width : table + current * width) + lane_column * V);
         if (head && lane_column == 0) head_row[group] = current;
-        Vec<float, V> held{};
+        Vec<Sum<T>, V> held{};
         if (!head) held = *to;
 #pragma unroll
-        for (int i = 0; i < V; ++i) held.v[i] += sum[i];
+        for (int i = 0; i < V; ++i) held.v[i].add(sum[i]);
         *to = held;
       };
       auto load = [&](uint4(&to)[U], int k0) {
@@ -103,39 +104,33 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
             flush();
             current = row, head = false;
 #pragma unroll
-            for (int i = 0; i < V; ++i) sum[i] = 0.f;
+            for (int i = 0; i < V; ++i) sum[i] = {};
           }
           const float scale = scales[k0 + u];
           const Vec<T, V> values = reinterpret_cast<const Vec<T, V>&>(x[u]);
 #pragma unroll
-          for (int i = 0; i < V; ++i) sum[i] = fmaf(widen<float>(values.v[i]), scale, sum[i]);
+          for (int i = 0; i < V; ++i) sum[i].add(widen<float>(values.v[i]) * scale);
         }
       };
-      for (int k0 = begin; k0 < end; k0 += U) {
-        load(v, k0);
-        add(v, k0);
+      load(v[0], begin);
+      for (int k0 = begin; k0 < end; k0 += 2 * U) {
+        if (k0 + U < end) load(v[1], k0 + U);
+        add(v[0], k0);
+        if (k0 + 2 * U < end) load(v[0], k0 + 2 * U);
+        if (k0 + U < end) add(v[1], k0 + U);
       }
       flush();
     }
     __syncthreads();
     for (uint32_t c = threadIdx.x; c < width; c += kSortThreads)
       for (int g = 1; g < a.groups; ++g)
-        if (const uint32_t row = head_row[g]; row != kNoRow) table[row * width + c] += heads[g * width + c];
+        if (const uint32_t row = head_row[g]; row != kNoRow) table[row * width + c].add(heads[g * width + c]);
     __syncthreads();
   }
 
   for (uint32_t i = threadIdx.x; i < rows * width; i += kSortThreads) {
-    const int64_t at = int64_t(column_block) * width + i % width, row = i / width;
-    if (at >= a.columns * V) continue;
-    if constexpr (std::is_same_v<T, float>) {
-      if (!a.partial) {
-        int64_t to, unused;
-        column_offsets<1>(p, at, to, unused);
-        red(static_cast<float*>(p.out) + row * p.out_row_stride + to, table[i]);
-        continue;
-      }
-    }
-    a.partial[(row_block * p.rows + row) * a.columns * V + at] = table[i];
+    const int64_t at = int64_t(column_block) * width + i % width;
+    if (at < a.columns * V) a.partial[(row_block * p.rows + i / width) * a.columns * V + at] = table[i].total();
   }
 }
 
@@ -158,7 +153,7 @@ GroupedArgs<T> grouped_args(const Params& p, const Device& device) {
 template <typename T>
 int shared_bytes(const GroupedArgs<T>& a) {
   const int width = a.block_columns * int(16 / sizeof(T));
-  return int(a.p.rows + a.groups) * width * 4 + int(a.p.rows) * kWarps * 2;
+  return int(a.p.rows + a.groups) * width * int(sizeof(Sum<T>)) + int(a.p.rows) * kWarps * 2;
 }
 
 }  // namespace
@@ -172,11 +167,7 @@ bool grouped_fits(const Params& p, const Device& device) {
   return is_half(p.dtype) ? shared_bytes(grouped_args<__half>(p, device)) <= most : shared_bytes(grouped_args<float>(p, device)) <= most;
 }
 
-// With many entries a block there are few additions left, so fp32 sums need no second kernel, if their order may vary.
-static bool reduces_directly(const Params& p) { return p.dtype == DType::kFloat32 && p.in_place() && !p.deterministic && p.n >= 1 << 17; }
-
 size_t grouped_bytes(const Params& p, const Device& device) {
-  if (reduces_directly(p)) return 0;
   return size_t(grouped_args<float>(p, device).row_blocks) * p.rows * p.columns() * sizeof(float);
 }
 
@@ -184,7 +175,7 @@ cudaError_t launch_grouped(const Params& p, void* workspace, const Device& devic
   auto run = [&](auto type) {
     using T = decltype(type);
     GroupedArgs<T> a = grouped_args<T>(p, device);
-    a.partial = reduces_directly(p) ? nullptr : static_cast<float*>(workspace);
+    a.partial = static_cast<float*>(workspace);
     const auto kernel = grouped_kernel<T, kWide<T>>;
     static SharedMemoryOptIn opt_in;
     const int bytes = shared_bytes(a);
@@ -192,7 +183,7 @@ cudaError_t launch_grouped(const Params& p, void* workspace, const Device& devic
       if (cudaError_t error = opt_in.ensure(kernel, device.shared_bytes_per_block - kTileEntries * 10 - 2048); error != cudaSuccess) return error;
     kernel<<<unsigned(a.row_blocks * a.column_blocks), kSortThreads, bytes, stream>>>(a);
     if (cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-    return a.partial ? finish<T>(p, a.partial, a.row_blocks, device, stream) : cudaSuccess;
+    return finish<T>(p, a.partial, a.row_blocks, device, stream);
   };
   if (p.dtype == DType::kFloat32) return run(float());
   return p.dtype == DType::kFloat16 ? run(__half()) : run(__nv_bfloat16());

@@ -16,8 +16,8 @@ Route choose(const Params& p, const Device& device) {
   if (p.plan) return Route::kSorted;
   const int64_t pieces = std::max<int64_t>(slice_bytes(p) / 16, 1);  // what threads share of a slice
   const bool half = is_half(p.dtype);
-  // Many additions meet in each row: they would wait for each other, and each would be rounded.
-  const bool crowded = p.n >= 32 * p.rows && p.n > kMaxOwn;
+  // Many additions meet in each row, and there is work enough to pay for a second kernel.
+  const bool crowded = p.n >= 32 * p.rows && (p.n * slice_bytes(p) >= 1 << 20 || p.n >= 2048 * p.rows);
 
   if (p.deterministic || (half && p.precise)) {
     if (own_fits(p) && (p.n <= 32 || pieces >= 64)) return Route::kOwn;

@@ -1,5 +1,6 @@
-// kReduce for wide rows that are added as they are, few of them to one row: a block takes a piece of one entry, and the vectors go from
-// registers to reductions bit by bit. No divisions, no staging. On an H200 it is as fast as reading, adding and storing without reductions.
+// kReduce for wide rows that are added as they are, few of them to one row: a block takes a piece of some entries, and the vectors go from
+// registers to reductions bit by bit. No divisions, no staging: half of the threads' time goes into waiting for memory, and all of them
+// should wait at once.
 #include "dispatch.cuh"
 #include "launch.h"
 
@@ -12,8 +13,9 @@ struct RowsArgs {
   const uint4* source;
   RowVector index;
   int64_t rows, out_row_stride, source_row_stride;  // strides in vectors of 16 bytes
-  uint32_t columns;
+  uint32_t n, columns;
   Bounds bounds;
+  bool prefetch;  // out is larger than the L2 cache: reductions are slow on lines that it does not hold
 };
 
 __device__ __forceinline__ void red_raw(float*, uint4* p, uint4 v) {
@@ -30,19 +32,24 @@ __device__ __forceinline__ void red_raw(T*, uint4* p, uint4 v) {
 #endif
 }
 
-template <typename T, bool kFetch>
-__global__ void __launch_bounds__(kThreads, 8) rows_kernel(const __grid_constant__ RowsArgs a) {
-  const uint32_t c = blockIdx.x * kThreads + threadIdx.x, n = blockIdx.y;
+template <typename T, int U>
+__global__ void __launch_bounds__(kThreads, U == 1 ? 8 : 5) rows_kernel(const __grid_constant__ RowsArgs a) {
+  const uint32_t c = blockIdx.x * kThreads + threadIdx.x, first = blockIdx.y * U;
   if (c >= a.columns) return;
-  const uint4* const from = a.source + n * a.source_row_stride + c;
-  uint4 v;
-  if (!kFetch) v = __ldcs(from);
-  uint4* const to = a.out + checked_row(load_index(a.index, n), a.rows, a.bounds == Bounds::kWrap) * a.out_row_stride + c;
-  if (kFetch) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(to));
-    v = __ldcs(from);
-  }
-  red_raw(static_cast<T*>(nullptr), to, v);
+  uint4 v[U];
+  uint4* to[U];
+#pragma unroll
+  for (int u = 0; u < U; ++u)
+    if (first + u < a.n) v[u] = __ldcs(a.source + (first + u) * a.source_row_stride + c);
+#pragma unroll
+  for (int u = 0; u < U; ++u)
+    if (first + u < a.n) {
+      to[u] = a.out + checked_row(load_index(a.index, first + u), a.rows, a.bounds == Bounds::kWrap) * a.out_row_stride + c;
+      if (a.prefetch) asm volatile("prefetch.global.L2 [%0];" ::"l"(to[u]));
+    }
+#pragma unroll
+  for (int u = 0; u < U; ++u)
+    if (first + u < a.n) red_raw(static_cast<T*>(nullptr), to[u], v[u]);
 }
 
 }  // namespace
@@ -56,17 +63,18 @@ bool rows_fit(const Params& p, int v) {
 
 cudaError_t launch_rows(const Params& p, int v, const Device& device, cudaStream_t stream) {
   const uint32_t columns = uint32_t(p.columns() / v);
+  const bool prefetch = p.rows * p.columns() * element_size(p.dtype) > device.l2_bytes;
   const RowsArgs a{static_cast<uint4*>(p.out), static_cast<const uint4*>(p.source), p.index, p.rows, p.out_row_stride / v,
-                   p.source_row_stride / v, columns, p.bounds};
-  // Reductions are slow on lines that the L2 cache does not hold, and with several rounds of blocks there is time to fetch them.
-  constexpr int64_t kManyBlocks = 16;  // a multiprocessor
-  const bool fetch = p.rows * p.columns() * element_size(p.dtype) > device.l2_bytes &&
-                     ceil_div(columns, kThreads) * p.n >= kManyBlocks * device.sm_count;
-  const dim3 blocks(unsigned(ceil_div(columns, kThreads)), unsigned(p.n));
+                   p.source_row_stride / v, uint32_t(p.n), columns, p.bounds, prefetch};
+  const int64_t pieces = ceil_div(columns, kThreads);
+  auto run = [&](auto kernel, int entries) {
+    kernel<<<dim3(unsigned(pieces), unsigned(ceil_div(p.n, entries))), kThreads, 0, stream>>>(a);
+    return cudaGetLastError();
+  };
   auto go = [&](auto type) {
     using T = decltype(type);
-    fetch ? rows_kernel<T, true><<<blocks, kThreads, 0, stream>>>(a) : rows_kernel<T, false><<<blocks, kThreads, 0, stream>>>(a);
-    return cudaGetLastError();
+    constexpr int kMany = 4, kBlocksPerSm = 8;
+    return pieces * p.n >= int64_t(kMany) * kBlocksPerSm * device.sm_count ? run(rows_kernel<T, kMany>, kMany) : run(rows_kernel<T, 1>, 1);
   };
   if (p.dtype == DType::kFloat32) return go(float());
   return p.dtype == DType::kFloat16 ? go(__half()) : go(__nv_bfloat16());

@@ -97,7 +97,7 @@ template <typename T, int V>
 __device__ __forceinline__ void add_rows(const SegmentArgs<T>& a, const Team& team, uint32_t row_begin, uint32_t row_end, uint32_t offsets,
                                          bool writes, const T* source, int64_t out_offset) {
   using A = Acc<T>;
-  constexpr uint32_t U = V == 8 ? 4 : 8;  // loads in flight; vectors of 16-bit elements are taken apart and need more registers
+  constexpr uint32_t U = 8;  // loads in flight
   const Params& p = a.p;
   const bool scaled = p.weight.data || p.alpha != 1.0;
   const T* const initial = p.initial ? static_cast<const T*>(p.initial) + out_offset : nullptr;
