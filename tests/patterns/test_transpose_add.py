@@ -240,3 +240,28 @@ def test_more_than_two_to_the_31_elements():
     y = torch.randint(-100, 100, (46400, 46400), dtype=torch.int8, device="cuda")
     out = family.transpose_add(x.t(), y, 1.0, 1, [0, 1])
     assert torch.equal(out, x.t() + y)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "dynamic", "reason"),
+    [
+        ((4096, 2048), torch.bfloat16, False, ""),
+        ((4096, 2000), torch.bfloat16, False, "below 2048"),
+        ((8, 4096, 4096), torch.bfloat16, True, ""),
+        ((4096, 2048), torch.bfloat16, True, "few bytes"),
+        ((2**20, 40), torch.bfloat16, True, "short rows"),
+        ((4096, 4096), torch.float32, True, "large planes"),
+    ],
+)
+def test_where_a_gpu_gains(shape, dtype, dynamic, reason):
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    mode = torch._subclasses.FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    out = torch.empty(shape, dtype=dtype, device="meta")
+    context = StatelessSymbolicContext([DimDynamic.DYNAMIC] * len(shape)) if dynamic else None
+    with mode:
+        out = mode.from_tensor(out, source=ConstantSource("out"), symbolic_context=context) if dynamic else torch.empty_like(out)
+        operand = torch.empty([*out.shape[:-2], out.shape[-1], out.shape[-2]], dtype=dtype, device="meta").mT
+        found = family._unproven((operand, out), out)
+    assert reason in found if reason else found == ""
