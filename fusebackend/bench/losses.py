@@ -157,7 +157,7 @@ def train(setting: Setting, arm: str, folder: str | None = None) -> dict[str, An
         model.double()
     else:
         patterns = list(setting.patterns) if arm == "with" else []
-        options = {"fuse.interpret": True, "fuse.gate": "off", "fuse.patterns": patterns}
+        options: Any = {"fuse.interpret": True, "fuse.gate": "off", "fuse.patterns": patterns}
         compiled = torch.compile(model, backend="fuse", options=options)
     dtype = torch.float64 if arm == "float64" else torch.float32
     parameters = list(model.parameters())

@@ -1,6 +1,7 @@
 """CUDA's own: graphs, streams, devices, and memory that runs out."""
 
 import contextlib
+import gc
 
 import pytest
 import torch
@@ -78,14 +79,21 @@ def test_a_device_that_is_not_the_current_one(interpreted):
 
 @contextlib.contextmanager
 def starved():
-    """Leaves this process a few MB of the GPU."""
+    """Leaves this process a few MB of the GPU: what other tests left free within blocks that are in use is taken, too."""
+    gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    taken = []
+    with contextlib.suppress(torch.OutOfMemoryError):
+        while True:
+            taken.append(torch.empty(16 << 20, dtype=torch.uint8, device="cuda"))
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (4 << 20)) / total)
     try:
         yield
     finally:
+        taken.clear()
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
