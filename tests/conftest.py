@@ -23,6 +23,7 @@ def device(request):
 @pytest.fixture(autouse=True)
 def fresh_dynamo():
     torch._dynamo.reset()
+    fusebackend.backend.fuse.reset()  # which Dynamo calls only for what it compiled itself
     torch.manual_seed(0)
     yield
 

@@ -207,6 +207,9 @@ def causal_conv1d() -> None:
         left = taps - 1 if left is None else left
         right = taps - 1 - left
         out = ops.causal_conv1d(x, weight, bias, left, right, 0.25, silu, channels_last)
+        if channels_last:  # the other memory order, too
+            turned = ops.causal_conv1d(x, weight, bias, left, right, 0.25, silu, False)
+            close(turned, out.cpu().double(), tolerance(dtype))
         gradients = ops.causal_conv1d_backward(grad, x, weight, bias, left, 0.25, silu, channels_last, True, True, True)
         leaves = [t.cpu().double().contiguous().requires_grad_() for t in (x, weight, bias)]
         exact = reference(*leaves, left, silu)

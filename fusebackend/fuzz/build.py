@@ -172,7 +172,10 @@ class Builder:
         return name
 
     def do(self, statement: str, *, moves: bool = False) -> bool:
-        """Adds a line that mutates something; whether eager takes it."""
+        """Adds a line that mutates something; whether eager takes it. Where elements share memory (PyTorch can't always tell),
+        the result is that of a race."""
+        if any(spec.overlap for spec in self.inputs):
+            return False
         try:
             exec(statement, self._names)
         except Exception:
