@@ -27,6 +27,7 @@ class Case:
             timed in place of ``fn``.
         deterministic: compiled and timed under ``torch.use_deterministic_algorithms``.
         flops: floating-point operations of one call, for a rate.
+        ways: the only ways that say something new; all if empty. Compiling is what takes the time of a long list of cases.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Case:
     backward: tuple[int, ...] = ()
     deterministic: bool = False
     flops: int | None = None
+    ways: tuple[str, ...] = ()
 
     def all_goals(self) -> dict[str, float]:
         return ({} if self.goal is None else {"floor": self.goal}) | dict(self.goals)

@@ -134,7 +134,7 @@ class Prepared:
         self.calls: dict[str, Callable[[tuple], Callable[[], Any]]] = {}
         results = {}
         with self._setting():
-            for way in ways:
+            for way in [w for w in ways if not case.ways or w in case.ways]:
                 how = WAYS[way]
                 fn = _separate(case.fn, f"{case.name} {way}")
                 known = {id(r) for r in backend.reports()}

@@ -1,5 +1,6 @@
 """``python -m fusebackend bench``: what it takes, measures, prints and writes. No figure is judged here."""
 
+import dataclasses
 import fcntl
 import functools
 import json
@@ -172,6 +173,11 @@ def test_each_way_has_compiled_code_of_its_own():
     for name in "ab":
         torch.compile(kernels._separate(lambda x: x + 1, name), backend=counted)(torch.ones(3))
     assert len(compiles) == 2
+
+
+def test_a_case_may_name_the_ways_that_say_something_new(family):
+    row = row_of(dataclasses.replace(TRANSPOSED, ways=("eager",)), family)
+    assert set(row["ms"]) == {"eager", "floor"} and not row["failed"]
 
 
 def test_random_shapes_come_from_the_family_and_the_seed(family, tmp_path, capsys):
