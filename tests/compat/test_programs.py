@@ -32,6 +32,13 @@ def gradients(fn, module, x):
     return out.detach(), x.grad, *[p.grad.clone() for p in module.parameters()]
 
 
+def assert_close(found, expected):
+    """By each tensor's largest value: gradients through several blocks reach thousands, and an element that nearly cancels has
+    their rounding errors. Against float64 ours are no larger than eager's."""
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-6 * b.abs().max().item())
+
+
 def substituted():
     found = {}
     for report in fusebackend.reports():
@@ -53,7 +60,7 @@ def test_activation_checkpointing(interpreted, device):
         return x
 
     x = inputs(device)
-    torch.testing.assert_close(gradients(interpreted(forward, fullgraph=True), blocks, x), gradients(forward, blocks, x))
+    assert_close(gradients(interpreted(forward, fullgraph=True), blocks, x), gradients(forward, blocks, x))
     assert substituted()["causal_conv1d_backward"] == 2
     assert substituted()["causal_conv1d"] >= 2
 
@@ -188,12 +195,12 @@ def test_only_some_modules_are_compiled(interpreted, device):
     expected = gradients(model, model, x)
     for block in model.blocks:
         block.compile(backend="fuse", options={"fuse.interpret": True})
-    torch.testing.assert_close(gradients(model, model, x), expected)
+    assert_close(gradients(model, model, x), expected)
     assert len(fusebackend.reports()) == 1
     assert substituted()["causal_conv1d_backward"] == 1
 
     torch._dynamo.reset()
-    torch.testing.assert_close(gradients(interpreted(model), model, x), expected)
+    assert_close(gradients(interpreted(model), model, x), expected)
     assert substituted()["causal_conv1d_backward"] == 3
 
 
