@@ -64,8 +64,6 @@ def convolution(node: fx.Node) -> Convolution | Reject | None:
     if isinstance(padded, Reject):
         return padded
     x, left, right = padded
-    if g.is_joint(node.graph) and g.is_mutated_input(x):
-        return Reject("the input is mutated later on: a backward needs its padded copy", node)
     if padding != 0:
         if isinstance(left, fx.Node) or isinstance(right, fx.Node):
             return Reject("a symbolic pad before a convolution with padding of its own", node)

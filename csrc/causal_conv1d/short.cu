@@ -1,21 +1,12 @@
 #include <algorithm>
 
+#include "channel_major_plan.cuh"
 #include "conv1d_cuda.h"
 #include "short_channel_major.cuh"
 #include "time_major_plan.cuh"
 
 namespace fusebackend::conv1d {
 namespace {
-
-bool channel_major(const Strides& s, int64_t channels) { return s.c == 1 && s.t != 1 && channels > 1; }
-
-template <typename T, int V>
-bool vector_aligned(std::initializer_list<std::pair<const void*, Strides>> tensors) {
-  for (const auto& [data, s] : tensors) {
-    if (data && (reinterpret_cast<uintptr_t>(data) % (V * sizeof(T)) || s.b % V || s.t % V)) return false;
-  }
-  return true;
-}
 
 template <int V>
 Strips plan_strips(int64_t batch, int64_t len, int64_t channels, int samples, int64_t max_blocks) {

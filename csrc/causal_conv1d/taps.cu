@@ -1,4 +1,5 @@
 // Launches the kernels of taps_time_major.cuh and taps_channel_major.cuh.
+#include "channel_major_plan.cuh"
 #include "conv1d_cuda.h"
 #include "taps_channel_major.cuh"
 #include "taps_time_major.cuh"
@@ -11,7 +12,6 @@ constexpr int kMaxTaps = 40;       // zero taps in front included
 constexpr int kMaxGradTaps = 160;  // of a weight gradient, some at a time
 
 bool time_major(const Strides& s) { return s.t == 1; }
-bool channel_major(const Strides& s, int64_t channels) { return s.c == 1 && s.t != 1 && channels > 1; }
 
 bool moderate(int64_t batch, int64_t in_len, int64_t out_len, int64_t left) {
   return batch * (std::max(in_len, out_len) + 16) < (int64_t{1} << 31) && left > -(1 << 20) && left < (1 << 20);
@@ -64,14 +64,6 @@ cudaError_t forward(const ConvParams& p, cudaStream_t stream) {
     taps_time_major_forward<T, decltype(taps)::value, DOWN, decltype(how)::value><<<grid, kShortThreads, 0, stream>>>(p, rows);
     return cudaGetLastError();
   });
-}
-
-template <typename T>
-bool in_pairs(std::initializer_list<std::pair<const void*, Strides>> tensors) {
-  for (const auto& [data, s] : tensors) {
-    if (data && (reinterpret_cast<uintptr_t>(data) % (2 * sizeof(T)) || s.b % 2 || s.t % 2)) return false;
-  }
-  return true;
 }
 
 template <int V>
@@ -134,7 +126,7 @@ cudaError_t launch_taps_forward(const ConvParams& p, cudaStream_t stream) {
     using T = decltype(type);
     if (channel_major(p)) {
       const void* dy = p.epilogue == Epilogue::kSiluGrad ? p.dy : nullptr;
-      if (p.channels % 2 == 0 && in_pairs<T>({{p.x, p.xs}, {p.out, p.outs}, {dy, p.dys}})) return channel_major_forward<T, 2>(p, stream);
+      if (p.channels % 2 == 0 && vector_aligned<T, 2>({{p.x, p.xs}, {p.out, p.outs}, {dy, p.dys}})) return channel_major_forward<T, 2>(p, stream);
       return channel_major_forward<T, 1>(p, stream);
     }
     if constexpr (sizeof(T) == 4) {
@@ -160,7 +152,7 @@ cudaError_t launch_taps_weight_grad(const WeightGradParams& p, cudaStream_t stre
   const cudaError_t e = dispatch_dtype(p.dtype, [&](auto type) {
     using T = decltype(type);
     if (channel_major(p)) {
-      if (p.channels % 2 == 0 && in_pairs<T>({{p.x, p.xs}, {p.g, p.gs}})) return channel_major_weight_grad<T, 2>(p, stream);
+      if (p.channels % 2 == 0 && vector_aligned<T, 2>({{p.x, p.xs}, {p.g, p.gs}})) return channel_major_weight_grad<T, 2>(p, stream);
       return channel_major_weight_grad<T, 1>(p, stream);
     }
     const Access access = access_of<T>(p);
