@@ -101,8 +101,8 @@ def _attempt(call: Callable, *arguments: Any) -> Any:
 
 
 def patiently(call: Callable, *arguments: Any) -> Any:
-    """``call(*arguments)``, again later while other processes have taken the GPU's memory."""
-    for _ in range(20):
+    """``call(*arguments)``, again later while other processes have taken the GPU's memory for a moment."""
+    for _ in range(5):
         try:
             return call(*arguments)
         except torch.OutOfMemoryError:
@@ -126,6 +126,8 @@ class _Worker:
 class _Pool:
     def __init__(self, jobs: Sequence[Job], alone: bool, compiling: int, workers: int):
         self.waiting = collections.deque(sorted(jobs, key=lambda job: -job.weight))
+        self.crowded: collections.deque[Job] = collections.deque()  # what found no memory beside the others: once more, after them
+        self.last_try: set[str] = set()
         self.total = len(jobs)
         self.alone, self.compiling_allowed, self.limit = alone, compiling, workers
         self.workers: list[_Worker] = []
@@ -139,10 +141,10 @@ class _Pool:
         began, patience = time.perf_counter(), 0
         try:
             with self.folder, progress_line("compiling") as progress:
-                while self.waiting or self.ready or any(w.job for w in self.workers):
+                while self.waiting or self.ready or self.crowded or any(w.job for w in self.workers):
                     self._assign()
                     yield from self._receive()
-                    left = len(self.waiting) + self._busy()
+                    left = len(self.waiting) + len(self.crowded) + self._busy()
                     progress(f"{self.total - left} of {self.total}, {time.perf_counter() - began:.0f} s")
             patience = 3
         finally:  # also when the run is stopped: nobody may go on using the GPU
@@ -156,6 +158,11 @@ class _Pool:
         return sum(w.job is not None and w is not self.measuring for w in self.workers)
 
     def _assign(self) -> None:
+        if self.crowded and not self.waiting and not self.ready and not any(w.job for w in self.workers):
+            if not self.alone:  # idle processes keep memory too
+                for worker in list(self.workers):
+                    self._end(worker)
+            self.waiting.append(self.crowded.popleft())
         while self.waiting and self._busy() < self.limit:
             free = [] if self.alone else [w for w in self.workers if w.job is None]
             if not free and (self.alone or len(self.workers) < self.limit):
@@ -187,7 +194,11 @@ class _Pool:
             if isinstance(result, Failure) or measured:
                 if self.alone or not worker.process.is_alive():
                     self._end(worker)
-                yield job, result
+                if isinstance(result, Failure) and result.kind == torch.OutOfMemoryError.__name__ and repr(job) not in self.last_try:
+                    self.last_try.add(repr(job))
+                    self.crowded.append(job)
+                else:
+                    yield job, result
             else:
                 self.ready.append((worker, job))
 

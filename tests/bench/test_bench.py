@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -217,8 +218,8 @@ def test_calls_are_timed_in_turn():
 class Answer:
     """A job for the worker processes, which import it from here."""
 
-    def __init__(self, what):
-        self.what = what
+    def __init__(self, what, tried=None):
+        self.what, self.tried = what, tried
 
     names = property(lambda self: {"what": self.what})
     weight = property(lambda self: self.what == "heavy")
@@ -233,6 +234,10 @@ class Answer:
             import os
 
             os._exit(3)
+        if self.what == "large" or (self.what == "crowded" and not Path(self.tried).exists()):
+            if self.tried:
+                Path(self.tried).touch()
+            raise torch.OutOfMemoryError
         return lambda: {"measured": self.what}
 
 
@@ -242,6 +247,15 @@ def test_a_worker_process_measures_what_it_prepared_after_all_is_compiled():
     assert [name for name, _ in found] == ["fails", "heavy", "light"]
     assert str(found[0][1]) == "ValueError: as it was told to"
     assert [row["measured"] for _, row in found[1:]] == ["heavy", "light"] and all(row["prepared_s"] >= 0 for _, row in found[1:])
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_found_no_memory_is_tried_once_more_after_the_others(alone, tmp_path):
+    crowded = Answer("crowded", str(tmp_path / "tried"))
+    found = [(job.what, row) for job, row in pool._Pool([crowded, Answer("light")], alone, 0, workers=2).run()]
+    assert [(what, row["measured"]) for what, row in found] == [("light", "light"), ("crowded", "crowded")]
+    ((_, row),) = pool._Pool([Answer("large")], alone, 0, workers=1).run()
+    assert row.kind == "OutOfMemoryError", "it does not fit by itself either"
 
 
 def test_a_worker_process_that_dies_costs_its_own_job_only():
