@@ -31,8 +31,9 @@ N* numbers(const Tensor& scratch) { return static_cast<N*>(scratch.data_ptr()); 
 
 // From here on tensor cores beat FFMA (measured on an H200); with one batch entry most of their rows are empty. In fp32 a
 // sum must be long enough for its rounding errors, in eager mode, to hide those of the tensor core's truncation: by taps forwards,
-// by the samples that a thread of ATen's kernel adds up for the weight gradient.
-constexpr int64_t kToeplitzTaps = 10, kToeplitzTapsFp32 = 128, kToeplitzBatch = 2, kToeplitzGradSamplesFp32 = 2048;
+// by the samples that eager mode adds up for the weight gradient.
+constexpr int64_t kToeplitzTaps = 10, kToeplitzTapsFp32 = 128, kToeplitzBatch = 2, kToeplitzChainFp32 = 640;
+constexpr int64_t kTapsSamplesFp32 = 2048;  // the same for weight gradients in registers
 
 // Eager mode's rounding errors are not larger than ours in each of few numbers, but for the same bits, or correct rounding. Rows
 // of results begin to be many here, and the gradients of channels. SiLU's gradient is not a sum, and its errors go into all others:
@@ -58,7 +59,7 @@ bool tensor_cores_pay(const ConvParams& p) {
 }
 
 bool tensor_cores_pay(const WeightGradParams& p) {
-  const bool accurate = p.dtype != Dtype::kFloat || p.out_len * ((p.batch + 7) / 8) >= kToeplitzGradSamplesFp32;
+  const bool accurate = p.dtype != Dtype::kFloat || eager_chain(p) >= kToeplitzChainFp32;
   return p.batch > 0 && p.taps >= (p.dtype == Dtype::kFloat ? kToeplitzTapsFp32 : kToeplitzTaps) && accurate && p.channels > 1 &&
          toeplitz_weight_grad_supported(p);
 }
@@ -84,7 +85,7 @@ bool taps_pay(const ConvParams& p) {
 }
 bool taps_pay(const WeightGradParams& p) {
   if (p.batch * p.out_len == 0 || p.in_len == 0 || !taps_weight_grad_supported(p)) return false;
-  if (p.dtype == Dtype::kFloat && (p.channels < kMany || p.batch * p.out_len < kToeplitzGradSamplesFp32)) return false;
+  if (p.dtype == Dtype::kFloat && (p.channels < kMany || p.batch * p.out_len < kTapsSamplesFp32)) return false;
   return layout(p.xs, p.channels) == Layout::kChannel || p.taps <= kTaps || !tensor_cores_pay(p);
 }
 
@@ -151,7 +152,9 @@ std::tuple<Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, co
   // Of no samples at all the window kernels make zero gradients.
   const bool empty = p.batch == 0 || p.in_len == 0 || p.out_len == 0, digits = keep_digits(p.dtype, p.batch, p.channels, p.out_len, silu);
   const bool one_pass = p.dtype != Dtype::kFloat || !(digits || p.channels == 1);  // 16-bit types keep their digits there
-  if (!empty && one_pass && short_enough(p.batch, p.channels, p.in_len, p.out_len, p.taps, p.left, {p.xs, p.dys, need_x ? p.dxs : p.xs})) {
+  const bool turns = short_backward_turns(p);
+  if (!empty && one_pass &&
+      short_enough(p.batch, p.channels, p.in_len, p.out_len, p.taps, p.left, {p.xs, turns ? p.xs : p.dys, need_x && !turns ? p.dxs : p.xs})) {
     p.splits = short_backward_splits(p);
     Tensor partial = scratch(x, p.splits * p.channels * (p.taps + 1));
     p.partial = numbers<double>(partial);

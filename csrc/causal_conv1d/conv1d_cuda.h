@@ -9,9 +9,10 @@ namespace fusebackend::conv1d {
 constexpr int kMaxShortTaps = 4;
 
 // One pass in registers, taps 1..4. Time-contiguous or channel-contiguous tensors (all of one kind; forwards, where short_turns says
-// so, from the latter to the former).
+// so, from the latter to the former; backwards, where short_backward_turns says so, x of the latter and gradients of the former).
 bool short_turns(const ConvParams&);
 cudaError_t launch_short_forward(const ConvParams&, cudaStream_t);
+bool short_backward_turns(const BackwardParams&);
 int short_backward_splits(const BackwardParams&);
 cudaError_t launch_short_backward(const BackwardParams&, cudaStream_t);
 
@@ -34,6 +35,8 @@ bool toeplitz_supported(const ConvParams&);
 cudaError_t launch_toeplitz_forward(const ConvParams&, cudaStream_t);
 bool toeplitz_weight_grad_supported(const WeightGradParams&);
 int toeplitz_weight_grad_splits(const WeightGradParams&);
+// Samples whose products a warp of ATen's kernel adds up for a weight gradient: the longer, the larger its rounding errors.
+inline int64_t eager_chain(const WeightGradParams& p) { return (p.in_len < p.out_len ? p.in_len : p.out_len) * ((p.batch + 7) / 8); }
 cudaError_t launch_toeplitz_weight_grad(const WeightGradParams&, cudaStream_t);
 
 // Rows of thousands of samples with as many taps, by FFT. Scratch is in fp32 numbers; 0 if the case is not supported. There

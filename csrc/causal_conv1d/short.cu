@@ -3,6 +3,7 @@
 #include "channel_major_plan.cuh"
 #include "conv1d_cuda.h"
 #include "short_channel_major.cuh"
+#include "short_turned.cuh"
 #include "time_major_plan.cuh"
 
 namespace fusebackend::conv1d {
@@ -43,8 +44,50 @@ cudaError_t channel_major_forward(const ConvParams& p, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+// Strips of the turning kernels: shorter than those measured best where blocks would be too few to fill the device.
+constexpr int kTurnStrip = 256, kTurnBackwardStrip = 1024;
+TurnStrips turn_strips(int64_t batch, int64_t channels, int64_t len, int strip) {
+  while (strip > 64 && batch * ceil_div(len, strip) * ceil_div(channels, kTurnBlock) < int64_t{sm_count()} * 6) strip /= 2;
+  return {strip, static_cast<int>(ceil_div(len, strip))};
+}
+
+// 16-byte access to all: x in rows of channels, the others in rows of samples.
+bool turns_vectors(Dtype dtype, int64_t batch, int64_t channels, int64_t len, const void* x, const Strides& xs,
+                   std::initializer_list<std::pair<const void*, Strides>> rows) {
+  if (dtype == Dtype::kFloat || !channel_major(xs, channels) || channels % kTurnVec || len % kTurnVec || xs.b % kTurnVec || xs.t % kTurnVec ||
+      reinterpret_cast<uintptr_t>(x) % 16 || batch > 65535 || len > (1 << 20))
+    return false;
+  for (const auto& [data, s] : rows) {
+    if (data && (s.t != 1 || s.b % kTurnVec || s.c % kTurnVec || reinterpret_cast<uintptr_t>(data) % 16)) return false;
+  }
+  return true;
+}
+
+template <typename T, int K>
+cudaError_t turning_forward(const ConvParams& p, cudaStream_t stream) {
+  const TurnStrips s = turn_strips(p.batch, p.channels, p.in_len, kTurnStrip);
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.channels, kTurnBlock)), s.per_row, static_cast<unsigned>(p.batch));
+  auto* kernel = p.epilogue == Epilogue::kSilu ? short_turning_forward<T, K, true, 6> : short_turning_forward<T, K, false, 6>;
+  kernel<<<grid, kTurnThreads, 0, stream>>>(p, s);
+  return cudaGetLastError();
+}
+
+template <typename T, int K>
+cudaError_t turning_backward(const BackwardParams& p, cudaStream_t stream) {
+  const TurnStrips s = turn_strips(p.batch, p.channels, p.in_len, kTurnBackwardStrip);
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.channels, kTurnBlock)), s.per_row, static_cast<unsigned>(p.batch));
+  auto* kernel = p.silu ? short_turning_backward<T, K, true, 4> : short_turning_backward<T, K, false, 4>;
+  kernel<<<grid, kTurnThreads, 0, stream>>>(p, s);
+  const cudaError_t e = cudaGetLastError();
+  if (e != cudaSuccess || (!p.dw && !p.db)) return e;
+  return launch_reduce_partials(p.partial, p.splits, p.channels, K, p.dw, p.db, p.dtype, stream);
+}
+
 template <typename T, int K>
 cudaError_t turned_forward(const ConvParams& p, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    if (turns_vectors(p.dtype, p.batch, p.channels, p.in_len, p.x, p.xs, {{p.out, p.outs}})) return turning_forward<T, K>(p, stream);
+  }
   const Strips s = plan_strips<kTurnChannels>(p.batch, p.in_len, p.channels, kTurnLen<T>, kMaxStripBlocks);
   auto* kernel = p.epilogue == Epilogue::kSilu ? short_turned_forward<T, K, true> : short_turned_forward<T, K, false>;
   kernel<<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
@@ -119,7 +162,12 @@ cudaError_t launch_short_forward(const ConvParams& p, cudaStream_t stream) {
   });
 }
 
+bool short_backward_turns(const BackwardParams& p) {
+  return turns_vectors(p.dtype, p.batch, p.channels, p.in_len, p.x, p.xs, {{p.dy, p.dys}, {p.dx, p.dxs}});
+}
+
 int short_backward_splits(const BackwardParams& p) {
+  if (short_backward_turns(p)) return static_cast<int>(p.batch) * turn_strips(p.batch, p.channels, p.in_len, kTurnBackwardStrip).per_row;
   if (channel_major(p.xs, p.channels)) {
     const int64_t strips = p.batch * ceil_div(p.in_len, backward_strip_len(p));
     return static_cast<int>(std::min<int64_t>(ceil_div(strips, kStripThreads / 32), kMaxStripBlocks));
@@ -132,6 +180,9 @@ cudaError_t launch_short_backward(const BackwardParams& p, cudaStream_t stream) 
     using T = decltype(type);
     return dispatch_taps(p.taps, [&](auto taps) {
       constexpr int K = decltype(taps)::value;
+      if constexpr (sizeof(T) == 2) {
+        if (short_backward_turns(p)) return turning_backward<T, K>(p, stream);
+      }
       if (!channel_major(p.xs, p.channels)) return time_major_backward<T, K>(p, stream);
       constexpr int V = sizeof(T) == 4 ? 2 : 4;  // more would cost occupancy: taps, sums and two windows are in registers
       if (p.channels % V == 0 && vector_aligned<T, V>({{p.x, p.xs}, {p.dy, p.dys}, {p.dx, p.dxs}}))

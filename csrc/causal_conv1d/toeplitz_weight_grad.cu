@@ -17,6 +17,7 @@ constexpr int kBlock = 64;
 [[maybe_unused]] constexpr int kMTiles = 4, kNTiles = 4, kHalf = 8 * kNTiles;
 constexpr int kDiagonals = 96, kTilePitch = 104;   // of an item: 64 + 32 - 1; floats of a row of the diagonal sums' tile
 constexpr int kMaxRows = 16;
+constexpr int64_t kLongChain = 2048;  // from here on the fp32 kernel need not be FINE
 
 struct Plan {
   int rows;         // batch entries a block, a power of two
@@ -79,7 +80,20 @@ __device__ void weight_grad_one_by_one(const WeightGradParams& p, int64_t c, int
 // Steps whose sums one set of fp32 accumulators takes before they go to another: a chain of hundreds would show.
 [[maybe_unused]] constexpr int kChain = 8;
 
-template <typename T, int WARPS>
+// A tensor core's sums of one step are cut off, not rounded: half a unit of the last of 24 digits is lost in the mean, 1 / (2 ln 2) of
+// 2^-24 of the value. All results are given that back.
+[[maybe_unused]] constexpr double kCutOff = 1 + 0.7213 / (1 << 24);
+
+// sum + add, and in `lost` what the rounding of it left over.
+__device__ __forceinline__ float two_sum(float sum, float add, float& lost) {
+  const float total = __fadd_rn(sum, add), part = __fsub_rn(total, sum);
+  lost = __fadd_rn(__fsub_rn(sum, __fsub_rn(total, part)), __fsub_rn(add, part));
+  return total;
+}
+
+// FINE, for fp32: the product of both lower planes as well, and no rounding errors of sums but the tensor core's. Where eager mode
+// adds up few samples, less would err more than it does.
+template <typename T, int WARPS, bool FINE>
 __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS) toeplitz_weight_grad(const WeightGradParams p, const Plan plan) {
 #if __CUDA_ARCH__ >= 800
   constexpr int kWarps = WARPS, kThreads = WARPS * 32;
@@ -159,10 +173,11 @@ __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS) toeplitz_weight_grad(co
     int g_chunk = (i_lo + (gk >> row_bits)) * (kBlock / kChunk) + mat % 2;
     int x_chunk = (i_lo + delta + (xk >> row_bits)) * (kBlock / kChunk) + nh * kNTiles + mat / 2;
 
-    // As in the forward kernel: a tensor-core accumulator holds one step, the large product last, and fp32 adds the steps.
+    // As in the forward kernel: a tensor-core accumulator holds one step, the large product last, and fp32 adds the steps; if FINE by
+    // Kahan's rule, with what is still to be added in the second accumulators.
     float sum[kMTiles][kNTiles][4] = {};
     [[maybe_unused]] float sums[kMTiles][kNTiles][4] = {};
-    int chain = 0;
+    [[maybe_unused]] int chain = 0;
     for (int i0 = i_lo; i0 < i_hi; i0 += per_step) {
       uint32_t b[kPlanes][kNTiles / 2][4];
 #pragma unroll
@@ -186,19 +201,28 @@ __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS) toeplitz_weight_grad(co
             multiply_add<Elem, decltype(first)::value>(acc[n], a[pa][0], a[pa][1], a[pa][2], a[pa][3], b[pb][n / 2][n % 2 * 2], b[pb][n / 2][n % 2 * 2 + 1]);
         };
         if constexpr (kPlanes == 2) {
-          multiply(1, 0, std::true_type{});
+          if constexpr (FINE) multiply(1, 1, std::true_type{});
+          multiply(1, 0, std::bool_constant<!FINE>{});
           multiply(0, 1, std::false_type{});
         }
         multiply(0, 0, std::bool_constant<kPlanes == 1>{});
 #pragma unroll
         for (int n = 0; n < kNTiles; ++n) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) sum[m][n][i] += acc[n][i];
+          for (int i = 0; i < 4; ++i) {
+            if constexpr (FINE) {
+              const float add = __fadd_rn(acc[n][i], sums[m][n][i]), total = __fadd_rn(sum[m][n][i], add);
+              sums[m][n][i] = __fsub_rn(add, __fsub_rn(total, sum[m][n][i]));
+              sum[m][n][i] = total;
+            } else {
+              sum[m][n][i] += acc[n][i];
+            }
+          }
         }
       }
       g_chunk += per_step * (kBlock / kChunk);
       x_chunk += per_step * (kBlock / kChunk);
-      if constexpr (kPlanes == 2) {
+      if constexpr (kPlanes == 2 && !FINE) {
         if (++chain == kChain || i0 + per_step >= i_hi) {
           chain = 0;
 #pragma unroll
@@ -210,28 +234,41 @@ __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS) toeplitz_weight_grad(co
         }
       }
     }
-    auto& wholes = kPlanes == 2 ? sums : sum;
+    auto& wholes = kPlanes == 2 && !FINE ? sums : sum;
 
     // 8x8 pieces with the same column minus row lie on the same diagonals: add them up in registers. What is left is an
     // 8 x 88 strip, [t][s + 56], whose diagonals are summed through shared memory, four rows at a time.
     constexpr int kPieces = kNTiles + 2 * kMTiles - 1;
     float piece[kPieces][2] = {};
+    [[maybe_unused]] float rest[kPieces][2] = {};
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int n = 0; n < kNTiles; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) piece[n - 2 * m - i / 2 + 2 * kMTiles - 1][i % 2] += wholes[m][n][i];
+        for (int i = 0; i < 4; ++i) {
+          const int u = n - 2 * m - i / 2 + 2 * kMTiles - 1;
+          if constexpr (FINE) {
+            float lost;
+            piece[u][i % 2] = two_sum(piece[u][i % 2], wholes[m][n][i], lost);
+            rest[u][i % 2] += __fadd_rn(lost, sums[m][n][i]);
+          } else {
+            piece[u][i % 2] += wholes[m][n][i];
+          }
+        }
       }
     }
     double total[kDiagonals / 32] = {};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int turn = 0; turn < (FINE ? 4 : 2); ++turn) {
+      const int half = turn % 2;
       __syncwarp();
       if (gq / 4 == half) {
 #pragma unroll
-        for (int u = 0; u < kPieces; ++u)
-          *reinterpret_cast<float2*>(tile + gq % 4 * kTilePitch + 8 * u + 2 * q) = make_float2(piece[u][0], piece[u][1]);
+        for (int u = 0; u < kPieces; ++u) {
+          const float(&two)[2] = turn < 2 ? piece[u] : rest[u];
+          *reinterpret_cast<float2*>(tile + gq % 4 * kTilePitch + 8 * u + 2 * q) = make_float2(two[0], two[1]);
+        }
       }
       __syncwarp();
 #pragma unroll
@@ -262,7 +299,7 @@ __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS) toeplitz_weight_grad(co
         if (d >= 0 && d < kDiagonals - 1) total += sh.diagonals[(order * 2 + nh) * kDiagonals + d];
       }
     }
-    partial[k] = kPlanes == 2 ? scalbn(total, -exponent) : total;
+    partial[k] = kPlanes == 2 ? scalbn(total * kCutOff, -exponent) : total;
   }
 #endif
 }
@@ -321,14 +358,19 @@ int toeplitz_weight_grad_splits(const WeightGradParams& p) { return make_plan(p)
 cudaError_t launch_toeplitz_weight_grad(const WeightGradParams& p, cudaStream_t stream) {
   return dispatch_dtype(p.dtype, [&](auto type) {
     using T = decltype(type);
-    static SharedMemoryOptIn opt_in[2];
+    static SharedMemoryOptIn opt_in[4];
     const Plan plan = make_plan<T>(p);
     auto run = [&](auto* kernel, SharedMemoryOptIn& once) {
       if (const cudaError_t e = once.ensure(kernel, tensor_core_shared_bytes()); e != cudaSuccess) return e;
       kernel<<<static_cast<unsigned>(p.channels * plan.groups), plan.warps * 32, plan.shared_bytes, stream>>>(p, plan);
       return cudaGetLastError();
     };
-    const cudaError_t e = plan.warps == 4 ? run(toeplitz_weight_grad<T, 4>, opt_in[0]) : run(toeplitz_weight_grad<T, 8>, opt_in[1]);
+    auto run_wide = [&](auto fine) {
+      constexpr bool kFine = decltype(fine)::value;
+      return plan.warps == 4 ? run(toeplitz_weight_grad<T, 4, kFine>, opt_in[kFine]) : run(toeplitz_weight_grad<T, 8, kFine>, opt_in[2 + kFine]);
+    };
+    const bool fine = sizeof(T) == 4 && eager_chain(p) < kLongChain;
+    const cudaError_t e = fine ? run_wide(std::bool_constant<sizeof(T) == 4>{}) : run_wide(std::false_type{});
     if (e != cudaSuccess) return e;
     return launch_reduce_partials(p.partial, plan.groups, p.channels, p.taps, p.dw, p.db, p.dtype, stream);
   });

@@ -46,7 +46,7 @@ def test_some_taps(device, channels_last, taps):
 @pytest.mark.parametrize("taps", [3, 4, 9, 31])
 def test_one_memory_order_in_and_the_other_out(device, taps):
     for dtype in (torch.float32, torch.bfloat16):
-        for channels, length in ((34, 150), (7, 64)):
+        for channels, length in ((34, 150), (7, 64), (72, 200), (64, 1032)):
             for channels_last in (False, True):
                 case = Case(2, channels, length, taps, dtype, device, channels_last=channels_last, silu=taps == 4)
                 case.channels_last = not channels_last
