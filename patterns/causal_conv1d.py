@@ -33,11 +33,13 @@ from ..registry import register
 from . import causal_conv1d_graph as read
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 # The CUDA kernels that work in (batch, time, channels) memory order, without a copy, are those for up to so many taps, by the bytes of an
 # element. 16-bit tensor-core kernels for more are worth the copies.
 CHANNELS_LAST_TAPS = {2: 8, 4: 32}
 TURNED_TAPS = 4  # and from it into (batch, channels, time)
+TURNED_SAMPLES = 8  # the gradients: of 16-bit types, in whole vectors of so many channels and samples
 
 
 def reference(
@@ -101,13 +103,17 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
     return strides is not None and sizes is not None and strides[1] == 1 and sizes[1] > 1 and strides[2] != 1 and sizes[2] > 1
 
 
-def _channels_last(x: torch.Tensor, taps: Any, wanted: torch.Tensor) -> bool:
+def _channels_last(conv: read.Convolution, wanted: torch.Tensor) -> bool:
     """Whether the kernels should write in (batch, time, channels) memory order. Those of CPUs go from any order to any other;
     those of GPUs stay in x's."""
+    x, taps = g.value(conv.x), g.hint(conv.taps)
     if x.device.type == "cpu":
         return _is_channels_last(wanted)
-    taps = g.hint(taps)
-    return taps is not None and taps <= CHANNELS_LAST_TAPS[x.element_size()] and _is_channels_last(x)
+    return taps is not None and taps <= CHANNELS_LAST_TAPS[conv.dtype.itemsize] and _is_channels_last(x)
+
+
+def _converted(emit: Emitter, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    return node if g.value(node).dtype == dtype else emit.call(prims.convert_element_type.default, node, dtype)
 
 
 def _operand(emit: Emitter, node: fx.Node, channels_last: bool) -> fx.Node:
@@ -188,8 +194,8 @@ class CausalConv1d(Pattern):
 
         def emit(e: Emitter) -> fx.Node:
             wanted = g.value(output).transpose(1, 2) if found.turned else g.value(output)
-            channels_last = _channels_last(g.value(found.conv.x), found.conv.taps, wanted)
-            x = found.conv.x
+            channels_last = _channels_last(found.conv, wanted)
+            x = _converted(e, found.conv.x, found.conv.dtype)
             if channels_last and self._turns(found, output, wanted):
                 channels_last = False
             else:
@@ -241,10 +247,13 @@ class CausalConv1dBackward(Pattern):
         interior = _interior(found.nodes, outputs)
 
         def emit(e: Emitter) -> list[fx.Node]:
-            x = found.conv.x
-            channels_last = _channels_last(g.value(x), found.conv.taps, g.value(found.results[0] or x))
-            x = _operand(e, x, channels_last)
-            grad = _operand(e, _turn(e, found.grad) if found.turned else found.grad, channels_last)
+            channels_last = _channels_last(found.conv, g.value(found.results[0] or found.conv.x))
+            x = _converted(e, found.conv.x, found.conv.dtype)
+            if channels_last and self._turns(found):
+                channels_last, grad = False, found.grad
+            else:
+                x = _operand(e, x, channels_last)
+                grad = _operand(e, _turn(e, found.grad) if found.turned else found.grad, channels_last)
             needed = [r is not None for r in found.results]
             gradients = e.call(
                 causal_conv1d_backward,
@@ -253,10 +262,24 @@ class CausalConv1dBackward(Pattern):
             picked = []
             for i, result in enumerate(found.results):
                 if result is not None:
-                    picked.append(_restride(e, e.call(operator.getitem, gradients, i), result))
+                    gradient = _converted(e, e.call(operator.getitem, gradients, i), g.value(result).dtype)
+                    picked.append(_restride(e, gradient, result))
             return picked
 
         return Match(outputs, emit, interior, note="absorbs SiLU" if found.silu else "")
+
+    @staticmethod
+    def _turns(found: read.Backward) -> bool:
+        """Whether a GPU's kernel should turn x alone, (batch, time, channels), where the gradient comes into the graph as (batch, channels,
+        time), like eager's results, and x's is wanted so."""
+        x, grad, dx = g.value(found.conv.x), g.value(found.grad), found.results[0]
+        taps, strides = g.hint(found.conv.taps), g.hints(grad.stride())
+        if found.turned or found.grad.op != "placeholder" or strides is None or strides[2] != 1 or taps is None or taps > TURNED_TAPS:
+            return False
+        if found.conv.dtype.itemsize != 2 or not all(isinstance(size, int) and size % TURNED_SAMPLES == 0 for size in x.shape[1:]):
+            return False
+        causal = g.same_size(found.left, found.conv.taps - 1) and g.same_size(grad.shape[2], x.shape[2])
+        return causal and (dx is None or not _is_channels_last(g.value(dx)))
 
 
 def bench_cases() -> list[Case]:

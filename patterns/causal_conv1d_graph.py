@@ -33,6 +33,11 @@ class Convolution:
     def taps(self) -> Any:
         return g.value(self.weight).shape[2]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is convolved; autocast converts ``x`` to it after the pad, and the gradient back before the crop."""
+        return g.value(self.weight).dtype
+
 
 def convolution(node: fx.Node) -> Convolution | Reject | None:
     """The depthwise convolution that a ``convolution`` or its backward stands for, the input's padding included."""
@@ -58,8 +63,8 @@ def convolution(node: fx.Node) -> Convolution | Reject | None:
     if tensor.dtype not in DTYPES and not (tensor.dtype == torch.float64 and tensor.device.type == "cpu"):
         return Reject(f"dtype {tensor.dtype} on {tensor.device.type}: float32, float16 and bfloat16 are accepted", node)
     padding = args["padding"][0]
-    padded = _unpad(source)
-    if padded is None:
+    padded = _unpad(_unconverted(source))
+    if padded is None or (isinstance(padded, Reject) and _unpad(source) is None):
         return Convolution(source, weight, padding, padding)
     if isinstance(padded, Reject):
         return padded
@@ -69,6 +74,11 @@ def convolution(node: fx.Node) -> Convolution | Reject | None:
             return Reject("a symbolic pad before a convolution with padding of its own", node)
         left, right = left + padding, right + padding
     return Convolution(x, weight, left, right)
+
+
+def _unconverted(node: fx.Node) -> fx.Node:
+    """Sees through one conversion of the type."""
+    return node.args[0] if node.target is prims.convert_element_type.default else node
 
 
 def _unpad(node: fx.Node) -> tuple[fx.Node, Any, Any] | Reject | None:
@@ -261,12 +271,17 @@ def backward(node: fx.Node) -> Backward | Reject | None:
         results[2] = _bias_gradient(args["grad_output"])
         nodes += [results[2]] if results[2] else []
     if results[0] is not None and conv.x is not args["input"]:
-        padded = results[0]
+        padded, pad = results[0], _unconverted(args["input"])
+        if pad is not args["input"]:
+            padded = _single(padded, prims.convert_element_type.default) or padded
         crop = _single(padded, aten.constant_pad_nd.default)
-        if crop is None or not _crops(crop, args["input"]):
+        if crop is not None and _crops(crop, pad):
+            nodes += [padded, crop] if padded is not results[0] else [crop]
+            results[0] = crop
+        elif pad is args["input"]:
             return Reject("the gradient of the padded input is not cropped by the padding", padded)
-        results[0] = crop
-        nodes.append(crop)
+        else:
+            conv = Convolution(args["input"], args["weight"], args["padding"][0], args["padding"][0])
 
     grad, left = args["grad_output"], conv.left
     turned = False

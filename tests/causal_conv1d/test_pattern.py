@@ -100,6 +100,21 @@ def test_pad_modules():
 
 
 @pytest.mark.codegen
+def test_a_conversion_between_the_pad_and_the_convolution_as_under_autocast():
+    def fn(x, w):
+        return F.conv1d(F.pad(x, (6, 0)).to(torch.bfloat16), w, groups=CHANNELS)
+
+    report = both(fn, rows(), taps(7, torch.bfloat16), tolerance=1e-2)
+    assert found(report) == [(FORWARD, ""), (BACKWARD, "")]
+    assert all(f"f32[{BATCH}, {CHANNELS}, {LENGTH}]" in s.inputs for s in report.substitutions), "nothing is padded"
+
+    def shared(x, w):  # the padded gradient is needed elsewhere
+        wide = F.pad(x, (6, 0))
+        return F.conv1d(wide.to(torch.bfloat16), w, groups=CHANNELS) * wide.sum().to(torch.bfloat16)
+
+    both(shared, rows(), taps(7, torch.bfloat16), tolerance=2e-2)
+
+
 def test_a_slice_after_a_padded_convolution():
     assert found(both(lambda x, w: 2 * sliced(x, w), rows(), taps(4))) == PLAIN
     assert found(both(sliced, rows(), taps(4))) == PLAIN  # the slice itself is returned, with its strides
