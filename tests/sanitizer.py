@@ -210,20 +210,22 @@ def causal_conv1d() -> None:
         if channels_last:  # the other memory order, too
             turned = ops.causal_conv1d(x, weight, bias, left, right, 0.25, silu, False)
             close(turned, out.cpu().double(), tolerance(dtype))
-        gradients = ops.causal_conv1d_backward(grad, x, weight, bias, left, 0.25, silu, channels_last, True, True, True)
+        gradients = list(ops.causal_conv1d_backward(grad, x, weight, bias, left, 0.25, silu, channels_last, True, True, True))
+        if channels_last:
+            gradients += ops.causal_conv1d_backward(grad.contiguous(), x, weight, bias, left, 0.25, silu, False, True, True, True)
         leaves = [t.cpu().double().contiguous().requires_grad_() for t in (x, weight, bias)]
         exact = reference(*leaves, left, silu)
         close(out, exact.detach(), tolerance(dtype))
-        for got, want in zip(gradients, torch.autograd.grad(exact, leaves, grad.cpu().double())):
+        for got, want in zip(gradients, 2 * torch.autograd.grad(exact, leaves, grad.cpu().double())):
             close(got, want, 2 * tolerance(dtype))
 
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for channels_last in (False, True):
-            for channels, length, taps in ((16, 129, 4), (5, 64, 4), (8, 200, 3), (1, 40, 2)):
+            for channels, length, taps in ((16, 129, 4), (5, 64, 4), (72, 200, 4), (8, 200, 3), (1, 40, 2)):
                 check(2, channels, length, taps, dtype, channels_last=channels_last, silu=taps == 4)
             check(2, 4, 100, 31, dtype, channels_last=channels_last)
         check(2, 3, 100, 8, dtype, left=3)
-        for batch, length, taps in ((2, 129, 129), (4, 100, 100), (9, 300, 300), (17, 64, 33), (3, 700, 31)):
+        for batch, length, taps in ((2, 129, 129), (4, 100, 100), (9, 300, 300), (17, 64, 33), (3, 700, 31), (2, 700, 640)):
             check(batch, 2, length, taps, dtype, silu=batch == 4)
         check(2, 1, 4096, 4096, dtype)
         check(8, 1, 8192, 8192, dtype)
