@@ -2,22 +2,24 @@
 
 ``mm``, ``addmm``, ``bmm`` and ``baddbmm`` in fp32 become ``fusebackend::matmul`` where the user's precision setting
 asks for true fp32. Each operand is split into three bf16 planes; six of the nine plane products are summed on tensor
-cores, smallest first, and every 32 of K added to an fp32 result. Tensor cores add with truncation; the smallest planes
-hold half a unit in the last place more, which makes it rounding. What that costs: six products at bf16's rate, one pass
-over the operands before, and 1.5 times the operands' bytes of temporary memory, at most 1 GiB: what would need more is
-computed in pieces. An operand of several products (the gradient of a linear layer's output; the input of q, k and v) is
-split once, if its planes stay below that bound.
+cores, smallest first, and every 64 of K added to an fp32 result. What that addition loses to
+rounding is where the tensor cores' next sum begins, so the result is rounded once, however deep the product. Tensor cores
+add with truncation; the smallest planes hold half a unit in the last place more, which makes it rounding. What all that
+costs: six products at bf16's rate, one pass over the operands before, and 1.5 times the operands' bytes of temporary
+memory, at most 1 GiB: what would need more is computed in pieces. An operand of several products (the gradient of a linear
+layer's output; the input of q, k and v) is split once, if its planes stay below that bound.
 
 On an H200, microseconds with the splits (cuBLAS fp32 in brackets):
 
     m, n, k
-    2048, 2048, 2048         155 (342)
-    4096, 4096, 4096        1095 (2684)
-    8192, 8192, 8192        8976 (21702)
-    8192, 50257, 768        5335 (12481)
+    2048, 2048, 2048         183 (343)
+    4096, 4096, 4096        1169 (2700)
+    8192, 8192, 8192        9200 (21770)
+    8192, 50257, 768        5890 (14076)
 
-Of the 90 products of GPT-2 small, Swin-B and wav2vec2-BERT in training 76 are taken, at 2.0 times cuBLAS's rate (geometric
-mean; the least is 1.05 times).
+That is 115 to 121 TFLOP/s at 4096^3 and 8192^3 in all four majornesses. Of 84 products of GPT-2 small, Swin-B and
+wav2vec2-BERT in training 64 are taken, at 1.9 times cuBLAS's rate (geometric mean; the least is 1.15 times); over all 84, those
+that stay with cuBLAS counted as 1, it is 1.64.
 
 There are three kernels (``csrc/matmul``): ``wgmma`` for compute capability 9.0; ``mma`` for 8.0 and later; ``ffma``, the
 textbook's, which runs anywhere and is slower than cuBLAS. Only the first is used in graphs: what was not measured to win stays
@@ -28,10 +30,14 @@ result, as with cuBLAS: activations in the kernel's epilogue were tried and cost
 outputs where a kernel that does only them takes 53. Autotuned templates, which could fuse more, gain at most a pass over
 the result; the kernel gains more than that wherever it is taken.
 
-The error to fp64 is 0.2 to 0.5 times cuBLAS's on normal, uniform and cancelling inputs, normwise and componentwise. Where one
-element is most of the norm (log-normal inputs, sigma = 4), cuBLAS's error is little more than one rounding; there it is 0.2 to
-0.8 times cuBLAS's componentwise, and normwise 0.92 to 1.2 times (200 products of 768 x 1024 each; the most below k = 128,
-and from 32,768 on).
+The error to fp64 is at most half of cuBLAS's on normal, uniform and cancelling inputs, normwise and componentwise (0.49 of it on
+uniform ones at k = 1024, 0.03 to 0.15 at 65,536). Where one element is most of the norm (log-normal inputs, sigma = 4), cuBLAS's
+error is little more than one rounding. There ours is 0.05 to 0.6 times it componentwise; normwise, by 400 products of 768 x 1024
+at each k, 0.92 to 0.96 for 512 <= k <= 704, 0.83 to 0.92 from 768 to 4096, 0.4 at 65,536 (0.97 to 0.99 for 256 and 384, which
+cuBLAS keeps nonetheless). The larger the result, the more that one element is a single product, which we round twice, in the
+tensor cores and at the end: for 3072 x 4096 it is 1.02 at k = 512 (standard error 0.02) and 0.96 from 768 on; for 8192 x 6144
+1.1 at 512 and 1.05 at 768 (standard error 0.05). Adding plainly, without what rounding took, it was 1.02 to 1.25 but for k
+from 4096 to 8192, and the kernel was 4 to 9 % faster.
 
 What it gives at the edges: infinities, NaNs and overflow as fp32 does; an operand's elements below 2^-109 (1.5e-33)
 lose low bits, by at most 2^-134 each, so only matrices that are tiny throughout notice. Products of integers of up to
@@ -129,7 +135,7 @@ class Costs:
         measured: on what.
         tile: rows and columns of the result that a thread block computes; the sides may be swapped.
         call: a call, before it does anything.
-        tile_step: a tile, for each 32 of K.
+        tile_step, shallow_step: a tile, for each 32 of K; the same below ``SHALLOW``.
         tile_ends, unaligned_tile: a tile to begin and finish; more, where rows of the result don't begin at 32-byte
             boundaries.
         part: a part of a tile, where tiles are so few that they are split along K.
@@ -142,6 +148,7 @@ class Costs:
     tile: tuple[int, int]
     call: float
     tile_step: float
+    shallow_step: float
     tile_ends: float
     unaligned_tile: float
     part: float
@@ -152,7 +159,7 @@ class Costs:
 
 #: The compute capabilities on which a kernel was measured to beat cuBLAS. Everywhere else cuBLAS stays, see ``NOT_MEASURED``.
 COSTS: dict[tuple[int, int], Costs] = {
-    (9, 0): Costs("NVIDIA H200", (128, 256), 8.0, 1.9, 5.5, 7.0, 2.0, 3.5e6, 51e6, 132),
+    (9, 0): Costs("NVIDIA H200", (128, 192), 8.0, 1.7, 2.1, 4.5, 5.5, 2.0, 3.5e6, 51e6, 132),
 }
 #: Why nothing is rewritten on others. These are reasons from data sheets: nothing was measured on any of them.
 NOT_MEASURED = {
@@ -161,7 +168,9 @@ NOT_MEASURED = {
     (8, 7): "bf16 at two to four times the rate of fp32 arithmetic, so six products can't pay; not measured",
     (8, 9): "bf16 at two to four times the rate of fp32 arithmetic, so six products can't pay; not measured",
 }
-LEAST_K = 256  # normwise error on log-normal inputs over cuBLAS's: 1.15 to 1.18 at 32 <= k <= 96, 1.02 to 1.09 at 128 to 1024
+SHALLOW = 768  # below this k the kernel's additions are exact, which takes twice the operations (kShallow in csrc/matmul/gemm_sm90.cu)
+#: Shallower products stay with cuBLAS: on log-normal inputs the normwise error of a 3072 x 4096 one is 1.1 times its at k = 256.
+LEAST_K = 512
 PLANES_LIMIT = 2**30  # bytes; of what would need more the op splits pieces as it goes, and nothing is shared
 
 
@@ -172,7 +181,8 @@ def pays(m: int, k: int, n: int, batch: int = 1, costs: Costs = COSTS[9, 0]) -> 
     """
     rows, columns = costs.tile
     tiles = batch * min(-(-m // rows) * -(-n // columns), -(-n // rows) * -(-m // columns))
-    per_tile = -(-k // 32) * costs.tile_step + costs.tile_ends + (costs.unaligned_tile if n % 8 else 0)
+    step = costs.tile_step if k >= SHALLOW else costs.shallow_step
+    per_tile = -(-k // 32) * step + costs.tile_ends + (costs.unaligned_tile if n % 8 else 0)
     product = tiles / costs.multiprocessors * per_tile + costs.part * (costs.multiprocessors // max(tiles, 1))
     split = 10 * batch * k * (m + n) / costs.split
     return costs.call + split + product < 2 * batch * m * n * k / costs.cublas

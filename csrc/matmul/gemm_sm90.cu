@@ -1,9 +1,16 @@
 // The product of two split operands on Hopper: TMA feeds shared memory, two consumer warpgroups run bf16 `wgmma`.
 //
-// A thread block computes 128 x 256 of C, a consumer warpgroup 64 x 256 of that in two slices of 128 columns. For every kBlockK of K and
-// every slice the six plane products go into one fresh tensor-core accumulator (64 registers), smallest products first; it is then added
-// to the slice's fp32 result (64 registers a slice). The warpgroups take turns at the tensor cores: while one adds, the other multiplies.
-// A finished tile stays in registers and is stored while the tensor cores work on the first k of the next one.
+// A thread block computes 128 x 192 of C, a consumer warpgroup 64 x 192 of that. The six plane products of two k blocks are summed on the
+// tensor cores (96 registers), smallest products first, and that sum is added to the fp32 result (96 registers). What rounding takes from
+// this addition is not lost: the tensor cores' next sum begins with it instead of zero. So the result is rounded once, whatever K is.
+//
+// Such an addition takes three operations where a plain one takes one, and the power that they draw slows the tensor cores down: hence two
+// k blocks a sum. Both blocks' largest products come last, so hi planes are staged apart and stay longer: each product that is added to a sum
+// of full size is one truncation. If the sum exceeds the result, which happens once or twice in an element's life, the three operations let
+// it be rounded; where there are few additions that tells, and shallow products take the six operations that are always exact.
+//
+// The warpgroups take turns at the tensor cores: while one adds, the other multiplies. A finished tile stays in registers and is stored
+// while the tensor cores work on the first k of the next one.
 //
 // The grid is persistent. The tiles of a last wave that would not fill the multiprocessors are split along K: the block that holds a
 // tile's last k waits for the others' partial tiles and adds them in a fixed order, so results do not vary from run to run. It waits for
@@ -19,15 +26,19 @@
 namespace fusebackend::matmul {
 namespace {
 
-constexpr int kSliceN = 128, kStages = 3;
+constexpr int kShallow = 768;        // below this K sums are added exactly; also SHALLOW in patterns/matmul.py
+constexpr int kLongPart = 1024;      // of K; parts of split tiles of this length and longer are summed plainly
 constexpr int kRaster = 16;          // tile rows that are worked off together
-constexpr int kSlices = kTileN / kSliceN;
+constexpr int kValues = kTileN / 2;         // of C that a lane has: 64 rows by kTileN columns, over 128 lanes
 constexpr int kWarpgroup = 128, kConsumers = kPartialFlags, kConsumerThreads = kConsumers * kWarpgroup, kThreads = kConsumerThreads + kWarpgroup;
 constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
-constexpr int kABytes = kPlanes * kTileM * kBlockK * 2, kBBytes = kPlanes * kTileN * kBlockK * 2, kStageBytes = kABytes + kBBytes;
-constexpr int kSmemBytes = kStages * (kStageBytes + 16) + 1024;     // two mbarriers a stage; alignment
+constexpr int kAPlane = kTileM * kBlockK * 2, kBPlane = kTileN * kBlockK * 2;     // bytes of one plane of a k block
+constexpr int kHiBytes = kAPlane + kBPlane, kRestBytes = 2 * kHiBytes;
+constexpr int kHiStages = 4, kRestStages = 3;   // hi planes; mid and lo planes
+constexpr int kRings = kHiStages * kHiBytes + kRestStages * kRestBytes;
+constexpr int kSmemBytes = kRings + 16 * (kHiStages + kRestStages) + 1024;   // two mbarriers a stage; alignment
 constexpr int kMnBlock = 64;                                        // TMA box and swizzle span of an mn-innermost operand
-constexpr int kMnBlockBytes = kPlanes * kBlockK * kMnBlock * 2;     // [plane][k][64 mn], 128-byte swizzle
+constexpr int kMnBlockBytes = kBlockK * kMnBlock * 2;               // [k][64 mn], 128-byte swizzle
 enum { kBarrierTurn = 1, kBarrierWarpgroup = 3 };                   // named barriers: one a warpgroup each
 
 struct GemmParams {
@@ -36,6 +47,8 @@ struct GemmParams {
   int split_tiles;                   // leading tiles that are split along K ...
   int split_parts, split_share;      // ... each into equal parts, or if parts is 0 all together into shares of this many k blocks
   bool a_batched, b_batched;
+  bool exact_sums;                   // the tensor cores' sums are added exactly
+  bool exact_parts;                  // parts of split tiles are summed exactly
   bool c_pairs;                      // C can be stored two columns at a time
   float* partial;                    // [thread block][accumulator register][consumer thread]
   int* ready;                        // [thread block][warpgroup]
@@ -83,48 +96,75 @@ struct Origin {                      // a tile's; m and n in elements
 };
 
 template <bool kMnInner, int kRows>
-__device__ __forceinline__ void load_operand(uint32_t dst, const CUtensorMap* map, uint32_t bar, int mn, int k, int batch) {
+__device__ __forceinline__ void load_plane(uint32_t dst, const CUtensorMap* map, uint32_t bar, int mn, int k, int plane, int batch) {
   if constexpr (kMnInner) {
 #pragma unroll
     for (int i = 0; i < kRows / kMnBlock; ++i)
-      ptx::tma_load_4d(dst + i * kMnBlockBytes, map, bar, mn + i * kMnBlock, k, 0, batch);
+      ptx::tma_load_4d(dst + i * kMnBlockBytes, map, bar, mn + i * kMnBlock, k, plane, batch);
   } else {
-    ptx::tma_load_4d(dst, map, bar, k, mn, 0, batch);
+    ptx::tma_load_4d(dst, map, bar, k, mn, plane, batch);
   }
 }
 
-// Descriptor of rows [mn, mn + 64 or 128), k [16 * step, +16) of one plane of a staged operand with kRows rows.
-template <bool kMnInner, int kRows> __device__ __forceinline__ uint64_t descriptor(uint32_t base, int plane, int mn, int step) {
+// Descriptor of a staged plane from k = 16 * step on; `plane` is its first row's address / 16. Nothing but additions of constants: at the
+// beginning of a turn the tensor cores soon wait for them.
+template <bool kMnInner> __device__ __forceinline__ uint64_t descriptor(uint32_t plane, int step) {
   constexpr uint64_t kFixed = kMnInner ? ptx::wgmma_descriptor_base(kMnBlockBytes, 8 * kMnBlock * 2, ptx::kSwizzle128)
                                        : ptx::wgmma_descriptor_base(16, 8 * kBlockK * 2, ptx::kSwizzle64);
-  const uint32_t offset = kMnInner ? (mn / kMnBlock) * kMnBlockBytes + plane * (kBlockK * kMnBlock * 2) + step * (16 * kMnBlock * 2)
-                                   : (plane * kRows + mn) * (kBlockK * 2) + step * (16 * 2);
-  return kFixed | ((base + offset) & 0x3ffff) >> 4;
+  constexpr int kStep = kMnInner ? 16 * kMnBlock * 2 : 16 * 2;
+  return kFixed >> 32 << 32 | (uint32_t(kFixed) + plane + step * kStep / 16);
 }
+constexpr int kWarpgroupRows = 64 * kBlockK * 2;      // bytes to the second warpgroup's rows of A's plane, in either layout
+static_assert(kWarpgroupRows == kMnBlockBytes);
 
-// A lane's elements of a slice: rows lane / 4 + {0, 8} of its warp's 16, columns 8 j + lane % 4 * 2 + {0, 1}; acc[4 j + 2 row + column].
-struct LaneAt {
-  int m, n;
-  __device__ LaneAt(const Origin& at, int slice)
-      : m(at.m + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4), n(at.n + slice * kSliceN + threadIdx.x % 4 * 2) {}
+// Where the next k block is in a ring of stages, and the parity of its barriers. Few registers are left to count with.
+struct HiRing {
+  int block = 0;
+
+  __device__ int stage() const { return block & (kHiStages - 1); }
+  __device__ int stage_before() const { return (block - 1) & (kHiStages - 1); }
+  __device__ int phase() const { return block / kHiStages & 1; }
+  __device__ void advance() { block = (block + 1) & (2 * kHiStages - 1); }
+};
+static_assert(kHiStages == 4);       // a power of two; two pairs
+
+struct RestRing {
+  int stage = 0, phase = 0;
+
+  __device__ void advance() {
+    if (++stage == kRestStages) stage = 0, phase ^= 1;
+  }
 };
 
-// acc = alpha * acc + beta * D. All of D is asked for before any of it is used; beyond the edges it is some element that is there.
-__device__ __forceinline__ void scale_slice(const Problem& p, int batch, LaneAt at, float (&acc)[64]) {
+// A lane's values: rows lane / 4 + {0, 8} of its warp's 16, columns 8 j + lane % 4 * 2 + {0, 1}; acc[4 j + 2 row + column].
+struct LaneAt {
+  int m, n;
+  __device__ explicit LaneAt(const Origin& at) : m(at.m + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4), n(at.n + threadIdx.x % 4 * 2) {}
+};
+
+// acc = alpha * acc + beta * D. Half of D is asked for before any of it is used; beyond the edges it is some element that is there.
+__device__ __forceinline__ void scale_tile(const Problem& p, int batch, LaneAt at, float (&acc)[kValues]) {
 #pragma unroll
-  for (int i = 0; i < 64; ++i) acc[i] *= p.alpha;
+  for (int i = 0; i < kValues; ++i) acc[i] *= p.alpha;
   if (p.beta == 0.f) return;
   const float* const d = p.d.data + batch * p.d.batch;
   const float* const rows[2] = {d + min(int64_t(at.m), p.m - 1) * p.d.row, d + min(int64_t(at.m) + 8, p.m - 1) * p.d.row};
-  float added[64];
+  constexpr int kHalf = kValues / 2;
 #pragma unroll
-  for (int i = 0; i < 64; ++i) added[i] = __ldg(rows[i >> 1 & 1] + min(int64_t(at.n) + (i >> 2) * 8 + (i & 1), p.n - 1) * p.d.col);
+  for (int first = 0; first < kValues; first += kHalf) {
+    float added[kHalf];
 #pragma unroll
-  for (int i = 0; i < 64; ++i) acc[i] = fmaf(p.beta, added[i], acc[i]);
+    for (int j = 0; j < kHalf; ++j) {
+      const int i = first + j;
+      added[j] = __ldg(rows[i >> 1 & 1] + min(int64_t(at.n) + (i >> 2) * 8 + (i & 1), p.n - 1) * p.d.col);
+    }
+#pragma unroll
+    for (int j = 0; j < kHalf; ++j) acc[first + j] = fmaf(p.beta, added[j], acc[first + j]);
+  }
 }
 
-// Stores a slice while products are under way, so with few registers. Returns whether this lane saw a NaN.
-__device__ __forceinline__ bool store_slice(const GemmParams& g, int batch, LaneAt at, const float (&acc)[64]) {
+// Stores a tile while products are under way, so with few registers. Returns whether this lane saw a NaN.
+__device__ __forceinline__ bool store_tile(const GemmParams& g, int batch, LaneAt at, const float (&acc)[kValues]) {
   const Problem& p = g.p;
   bool nan = false;
 #pragma unroll
@@ -134,7 +174,7 @@ __device__ __forceinline__ bool store_slice(const GemmParams& g, int batch, Lane
     float* c = p.c + c_offset(p, batch, m, at.n);
     const int columns = p.n - at.n;
 #pragma unroll
-    for (int j = 0; j < kSliceN / 8; ++j) {
+    for (int j = 0; j < kTileN / 8; ++j) {
       const float x = acc[j * 4 + half * 2], y = acc[j * 4 + half * 2 + 1];
       nan |= x != x || y != y;
       if (g.c_pairs) {
@@ -155,23 +195,21 @@ __global__ void __launch_bounds__(kThreads, 1)
                 const __grid_constant__ GemmParams g) {
   extern __shared__ char smem_raw[];
   const uint32_t smem = (ptx::smem_addr(smem_raw) + 1023) & ~1023u;     // the swizzle pattern repeats every 1024 bytes
-  const uint32_t full = smem + kStages * kStageBytes, empty = full + 8 * kStages;
+  const uint32_t rest_ring = smem + kHiStages * kHiBytes;
+  const uint32_t hi_full = smem + kRings, hi_empty = hi_full + 8 * kHiStages, rest_full = hi_empty + 8 * kHiStages,
+                 rest_empty = rest_full + 8 * kRestStages;
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0);    // tells the compiler that a warp agrees on it
 
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages; ++s) {
-      ptx::mbar_init(full + 8 * s, 1);
-      ptx::mbar_init(empty + 8 * s, kConsumers);
-    }
+    for (int s = 0; s < kHiStages; ++s) ptx::mbar_init(hi_full + 8 * s, 1), ptx::mbar_init(hi_empty + 8 * s, kConsumers);
+    for (int s = 0; s < kRestStages; ++s) ptx::mbar_init(rest_full + 8 * s, 1), ptx::mbar_init(rest_empty + 8 * s, kConsumers);
     ptx::mbar_init_fence();
   }
   __syncthreads();
   ptx::wait_for_previous_kernel();
 
-  int stage = 0, phase = 0;
-  const auto advance = [&] {
-    if (++stage == kStages) stage = 0, phase ^= 1;
-  };
+  HiRing hi;
+  RestRing rest;
 
   if (warpgroup == kConsumers) {     // the producer: one thread
     ptx::registers_down_to<kProducerRegisters>();
@@ -179,12 +217,21 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (Work work(g); work.next(g);) {
         const Origin at(g, work.tile);
 #pragma unroll 1
-        for (int kb = work.k_begin; kb < work.k_end; ++kb, advance()) {
-          ptx::mbar_wait(empty + 8 * stage, phase ^ 1);
-          const uint32_t a = smem + stage * kStageBytes, bar = full + 8 * stage;
-          ptx::mbar_expect_bytes(bar, kStageBytes);
-          load_operand<kAMnInner, kTileM>(a, &a_map, bar, at.m, kb * kBlockK, g.a_batched ? at.batch : 0);
-          load_operand<kBMnInner, kTileN>(a + kABytes, &b_map, bar, at.n, kb * kBlockK, g.b_batched ? at.batch : 0);
+        for (int kb = work.k_begin; kb < work.k_end; ++kb, hi.advance(), rest.advance()) {
+          const int k = kb * kBlockK, a_batch = g.a_batched ? at.batch : 0, b_batch = g.b_batched ? at.batch : 0;
+          ptx::mbar_wait(hi_empty + 8 * hi.stage(), hi.phase() ^ 1);
+          uint32_t to = smem + hi.stage() * kHiBytes, bar = hi_full + 8 * hi.stage();
+          ptx::mbar_expect_bytes(bar, kHiBytes);
+          load_plane<kAMnInner, kTileM>(to, &a_map, bar, at.m, k, 0, a_batch);
+          load_plane<kBMnInner, kTileN>(to + kAPlane, &b_map, bar, at.n, k, 0, b_batch);
+          ptx::mbar_wait(rest_empty + 8 * rest.stage, rest.phase ^ 1);
+          to = rest_ring + rest.stage * kRestBytes, bar = rest_full + 8 * rest.stage;
+          ptx::mbar_expect_bytes(bar, kRestBytes);
+#pragma unroll
+          for (int plane = 1; plane < kPlanes; ++plane, to += kHiBytes) {
+            load_plane<kAMnInner, kTileM>(to, &a_map, bar, at.m, k, plane, a_batch);
+            load_plane<kBMnInner, kTileN>(to + kAPlane, &b_map, bar, at.n, k, plane, b_batch);
+          }
         }
       }
     }
@@ -196,7 +243,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int turn = kBarrierTurn + warpgroup, other_turn = kBarrierTurn + (warpgroup ^ 1);
   if (warpgroup == 1) ptx::bar_arrive(other_turn, kConsumerThreads);
 
-  float acc[kSlices][64];
+  float acc[kValues], sum[kValues];  // the result, and the tensor cores' sum or what rounding left of it
+  const int zero = g.tiles >> 31;
   int finished = -1;                 // the tile that acc still holds ...
   bool nan = false;                  // ... and whether this lane stored a NaN of it
   const auto recompute_finished = [&] {
@@ -205,49 +253,90 @@ __global__ void __launch_bounds__(kThreads, 1)
     recompute_nans<16, kTileN>(g.p, at.batch, at.m + threadIdx.x / 32 * 16, at.n, threadIdx.x % 32);
   };
 
-  // Takes in one k block. The first of a tile also stores the tile before.
-  const auto multiply = [&](auto first) {
-    const uint32_t a = smem + stage * kStageBytes, b = a + kABytes;
-    ptx::mbar_wait(full + 8 * stage, phase);
+  const auto clear_sum = [&] {
 #pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) {
-      float sum[64];
-      ptx::bar_sync(turn, kConsumerThreads);
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < kProducts; ++i)
-#pragma unroll
-        for (int step = 0; step < kBlockK / 16; ++step)
-          ptx::wgmma_m64n128k16<kAMnInner, kBMnInner>(sum, descriptor<kAMnInner, kTileM>(a, kProductA[i], warpgroup * 64, step),
-                                                      descriptor<kBMnInner, kTileN>(b, kProductB[i], slice * kSliceN, step), i + step > 0);
-      ptx::wgmma_commit();
-      ptx::bar_arrive(other_turn, kConsumerThreads);
-      if (first && finished >= 0) {
-        const Origin at(g, finished);
-        nan |= store_slice(g, at.batch, LaneAt(at, slice), acc[slice]);
-      }
-      ptx::wgmma_wait_all();
-      if (slice == kSlices - 1 && thread == 0) ptx::mbar_arrive(empty + 8 * stage);
-#pragma unroll
-      for (int i = 0; i < 64; ++i) {
-        if (first) acc[slice][i] = 0.f;
-        ptx::add_in_place(acc[slice][i], sum[i]);
-      }
-    }
-    advance();
+    for (int i = 0; i < kValues; ++i) sum[i] = 0.f;
   };
 
+  // A turn at the tensor cores takes in one k block; the second of a pair also adds both to the result. A tile's first turn stores the tile
+  // before.
+  enum Turn { kSingle, kPairFirst, kPairSecond };
+  const auto take_turn = [&](auto which, auto first) {
+    constexpr Turn kTurn = decltype(which)::value;
+    // Addresses / 16 of the hi planes, and of where they would be before the mid and lo planes.
+    const uint32_t at_hi = (smem + hi.stage() * kHiBytes) / 16, at_rest = (rest_ring + rest.stage * kRestBytes - kHiBytes) / 16;
+    const uint32_t at_hi_before = (smem + hi.stage_before() * kHiBytes) / 16;
+    ptx::mbar_wait(hi_full + 8 * hi.stage(), hi.phase());
+    ptx::mbar_wait(rest_full + 8 * rest.stage, rest.phase);
+    ptx::bar_sync(turn, kConsumerThreads);
+    ptx::wgmma_fence();
+    const auto multiply = [&](uint32_t a, uint32_t b) {
+#pragma unroll
+      for (int step = 0; step < kBlockK / 16; ++step)
+        ptx::wgmma_m64n192k16<kAMnInner, kBMnInner>(sum, descriptor<kAMnInner>(a + warpgroup * (kWarpgroupRows / 16), step),
+                                                    descriptor<kBMnInner>(b + kAPlane / 16, step));
+    };
+#pragma unroll
+    for (int i = 0; i < kProducts - 1; ++i) {
+      if (kTurn == kPairFirst && i == kProducts - 2) ptx::wgmma_commit();
+      multiply((kProductA[i] ? at_rest : at_hi) + kProductA[i] * (kHiBytes / 16),
+               (kProductB[i] ? at_rest : at_hi) + kProductB[i] * (kHiBytes / 16));
+    }
+    if (kTurn == kPairSecond) multiply(at_hi_before, at_hi_before);
+    if (kTurn != kPairFirst) {
+      ptx::wgmma_commit();
+      multiply(at_hi, at_hi);
+    }
+    ptx::wgmma_commit();
+    // The turn ends as the last product begins. Were it to end here, both warpgroups' products would share the tensor cores and be done at
+    // the same time, and nobody would multiply while they add.
+    ptx::wgmma_wait<1>();
+    ptx::bar_arrive(other_turn, kConsumerThreads);
+    if (first && finished >= 0) {
+      const Origin at(g, finished);
+      nan |= store_tile(g, at.batch, LaneAt(at), acc);
+    }
+    ptx::wgmma_wait<0>();
+    if (thread == 0) {
+      ptx::mbar_arrive(rest_empty + 8 * rest.stage);
+      if (kTurn == kPairSecond) ptx::mbar_arrive(hi_empty + 8 * hi.stage_before());
+      if (kTurn != kPairFirst) ptx::mbar_arrive(hi_empty + 8 * hi.stage());
+    }
+    hi.advance(), rest.advance();
+    if (kTurn == kPairFirst) return;
+    if constexpr (first) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) acc[i] = sum[i];
+    } else if (g.exact_sums) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) ptx::two_sum_in_place(acc[i], sum[i], zero);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) ptx::fast_two_sum_in_place(acc[i], sum[i], zero);
+    }
+  };
+  const std::integral_constant<Turn, kSingle> single;
+  const std::integral_constant<Turn, kPairFirst> pair_first;
+  const std::integral_constant<Turn, kPairSecond> pair_second;
+
   for (Work work(g); work.next(g);) {
-    multiply(std::true_type());
+    clear_sum();
+    take_turn(single, std::true_type());
     recompute_finished();
     nan = false, finished = -1;
+    clear_sum();                     // here, not above, so that it takes no registers across the call
+    int left = work.k_end - work.k_begin - 1;
 #pragma unroll 1
-    for (int kb = work.k_begin + 1; kb < work.k_end; ++kb) multiply(std::false_type());
+    for (; left > 1; left -= 2) {
+      take_turn(pair_first, std::false_type());
+      take_turn(pair_second, std::false_type());
+    }
+    if (left > 0) take_turn(single, std::false_type());
 
     if (work.k_end < g.k_blocks) {   // an earlier part of a split tile: hand it to the block that ends the tile
       float* out = g.partial + size_t(blockIdx.x) * (kTileM * kTileN) + threadIdx.x;
 #pragma unroll
-      for (int i = 0; i < kSlices * 64; ++i) __stcg(out + i * kConsumerThreads, acc[i / 64][i % 64]);
+      for (int i = 0; i < kValues; ++i) __stcg(out + i * kConsumerThreads, acc[i]);
       __threadfence();
       ptx::bar_sync(kBarrierWarpgroup + warpgroup, kWarpgroup);
       if (thread == 0) ptx::flag_raise(g.ready + blockIdx.x * kConsumers + warpgroup);
@@ -258,19 +347,35 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (thread == 0) ptx::flag_wait(g.ready + block * kConsumers + warpgroup);
       ptx::bar_sync(kBarrierWarpgroup + warpgroup, kWarpgroup);
       const float* in = g.partial + size_t(block) * (kTileM * kTileN) + threadIdx.x;
+      if (g.exact_parts) {
 #pragma unroll
-      for (int i = 0; i < kSlices * 64; ++i) acc[i / 64][i % 64] += __ldcg(in + i * kConsumerThreads);
+        for (int i = 0; i < kValues; ++i) {
+          float part = __ldcg(in + i * kConsumerThreads);
+          ptx::two_sum_in_place(acc[i], part, zero);
+          sum[i] += part;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) sum[i] = __ldcg(in + i * kConsumerThreads);
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) {
+          acc[i] += sum[i];
+          sum[i] = 0.f;
+        }
+      }
+    }
+    if (work.k_begin > 0) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) acc[i] += sum[i];
     }
     finished = work.tile;
     const Origin at(g, finished);
-#pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) scale_slice(g.p, at.batch, LaneAt(at, slice), acc[slice]);
+    scale_tile(g.p, at.batch, LaneAt(at), acc);
   }
 
   if (finished >= 0) {
     const Origin at(g, finished);
-#pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) nan |= store_slice(g, at.batch, LaneAt(at, slice), acc[slice]);
+    nan |= store_tile(g, at.batch, LaneAt(at), acc);
     recompute_finished();
   }
 }
@@ -294,7 +399,7 @@ cudaError_t tensor_map(CUtensorMap* map, const void* planes, const Operand& op, 
   const cuuint64_t pitch = cuuint64_t(layout.pitch) * 2, plane = cuuint64_t(layout.plane()) * 2;
   const cuuint64_t size[] = {cuuint64_t(layout.inner), cuuint64_t(layout.outer), kPlanes, cuuint64_t(layout.batch)};
   const cuuint64_t stride[] = {pitch, plane, plane * kPlanes};
-  const cuuint32_t box[] = {cuuint32_t(op.mn_inner ? kMnBlock : kBlockK), cuuint32_t(op.mn_inner ? kBlockK : rows), kPlanes, 1};
+  const cuuint32_t box[] = {cuuint32_t(op.mn_inner ? kMnBlock : kBlockK), cuuint32_t(op.mn_inner ? kBlockK : rows), 1, 1};
   const cuuint32_t step[] = {1, 1, 1, 1};
   if (!encode_tiled()) return cudaErrorNotSupported;
   const CUresult result = encode_tiled()(
@@ -333,6 +438,8 @@ cudaError_t launch_wgmma(const Problem& p, const Plan& plan, const Split& split,
   g.k_blocks = int(ceil_div(p.k, kBlockK));
   g.split_tiles = plan.split_tiles, g.split_parts = plan.split_parts, g.split_share = plan.split_share;
   g.a_batched = a.batched, g.b_batched = b.batched;
+  g.exact_sums = p.k < kShallow;
+  g.exact_parts = (plan.split_parts ? g.k_blocks / plan.split_parts : plan.split_share) < kLongPart / kBlockK;
   g.c_pairs = stores_pairs(p);
   g.partial = partials.sums;
   g.ready = partials.ready;

@@ -2,8 +2,9 @@
 //
 // Each fp32 operand is written once as three bf16 planes, x = hi + mid + lo, 3 x 8 significant bits. The product keeps the six plane
 // products that reach fp32's last bit and drops mid*lo, lo*mid and lo*lo (together below 2^-24 |a||b|, of either sign).
-// Tensor cores add with truncation, so every 32 of K (16 without Hopper's instructions) a fresh tensor-core accumulator, filled from the
-// smallest products to the largest, is added (round to nearest) to the fp32 result. See patterns/matmul.py for what that buys.
+// Tensor cores add with truncation, so every 64 of K (16 without Hopper's instructions) their sum, taken from the smallest products
+// to the largest, is added (round to nearest) to the fp32 result; what that addition loses is where their next sum begins, so the result is
+// rounded once however deep the product. See patterns/matmul.py for what that buys.
 #pragma once
 #include <cuda_runtime.h>
 #include <cstddef>
@@ -38,7 +39,7 @@ enum class Kernel {
 };
 
 // Device memory that `launch` needs: planes, never more than kPlanesLimit for what halving brings below that, and partial results of
-// split tiles, 17 MB on an H200. Contents need no initialisation.
+// split tiles, 13 MB on an H200. Contents need no initialisation.
 constexpr size_t kPlanesLimit = size_t(1) << 30;
 size_t workspace_bytes(const Problem& p, Kernel kernel, int sm_count);
 

@@ -7,13 +7,13 @@ namespace fusebackend::matmul {
 namespace {
 
 // Microseconds. Only their proportions matter.
-constexpr double kPerBlock = 1.9;              // a tile's k block
-constexpr double kPerTile = 5.5;               // beginning and finishing a tile
-constexpr double kPerOddTile = 8;              // more, where rows of C are not stored in pairs (columns are not, and suffer less)
+constexpr double kPerBlock = 1.65;             // a tile's k block
+constexpr double kPerTile = 4.5;               // beginning and finishing a tile
+constexpr double kPerOddTile = 6;              // more, where rows of C are not stored in pairs (columns are not, and suffer less)
 constexpr double kHandOver = 4, kPerPart = 2;  // a partial tile written, waited for and read; each further part
 constexpr double kPerShares = 24;              // unequal shares begin and end anywhere: more parts, less reuse in L2 ...
 constexpr double kUnaligned = 60, kSlower = 1.05, kSlowerBeforeWaves = 1.3;    // ... all the less if whole tiles follow
-constexpr int kLeastBlocks = 4;                // k blocks in a part: below this handing over costs more than computing
+constexpr int kLeastBlocks = 8;                // k blocks in a part: below this handing over costs more than computing
 
 struct Candidate {
   Plan plan;

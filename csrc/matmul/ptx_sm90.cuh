@@ -49,8 +49,33 @@ __device__ __forceinline__ void flag_wait(const int* flag) {
   while (v == 0);
 }
 
-// a += b. Left alone the compiler puts the result elsewhere, runs out of registers beside a running wgmma, and spills.
-__device__ __forceinline__ void add_in_place(float& a, float b) { asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(a) : "f"(b)); }
+// a + b without an error (Knuth's TwoSum): a becomes the rounded sum, b what rounding took. `zero` is 0, which the compiler must not know:
+// it makes the copy of a a value of its own. Else the sum would get a register beside a's, for every a, and others would be spilled.
+__device__ __forceinline__ void two_sum_in_place(float& a, float& b, int zero) {
+  asm volatile(
+      "{\n.reg .f32 old, part, rest;\n"
+      "xor.b32 old, %0, %2;\n"
+      "add.rn.f32 %0, %0, %1;\n"
+      "sub.rn.f32 part, %0, old;\n"
+      "sub.rn.f32 rest, %0, part;\n"
+      "sub.rn.f32 part, %1, part;\n"
+      "sub.rn.f32 rest, old, rest;\n"
+      "add.rn.f32 %1, rest, part;\n}\n"
+      : "+f"(a), "+f"(b)
+      : "r"(zero));
+}
+
+// The same where |a| >= |b| (Dekker's Fast2Sum), in four instructions for seven; else b is off by up to a rounding of a.
+__device__ __forceinline__ void fast_two_sum_in_place(float& a, float& b, int zero) {
+  asm volatile(
+      "{\n.reg .f32 old, part;\n"
+      "xor.b32 old, %0, %2;\n"
+      "add.rn.f32 %0, %0, %1;\n"
+      "sub.rn.f32 part, %0, old;\n"
+      "sub.rn.f32 %1, %1, part;\n}\n"
+      : "+f"(a), "+f"(b)
+      : "r"(zero));
+}
 
 // Programmatic dependent launch -----------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -63,26 +88,27 @@ __device__ constexpr uint64_t wgmma_descriptor_base(uint32_t leading, uint32_t s
 }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_wait_all() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int kPending> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory"); }
 
 #define FB_R4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define FB_R8(d, i) FB_R4(d, i), FB_R4(d, i + 4)
-#define FB_D64                                                                                                                     \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, " \
-  "%27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
-  "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define FB_R16(d, i) FB_R4(d, i), FB_R4(d, i + 4), FB_R4(d, i + 8), FB_R4(d, i + 12)
+#define FB_D96                                                                                                                             \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "                        \
+  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "                         \
+  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, "                         \
+  "%68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, "                         \
+  "%90, %91, %92, %93, %94, %95}"
 
-// d (64 x 128) = a (64 x 16) @ b (16 x 128) + (accumulate ? d : 0); kMajorMN: the operand lies with m (n) contiguous in shared memory.
+// d (64 x 192) += a (64 x 16) @ b (16 x 192); kMajorMN: the operand lies with m (n) contiguous in shared memory.
 template <bool kAMajorMN, bool kBMajorMN>
-__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b) {
   asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " FB_D64 ", %64, %65, p, 1, 1, %67, %68;\n}\n"
-      : FB_R8(d, 0), FB_R8(d, 8), FB_R8(d, 16), FB_R8(d, 24), FB_R8(d, 32), FB_R8(d, 40), FB_R8(d, 48), FB_R8(d, 56)
-      : "l"(a), "l"(b), "r"(int(accumulate)), "n"(int(kAMajorMN)), "n"(int(kBMajorMN)));
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 " FB_D96 ", %96, %97, 1, 1, 1, %98, %99;\n"
+      : FB_R16(d, 0), FB_R16(d, 16), FB_R16(d, 32), FB_R16(d, 48), FB_R16(d, 64), FB_R16(d, 80)
+      : "l"(a), "l"(b), "n"(int(kAMajorMN)), "n"(int(kBMajorMN)));
 }
 #undef FB_R4
-#undef FB_R8
-#undef FB_D64
+#undef FB_R16
+#undef FB_D96
 
 }  // namespace fusebackend::ptx

@@ -4,7 +4,7 @@
 
 namespace fusebackend::matmul {
 
-constexpr int kTileM = 128, kTileN = 256, kBlockK = 32;
+constexpr int kTileM = 128, kTileN = 192, kBlockK = 32;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
