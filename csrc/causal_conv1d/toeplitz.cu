@@ -80,9 +80,10 @@ __device__ void forward_one_by_one(const ConvParams& p, int64_t c, int64_t b0, i
   }
 }
 
-// PROMOTE: steps (of 16 samples) that the tensor core adds up before fp32 takes over.
+// PROMOTE: steps (of 16 samples) that the tensor core adds up before fp32 takes over; 0 for 16-bit types: never, as what it cuts off
+// is far below their own rounding, and half the registers make room for half as many warps again.
 template <typename T, Epilogue EPILOGUE, int WARPS, int PROMOTE>
-__global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) toeplitz_forward(const ConvParams p, const Plan plan) {
+__global__ void __launch_bounds__(WARPS * 32, (PROMOTE ? 16 : 24) / WARPS) toeplitz_forward(const ConvParams p, const Plan plan) {
 #if __CUDA_ARCH__ >= 800
   constexpr int kThreads = WARPS * 32;
   using Elem = typename Planes<T>::Elem;
@@ -106,7 +107,13 @@ __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) toeplitz_forward(const
   __syncthreads();
   const T* w = static_cast<const T*>(p.w) + c * p.w_c;
   uint32_t largest = 0;
-  for (int k = threadIdx.x; k < taps; k += kThreads) largest = max(largest, magnitude(to_float(w[k * p.w_k])));
+  Elem* halves = reinterpret_cast<Elem*>(sh.taps);
+  const int copy = plan.tap_words * 2;
+  for (int k = threadIdx.x; k < taps; k += kThreads) {
+    const T tap = w[k * p.w_k];
+    largest = max(largest, magnitude(to_float(tap)));
+    if constexpr (kPlanes == 1) halves[kFront + k] = halves[copy + kFront + k - 1] = tap;
+  }
   largest = __reduce_max_sync(0xffffffffu, largest);
   if (lane == 0) atomicMax(reinterpret_cast<unsigned*>(&sh.scratch[1]), largest);
   cp_async_wait<0>();
@@ -125,23 +132,17 @@ __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) toeplitz_forward(const
   const uint32_t w_largest = sh.scratch[1];
   if (sh.scratch[2] || w_largest >= kNotFinite) return forward_one_by_one<T, kThreads>(p, c, b0, rows);
   const int w_exponent = kPlanes == 2 ? normalizing_exponent(w_largest) : 0;
-  {
+  if constexpr (kPlanes == 2) {
     const Scale scale(w_exponent);
-    Elem* halves = reinterpret_cast<Elem*>(sh.taps);
-    const int copy = plan.tap_words * 2;
     for (int k = threadIdx.x; k < taps; k += kThreads) {
       const int i = kFront + k;
-      if constexpr (kPlanes == 2) {
-        __half hi, lo;
-        split(scale(to_float(w[k * p.w_k])), hi, lo);
-        halves[i] = halves[copy + i - 1] = hi;
-        halves[2 * copy + i] = halves[3 * copy + i - 1] = lo;
-      } else {
-        halves[i] = halves[copy + i - 1] = w[k * p.w_k];
-      }
+      __half hi, lo;
+      split(scale(to_float(w[k * p.w_k])), hi, lo);
+      halves[i] = halves[copy + i - 1] = hi;
+      halves[2 * copy + i] = halves[3 * copy + i - 1] = lo;
     }
+    __syncthreads();
   }
-  __syncthreads();
 
   const int blocks = plan.segment_len / kOutputs, n_tiles = plan.octets * plan.segments;
   const int items = blocks * ((n_tiles + 1) / 2);
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) toeplitz_forward(const
     // The tensor core's accumulator truncates: it adds up PROMOTE steps, the large product last, and fp32 adds those.
     float sum[kTiles][4] = {};
     for (int s = s_begin; s < s_hi; s += kTurn) {
-      float acc[kTiles][4];
+      [[maybe_unused]] float acc[kTiles][4];
 #pragma unroll
       for (int step = 0; step < kRing; ++step) {
         uint32_t a[kPlanes][4];
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) toeplitz_forward(const
           for (int j = 0; j < kTiles; ++j) {
             const int slot = (step - j / 2 + kRing) % kRing;
             const uint32_t(&w2)[2] = j % 2 ? odd[pb][slot] : even[pb][slot];
-            multiply_add<Elem, decltype(fresh)::value>(acc[j], a[pa][0], a[pa][1], a[pa][2], a[pa][3], w2[0], w2[1]);
+            multiply_add<Elem, decltype(fresh)::value>(PROMOTE ? acc[j] : sum[j], a[pa][0], a[pa][1], a[pa][2], a[pa][3], w2[0], w2[1]);
           }
         };
         auto products = [&](auto fresh) {
@@ -229,13 +230,17 @@ __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) toeplitz_forward(const
             multiply(0, 0, fresh);
           }
         };
-        if (step % PROMOTE == 0) products(std::true_type{});
-        else products(std::false_type{});
-        if (step % PROMOTE == PROMOTE - 1) {
+        if constexpr (PROMOTE == 0) {
+          products(std::false_type{});
+        } else {
+          if (step % PROMOTE == 0) products(std::true_type{});
+          else products(std::false_type{});
+          if (step % PROMOTE == PROMOTE - 1) {
 #pragma unroll
-          for (int j = 0; j < kTiles; ++j) {
+            for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) sum[j][i] += acc[j][i];
+              for (int i = 0; i < 4; ++i) sum[j][i] += acc[j][i];
+            }
           }
         }
       }
@@ -380,8 +385,9 @@ cudaError_t launch_toeplitz_forward(const ConvParams& p, cudaStream_t stream) {
     if constexpr (sizeof(T) == 4) {
       if (std::min(p.taps, p.in_len) < kManyTaps) return small ? launch<T, 4, 1>(p, stream) : launch<T, 8, 1>(p, stream);
       return small ? launch<T, 4, 2>(p, stream) : launch<T, 8, 2>(p, stream);
+    } else {
+      return small ? launch<T, 4, 0>(p, stream) : launch<T, 8, 0>(p, stream);
     }
-    return small ? launch<T, 4, 4>(p, stream) : launch<T, 8, 4>(p, stream);
   });
 }
 

@@ -94,7 +94,7 @@ __device__ __forceinline__ float two_sum(float sum, float add, float& lost) {
 // FINE, for fp32: the product of both lower planes as well, and no rounding errors of sums but the tensor core's. Where eager mode
 // adds up few samples, less would err more than it does.
 template <typename T, int WARPS, bool FINE>
-__global__ void __launch_bounds__(WARPS * 32, 8 / WARPS) toeplitz_weight_grad(const WeightGradParams p, const Plan plan) {
+__global__ void __launch_bounds__(WARPS * 32, (sizeof(T) == 2 ? 16 : 8) / WARPS) toeplitz_weight_grad(const WeightGradParams p, const Plan plan) {
 #if __CUDA_ARCH__ >= 800
   constexpr int kWarps = WARPS, kThreads = WARPS * 32;
   using Elem = typename Planes<T>::Elem;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS) toeplitz_weight_grad(co
     int x_chunk = (i_lo + delta + (xk >> row_bits)) * (kBlock / kChunk) + nh * kNTiles + mat / 2;
 
     // As in the forward kernel: a tensor-core accumulator holds one step, the large product last, and fp32 adds the steps; if FINE by
-    // Kahan's rule, with what is still to be added in the second accumulators.
+    // Kahan's rule, with what is still to be added in the second accumulators. With 16-bit types it holds all steps.
     float sum[kMTiles][kNTiles][4] = {};
     [[maybe_unused]] float sums[kMTiles][kNTiles][4] = {};
     [[maybe_unused]] int chain = 0;
@@ -194,18 +194,19 @@ __global__ void __launch_bounds__(WARPS * 32, 8 / WARPS) toeplitz_weight_grad(co
             static_cast<unsigned>(g_chunk + 2 * m) < g_limit ? g_row_base + chunk_offset<T>(g_chunk + 2 * m, plan.skew) : zeros;
 #pragma unroll
         for (int pl = 0; pl < kPlanes; ++pl) ldmatrix_x4_trans(a[pl], address + 16 * pl);
-        float acc[kNTiles][4];
+        [[maybe_unused]] float acc[kNTiles][4];
         auto multiply = [&](int pa, int pb, auto first) {
 #pragma unroll
           for (int n = 0; n < kNTiles; ++n)
-            multiply_add<Elem, decltype(first)::value>(acc[n], a[pa][0], a[pa][1], a[pa][2], a[pa][3], b[pb][n / 2][n % 2 * 2], b[pb][n / 2][n % 2 * 2 + 1]);
+            multiply_add<Elem, decltype(first)::value>(kPlanes == 2 ? acc[n] : sum[m][n], a[pa][0], a[pa][1], a[pa][2], a[pa][3], b[pb][n / 2][n % 2 * 2], b[pb][n / 2][n % 2 * 2 + 1]);
         };
         if constexpr (kPlanes == 2) {
           if constexpr (FINE) multiply(1, 1, std::true_type{});
           multiply(1, 0, std::bool_constant<!FINE>{});
           multiply(0, 1, std::false_type{});
         }
-        multiply(0, 0, std::bool_constant<kPlanes == 1>{});
+        multiply(0, 0, std::false_type{});
+        if constexpr (kPlanes == 1) continue;
 #pragma unroll
         for (int n = 0; n < kNTiles; ++n) {
 #pragma unroll
