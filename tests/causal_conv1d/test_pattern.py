@@ -115,6 +115,7 @@ def test_a_conversion_between_the_pad_and_the_convolution_as_under_autocast():
     both(shared, rows(), taps(7, torch.bfloat16), tolerance=2e-2)
 
 
+@pytest.mark.codegen
 def test_a_slice_after_a_padded_convolution():
     assert found(both(lambda x, w: 2 * sliced(x, w), rows(), taps(4))) == PLAIN
     assert found(both(sliced, rows(), taps(4))) == PLAIN  # the slice itself is returned, with its strides
@@ -170,6 +171,14 @@ def test_transposed_inputs_and_mambas_block():
     x = torch.randn(BATCH, LENGTH, CHANNELS, requires_grad=True)
     w, b = torch.randn(CHANNELS, 4, requires_grad=True), torch.randn(CHANNELS, requires_grad=True)
     assert found(both(mamba, x, w, b)) == SILU
+
+
+@pytest.mark.codegen
+def test_a_transposed_input_alone_is_turned_by_the_kernels():
+    x = torch.randn(BATCH, 24, CHANNELS, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+    report = both(lambda x, w: F.silu(padded(x, w)), x, taps(4, torch.bfloat16), tolerance=2e-2)
+    assert found(report) == SILU
+    assert not any("clone" in name for s in report.substitutions for name in s.new_nodes)
 
 
 @pytest.mark.codegen
