@@ -44,20 +44,23 @@ __global__ void __launch_bounds__(kSortThreads, 3) partition_kernel(const __grid
 
   const uint32_t first = warp * (32 * kTileEach) + lane, count = min(kTile, a.n - tile * kTile);
   uint32_t row[kTileEach];  // below 2^24; then the rank above it
+  int64_t index[kTileEach];
+#pragma unroll
+  for (int e = 0; e < kTileEach; ++e)  // all loads before the first check: none may be moved over it
+    index[e] = load_index(a.p.index, tile * kTile + min(first + e * 32, count - 1));
 #pragma unroll
   for (int e = 0; e < kTileEach; ++e) {
-    row[e] = 0;
-    if (const uint32_t i = first + e * 32; i < count) {
-      const int64_t target = target_row(a.p, load_index(a.p.index, tile * kTile + i));
-      row[e] = target < 0 ? (a.buckets - 1) << a.row_bits : uint32_t(target);
-    }
+    const int64_t target = target_row(a.p, index[e]);
+    row[e] = target < 0 ? (a.buckets - 1) << a.row_bits : uint32_t(target);
   }
   for (uint32_t b = threadIdx.x; b < a.buckets * (kWarps / 2); b += kSortThreads) rest[b] = 0;
-  if (from)
+  if (from) {
+#pragma unroll
+    for (int e = 0; e < kTileEach; ++e) index[e] = load_index(a.p.source_index, tile * kTile + min(first + e * 32, count - 1));
 #pragma unroll
     for (int e = 0; e < kTileEach; ++e)
-      if (const uint32_t i = first + e * 32; i < count)
-        from[i] = uint32_t(checked_row(load_index(a.p.source_index, tile * kTile + i), a.p.source_rows, a.p.source_wraps));
+      if (const uint32_t i = first + e * 32; i < count) from[i] = uint32_t(checked_row(index[e], a.p.source_rows, a.p.source_wraps));
+  }
   __syncthreads();
   uint16_t* const mine = seen + warp * a.buckets;
 #pragma unroll
