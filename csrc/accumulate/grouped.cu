@@ -1,9 +1,8 @@
 // kTable's work where a slice is 8 vectors or wider: a block sorts its entries by row, so that sums stay in registers while the row is the
 // same; only where the row changes are they added to a table in shared memory. A row that goes on from one group of threads to the next is
-// added by one thread a column afterwards, so nothing is atomic and the order is always the same.
+// added by one thread a column afterwards, so nothing is atomic in a block and its order is always the same.
 #include "finish.cuh"
 #include "rank.cuh"
-#include "twosum.cuh"
 
 namespace fusebackend::accumulate {
 namespace {
@@ -15,14 +14,15 @@ constexpr uint32_t kNoRow = ~0u;
 template <typename T>
 struct GroupedArgs {
   Params p;
-  float* partial;  // [row_block][row][columns * V]
+  float* partial;  // [row_block][row][columns * V]; nullptr: sums are reduced straight into out
   int64_t columns, tiles, row_blocks;
   int block_columns, groups, column_blocks, row_bits, tile_entries;
+  int prefetch_rows;  // of the source, that are fetched into the L2 cache during the first sort
 };
 
 template <typename T, int V>
 __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_kernel(const __grid_constant__ GroupedArgs<T> a) {
-  constexpr int U = 3;  // loads in flight, twice: the next are on their way while the last are summed
+  constexpr int U = 8;  // loads in flight
   constexpr int kEach = kTileEntries / kSortThreads;
   __shared__ uint32_t from_of[kTileEntries], warp_sums[kWarps], head_row[kSortThreads / 8], kept;
   __shared__ uint16_t row_of[kTileEntries];
@@ -30,15 +30,15 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
   extern __shared__ uint4 shared[];
   const Params& p = a.p;
   const uint32_t rows = uint32_t(p.rows), width = a.block_columns * V;
-  Sum<T>* const table = reinterpret_cast<Sum<T>*>(shared);  // [row][width]
-  Sum<T>* const heads = table + rows * width;               // [group][width]: of rows that go on from the group before
+  float* const table = reinterpret_cast<float*>(shared);  // [row][width]
+  float* const heads = table + rows * width;               // [group][width]: of rows that go on from the group before
   uint16_t* const seen = reinterpret_cast<uint16_t*>(heads + a.groups * width);  // [warp][rows]
 
   const unsigned row_block = blockIdx.x / unsigned(a.column_blocks), column_block = blockIdx.x % unsigned(a.column_blocks);
   const uint32_t group = threadIdx.x / unsigned(a.block_columns), lane_column = threadIdx.x % unsigned(a.block_columns);
   const int64_t column = int64_t(column_block) * a.block_columns + lane_column;
   const bool active = group < unsigned(a.groups) && column < a.columns;
-  for (uint32_t i = threadIdx.x; i < rows * width; i += kSortThreads) table[i] = {};
+  for (uint32_t i = threadIdx.x; i < rows * width; i += kSortThreads) table[i] = 0.f;
   let_next_kernel_set_up();  // the finishing kernel, which waits for this one's end
   int64_t out_offset = 0, source_offset = 0;
   if (active) column_offsets<V>(p, column, out_offset, source_offset);
@@ -54,7 +54,15 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
     int64_t row[kEach];
     uint32_t rank[kEach];
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) row[e] = base + e * 32 < count ? target_row(p, load_index(p.index, first + base + e * 32)) : -1;
+    for (int e = 0; e < kEach; ++e) row[e] = load_index(p.index, first + min(base + e * 32, count - 1));  // all loads before the first check
+    if (t == row_block && a.prefetch_rows) {  // memory need not wait for the sort; but the index goes first
+      const uint32_t row_lines = (a.block_columns * 16 + 127) / 128, lines = min(a.prefetch_rows, count) * row_lines;
+      const T* const at = static_cast<const T*>(p.source) + first * p.source_row_stride + int64_t(column_block) * width;
+      for (uint32_t i = threadIdx.x; i < lines; i += kSortThreads)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at + int64_t(i / row_lines) * p.source_row_stride + i % row_lines * (128 / sizeof(T))));
+    }
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) row[e] = base + e * 32 < count ? target_row(p, row[e]) : -1;
 #pragma unroll
     for (int e = 0; e < kEach; ++e) rank[e] = rank_in_warp(mine, row[e] < 0 ? 0 : uint32_t(row[e]), a.row_bits, row[e] >= 0);
     const uint32_t left_out = __popc(__ballot_sync(~0u, row[0] < 0)) + __popc(__ballot_sync(~0u, row[1] < 0));
@@ -77,17 +85,17 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
     const int begin = int(group) * per_group, end = min(sorted, begin + per_group);
     if (active && lane_column == 0) head_row[group] = kNoRow;
     if (active && begin < end) {
-      uint4 v[2][U];  // as they come: taken apart, 16-bit elements would hold a register each
-      Sum<T> sum[V]{};
+      uint4 v[U];  // as they come: taken apart, 16-bit elements would hold a register each
+      float sum[V] = {};
       uint32_t current = row_of[begin];
       bool head = begin > 0 && row_of[begin - 1] == current;
       auto flush = [&] {
-        auto* const to = reinterpret_cast<Vec<Sum<T>, V>*>((head ? heads + group * width : table + current * width) + lane_column * V);
+        auto* const to = reinterpret_cast<Vec<float, V>*>((head ? heads + group * width : table + current * width) + lane_column * V);
         if (head && lane_column == 0) head_row[group] = current;
-        Vec<Sum<T>, V> held{};
+        Vec<float, V> held{};
         if (!head) held = *to;
 #pragma unroll
-        for (int i = 0; i < V; ++i) held.v[i].add(sum[i]);
+        for (int i = 0; i < V; ++i) held.v[i] += sum[i];
         *to = held;
       };
       auto load = [&](uint4(&to)[U], int k0) {
@@ -104,33 +112,44 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
             flush();
             current = row, head = false;
 #pragma unroll
-            for (int i = 0; i < V; ++i) sum[i] = {};
+            for (int i = 0; i < V; ++i) sum[i] = 0.f;
           }
           const float scale = scales[k0 + u];
           const Vec<T, V> values = reinterpret_cast<const Vec<T, V>&>(x[u]);
 #pragma unroll
-          for (int i = 0; i < V; ++i) sum[i].add(widen<float>(values.v[i]) * scale);
+          for (int i = 0; i < V; ++i) sum[i] = fmaf(widen<float>(values.v[i]), scale, sum[i]);
         }
       };
-      load(v[0], begin);
-      for (int k0 = begin; k0 < end; k0 += 2 * U) {
-        if (k0 + U < end) load(v[1], k0 + U);
-        add(v[0], k0);
-        if (k0 + 2 * U < end) load(v[0], k0 + 2 * U);
-        if (k0 + U < end) add(v[1], k0 + U);
+      for (int k0 = begin; k0 < end; k0 += U) {
+        load(v, k0);
+        add(v, k0);
       }
       flush();
     }
     __syncthreads();
     for (uint32_t c = threadIdx.x; c < width; c += kSortThreads)
       for (int g = 1; g < a.groups; ++g)
-        if (const uint32_t row = head_row[g]; row != kNoRow) table[row * width + c].add(heads[g * width + c]);
+        if (const uint32_t row = head_row[g]; row != kNoRow) table[row * width + c] += heads[g * width + c];
     __syncthreads();
   }
 
+  if constexpr (std::is_same_v<T, float>) {
+    if (!a.partial) {
+      for (uint32_t i = threadIdx.x; i < rows * a.block_columns; i += kSortThreads) {
+        const uint32_t row = i / a.block_columns, c = i % a.block_columns;
+        const int64_t at = int64_t(column_block) * a.block_columns + c;
+        if (at >= a.columns) continue;
+        int64_t to, unused;
+        column_offsets<V>(p, at, to, unused);
+        const Vec<float, V> sum = reinterpret_cast<const Vec<float, V>&>(table[row * width + c * V]);
+        red_vector(static_cast<float*>(p.out) + row * p.out_row_stride + to, sum.v);
+      }
+      return;
+    }
+  }
   for (uint32_t i = threadIdx.x; i < rows * width; i += kSortThreads) {
-    const int64_t at = int64_t(column_block) * width + i % width;
-    if (at < a.columns * V) a.partial[(row_block * p.rows + i / width) * a.columns * V + at] = table[i].total();
+    const int64_t at = int64_t(column_block) * width + i % width, row = i / width;
+    if (at < a.columns * V) a.partial[(row_block * p.rows + row) * a.columns * V + at] = table[i];
   }
 }
 
@@ -147,13 +166,15 @@ GroupedArgs<T> grouped_args(const Params& p, const Device& device) {
   a.tile_entries = int(ceil_div(p.n, blocks * tiles_each));
   a.tiles = ceil_div(p.n, a.tile_entries);
   a.row_blocks = ceil_div(a.tiles, tiles_each);
+  constexpr int kPrefetchBytes = 64 * 1024;  // a block: as much as memory gives while a tile is sorted
+  if (!p.source_index.data && p.n_dims == 1 && a.columns % a.block_columns == 0) a.prefetch_rows = kPrefetchBytes / (a.block_columns * 16);
   return a;
 }
 
 template <typename T>
 int shared_bytes(const GroupedArgs<T>& a) {
   const int width = a.block_columns * int(16 / sizeof(T));
-  return int(a.p.rows + a.groups) * width * int(sizeof(Sum<T>)) + int(a.p.rows) * kWarps * 2;
+  return int(a.p.rows + a.groups) * width * 4 + int(a.p.rows) * kWarps * 2;
 }
 
 }  // namespace
@@ -167,7 +188,13 @@ bool grouped_fits(const Params& p, const Device& device) {
   return is_half(p.dtype) ? shared_bytes(grouped_args<__half>(p, device)) <= most : shared_bytes(grouped_args<float>(p, device)) <= most;
 }
 
+// With many entries a block there are few additions left, so fp32 sums need no second kernel, if their order may vary.
+static bool reduces_directly(const Params& p) {
+  return p.dtype == DType::kFloat32 && p.in_place() && !p.deterministic && p.n >= 1 << 17 && vector_width(p, true) == kWide<float>;
+}
+
 size_t grouped_bytes(const Params& p, const Device& device) {
+  if (reduces_directly(p)) return 0;
   return size_t(grouped_args<float>(p, device).row_blocks) * p.rows * p.columns() * sizeof(float);
 }
 
@@ -175,7 +202,7 @@ cudaError_t launch_grouped(const Params& p, void* workspace, const Device& devic
   auto run = [&](auto type) {
     using T = decltype(type);
     GroupedArgs<T> a = grouped_args<T>(p, device);
-    a.partial = static_cast<float*>(workspace);
+    a.partial = reduces_directly(p) ? nullptr : static_cast<float*>(workspace);
     const auto kernel = grouped_kernel<T, kWide<T>>;
     static SharedMemoryOptIn opt_in;
     const int bytes = shared_bytes(a);
@@ -183,7 +210,7 @@ cudaError_t launch_grouped(const Params& p, void* workspace, const Device& devic
       if (cudaError_t error = opt_in.ensure(kernel, device.shared_bytes_per_block - kTileEntries * 10 - 2048); error != cudaSuccess) return error;
     kernel<<<unsigned(a.row_blocks * a.column_blocks), kSortThreads, bytes, stream>>>(a);
     if (cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-    return finish<T>(p, a.partial, a.row_blocks, device, stream);
+    return a.partial ? finish<T>(p, a.partial, a.row_blocks, device, stream) : cudaSuccess;
   };
   if (p.dtype == DType::kFloat32) return run(float());
   return p.dtype == DType::kFloat16 ? run(__half()) : run(__nv_bfloat16());
