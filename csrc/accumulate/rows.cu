@@ -7,6 +7,7 @@
 namespace fusebackend::accumulate {
 namespace {
 
+constexpr int kRowThreads = 64;  // small blocks leave soonest room for the next
 
 struct RowsArgs {
   uint4* out;
@@ -33,8 +34,8 @@ __device__ __forceinline__ void red_raw(T*, uint4* p, uint4 v) {
 }
 
 template <typename T, int U>
-__global__ void __launch_bounds__(kThreads, U == 1 ? 8 : 5) rows_kernel(const __grid_constant__ RowsArgs a) {
-  const uint32_t c = blockIdx.x * kThreads + threadIdx.x, first = blockIdx.y * U;
+__global__ void __launch_bounds__(kRowThreads, U == 1 ? 32 : 20) rows_kernel(const __grid_constant__ RowsArgs a) {
+  const uint32_t c = blockIdx.x * kRowThreads + threadIdx.x, first = blockIdx.y * U;
   if (c >= a.columns) return;
   uint4 v[U];
   uint4* to[U];
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, U == 1 ? 8 : 5) rows_kernel(const __
 bool rows_fit(const Params& p, int v) {
   const bool plain = !p.weight.data && p.alpha == 1.0 && !p.source_index.data && !p.has_ignore && p.bounds != Bounds::kDrop;
   const bool type = p.dtype == DType::kFloat32 || is_half(p.dtype);
-  return plain && type && p.n_dims == 1 && v * element_size(p.dtype) == 16 && p.columns() / v >= kThreads && p.columns() / v <= INT32_MAX &&
+  return plain && type && p.n_dims == 1 && v * element_size(p.dtype) == 16 && p.columns() / v >= kRowThreads && p.columns() / v <= INT32_MAX &&
          p.n <= 2 * p.rows && p.n <= 65535;
 }
 
@@ -66,15 +67,15 @@ cudaError_t launch_rows(const Params& p, int v, const Device& device, cudaStream
   const bool prefetch = p.rows * p.columns() * element_size(p.dtype) > device.l2_bytes;
   const RowsArgs a{static_cast<uint4*>(p.out), static_cast<const uint4*>(p.source), p.index, p.rows, p.out_row_stride / v,
                    p.source_row_stride / v, uint32_t(p.n), columns, p.bounds, prefetch};
-  const int64_t pieces = ceil_div(columns, kThreads);
   auto run = [&](auto kernel, int entries) {
-    kernel<<<dim3(unsigned(pieces), unsigned(ceil_div(p.n, entries))), kThreads, 0, stream>>>(a);
+    kernel<<<dim3(unsigned(ceil_div(columns, kRowThreads)), unsigned(ceil_div(p.n, entries))), kRowThreads, 0, stream>>>(a);
     return cudaGetLastError();
   };
   auto go = [&](auto type) {
     using T = decltype(type);
-    constexpr int kMany = 4, kBlocksPerSm = 8;
-    return pieces * p.n >= int64_t(kMany) * kBlocksPerSm * device.sm_count ? run(rows_kernel<T, kMany>, kMany) : run(rows_kernel<T, 1>, 1);
+    constexpr int kMany = 4, kBlocksPerSm = 4;
+    const bool many = columns * p.n >= int64_t(kMany) * kBlocksPerSm * kRowThreads * device.sm_count;
+    return many ? run(rows_kernel<T, kMany>, kMany) : run(rows_kernel<T, 1>, 1);
   };
   if (p.dtype == DType::kFloat32) return go(float());
   return p.dtype == DType::kFloat16 ? go(__half()) : go(__nv_bfloat16());
