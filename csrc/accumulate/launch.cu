@@ -9,24 +9,32 @@ namespace {
 
 int64_t slice_bytes(const Params& p) { return p.columns() * element_size(p.dtype); }
 
-// For 16-bit sums that are to be rounded once: wide rows are worth sorting for.
-Route rounded_once(const Params& p) { return p.n >= 32768 && slice_bytes(p) >= 256 ? Route::kSorted : Route::kWide; }
+// For 16-bit sums that are to be rounded once: wide rows are worth sorting for, unless they are few and there is little to sum.
+Route rounded_once(const Params& p) {
+  const bool much = p.n * p.columns() >= 1 << 25;
+  const bool sorted = slice_bytes(p) >= 256 ? much || p.n < 64 * p.rows : much && slice_bytes(p) >= 128;
+  return p.n >= 32768 && sorted ? Route::kSorted : Route::kWide;
+}
 
 Route choose(const Params& p, const Device& device) {
   if (p.plan) return Route::kSorted;
   const int64_t pieces = std::max<int64_t>(slice_bytes(p) / 16, 1);  // what threads share of a slice
   const bool half = is_half(p.dtype);
-  // Many additions meet in each row, and there is work enough to pay for a second kernel.
-  const bool crowded = p.n >= 32 * p.rows && (p.n * slice_bytes(p) >= 1 << 20 || p.n >= 2048 * p.rows);
-
+  const bool several = p.n >= 32 * p.rows;  // additions meet in each row
   if (p.deterministic || (half && p.precise)) {
     if (own_fits(p) && (p.n <= 32 || pieces >= 64)) return Route::kOwn;
-    if (crowded && grouped_fits(p, device)) return Route::kGrouped;
-    if (crowded && table_fits(p, device)) return Route::kTable;
+    if (several && (p.n * slice_bytes(p) >= 1 << 20 || p.n >= 2048 * p.rows)) {
+      if (grouped_fits(p, device)) return Route::kGrouped;
+      if (table_fits(p, device)) return Route::kTable;
+    }
     return !p.deterministic && p.rows <= 2 * p.n ? rounded_once(p) : Route::kSorted;
   }
-  if (crowded && grouped_fits(p, device)) return Route::kGrouped;
-  if (crowded && table_fits(p, device)) return Route::kTable;
+  // A second kernel pays where there is much to read, which reductions would slow down, or where those of a row, some ten nanoseconds each,
+  // would queue up.
+  if (several && (p.n * p.columns() >= 1 << 24 || p.n >= 512 * p.rows)) {
+    if (grouped_fits(p, device)) return Route::kGrouped;
+    if (table_pays(p, device)) return Route::kTable;
+  }
   if (half && p.n >= 16 * p.rows) return own_fits(p) ? Route::kOwn : rounded_once(p);  // rounding at each addition would add up
   if (p.n >= 16 * p.rows && p.n >= 1 << 17 && slice_bytes(p) >= 1024) return Route::kSorted;  // atomic additions would queue up
   return Route::kReduce;

@@ -49,6 +49,7 @@ constexpr int kMaxOwn = 256;  // entries that a block of kOwn sorts
 inline bool own_fits(const Params& p) { return p.n <= kMaxOwn; }
 cudaError_t launch_own(const Params& p, const Device& device, cudaStream_t stream);
 bool table_fits(const Params& p, const Device& device);
+bool table_pays(const Params& p, const Device& device);  // and leaves room for loads enough
 size_t table_bytes(const Params& p, const Device& device);
 cudaError_t launch_table(const Params& p, void* workspace, const Device& device, cudaStream_t stream);
 bool grouped_fits(const Params& p, const Device& device);  // kTable work with slices of 128 bytes or more

@@ -167,6 +167,7 @@ cudaError_t launch_width(const TableArgs<T>& a, const Table& t, cudaStream_t str
 }  // namespace
 
 bool table_fits(const Params& p, const Device& device) { return table_shape(p, device).v > 0; }
+bool table_pays(const Params& p, const Device& device) { return table_shape(p, device).blocks_per_sm >= 2; }
 
 size_t table_bytes(const Params& p, const Device& device) {
   return size_t(table_args<float>(p, table_shape(p, device), device).row_blocks) * p.rows * p.columns() * (element_size(p.dtype) == 8 ? 8 : 4);
