@@ -37,11 +37,22 @@ struct alignas(sizeof(T) * N) Vec {
 };
 
 // Asynchronous 16-byte copy from global to shared memory (past L1), and its groups. Before sm_80 an ordinary copy.
-__device__ __forceinline__ void cp_async_16(void* shared, const void* global) {
+__device__ __forceinline__ uint32_t shared_address(const void* shared) { return uint32_t(__cvta_generic_to_shared(shared)); }
+__device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(shared))), "l"(global) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 #else
-  *static_cast<uint4*>(shared) = *static_cast<const uint4*>(global);
+  const uint4 v = *static_cast<const uint4*>(global);
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+#endif
+}
+__device__ __forceinline__ void cp_async_16(void* shared, const void* global) { cp_async_16(shared_address(shared), global); }
+// The same of 8 bytes (through L1).
+__device__ __forceinline__ void cp_async_8(void* shared, const void* global) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+#else
+  *static_cast<uint2*>(shared) = *static_cast<const uint2*>(global);
 #endif
 }
 __device__ __forceinline__ void cp_async_commit() {

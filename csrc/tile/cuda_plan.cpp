@@ -5,19 +5,21 @@
 namespace fusebackend::tile {
 namespace {
 
-constexpr int64_t kChunk = 16, kSector = 32;
-constexpr int64_t kOutRunBytes = 256;      // wanted of every run in global memory; short writes cost more than short reads
-constexpr int64_t kInRunBytes = 128;
-constexpr int64_t kMinRowBytes = 512;      // shorter rows that are not aligned go through boxes
-constexpr int64_t kMaxSharedBytes = 48 * 1024;
-constexpr double kMinTileUse = 0.75;       // fraction of tile elements that are not padding
+constexpr int64_t kChunk = 16, kSector = kSectorBytes;
+constexpr int64_t kOutRunBytes = 256, kInRunBytes = 512;  // wanted of every run in global memory
+constexpr double kMinTileUse = 0.7;                       // fraction of tile elements that are not padding
+constexpr int64_t kManyBoxes = 1024;                      // as many as are under way at once on a large GPU
+constexpr int64_t kGoodSharedBytes = 40 * 1024;           // lets five blocks share a multiprocessor
 
 int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
 double tile_use(const Plan& plan) {
   const Problem& p = plan.problem;
   const int64_t o = p.sizes[0], q = p.sizes[plan.staged_dim], to = tile_o(p.element_bytes), tq = tile_q(p.element_bytes);
-  return double(o * q) / double(ceil_div(o, to) * to * ceil_div(q, tq) * tq);
+  uintptr_t ends = reinterpret_cast<uintptr_t>(p.data[kOut]);
+  for (int d = 1; d < p.rank; ++d) ends |= p.strides[kOut][d] * p.element_bytes;
+  const int64_t halo = ends % kSector ? kSector / p.element_bytes - 1 : 0;
+  return double(o * q) / double(ceil_div(o + halo, to) * to * ceil_div(q, tq) * tq);
 }
 
 // Extent of a dimension that contributes at least `wanted` of its `size` elements: all of it if that is not much more, else pieces of
@@ -38,10 +40,166 @@ void grow(const Problem& p, const int* order, int64_t wanted, int64_t* extent) {
   }
 }
 
+// Elements of a box that are neighbours in `order`.
+int64_t run_length(const Problem& p, const int* order, const int64_t* extent) {
+  int64_t run = 1;
+  for (int i = 0; i < p.rank; ++i) {
+    run *= extent[order[i]];
+    if (extent[order[i]] < p.sizes[order[i]]) break;
+  }
+  return run;
+}
+
 int64_t volume(const Problem& p, const int64_t* extent) {
   int64_t v = 1;
   for (int d = 0; d < p.rank; ++d) v *= extent[d];
   return v;
+}
+
+// Output runs: leading dimensions that are covered whole, and a last one that may be cut.
+void find_out_runs(const Plan& plan, BoxPlan& box) {
+  const Problem& p = plan.problem;
+  const int direct = plan.staged == kA ? kB : kA;
+  box.direct_follows = p.operands == 3 && !plan.staged_pair;
+  int before = -1, seen = 0, run_dim = 0;
+  for (int d = 0; d < p.rank; ++d) {
+    if (box.extent[d] == 1 && d != box.dims[0]) continue;
+    const bool joins = before < 0 || (box.out_rank == seen && box.out_length <= kMaxBoxTable && box.extent[before] == p.sizes[before] &&
+                                      p.strides[kOut][d] == p.strides[kOut][before] * p.sizes[before]);
+    if (joins) {
+      box.out_length *= box.extent[d];
+      ++box.out_rank;
+      run_dim = d;
+      if (p.operands == 3 && p.strides[direct][d] != p.strides[kOut][d]) box.direct_follows = false;
+    } else {
+      box.out_runs *= box.extent[d];
+    }
+    ++seen;
+    before = d;
+  }
+  const int last = run_dim;
+  box.march_dim = last;
+  box.lead = box.out_length / box.extent[last];
+  box.window = box.run_size = box.extent[last];
+  if (box.extent[last] < p.sizes[last]) {
+    box.window_dim = last;
+    box.run_size = p.sizes[last];
+    uintptr_t ends = reinterpret_cast<uintptr_t>(p.data[kOut]) | box.window * box.lead * p.element_bytes;
+    for (int d = last + 1; d < p.rank; ++d) ends |= p.strides[kOut][d] * p.element_bytes;
+    if (ends % kSector) box.halo = ceil_div(kSector / p.element_bytes - 1, box.lead);
+    box.extent[last] = std::min(box.run_size, box.window + box.halo);
+    box.out_length = box.lead * box.extent[last];
+  }
+}
+
+// Places in shared memory: each dimension has a weight there that is its stride modulo a chunk, so that aligned chunks stay aligned.
+void lay_out(const Plan& plan, const int64_t* in_stride, BoxPlan& box) {
+  const Problem& p = plan.problem;
+  const int64_t w = p.element_bytes, count = kChunk / w;
+  const bool chunked = in_stride[box.dims[0]] == 1 && !plan.staged_pair;
+  int64_t span = w;  // bytes that the dimensions so far take
+  int march = 0;
+  for (int k = 0; k < box.rank; ++k) {
+    const int d = box.dims[k], before = k ? box.dims[k - 1] : d;
+    const int64_t extent = box.extent[d], stride = in_stride[d] * w;
+    // Lanes are `count` elements of the march apart: at these distances they would meet few banks.
+    const bool crowded = chunked && k > 0 && d == box.march_dim && box.out_rank == 1 && w <= 2 && count * stride % 64 == 0 &&
+                         span >= kLineBytes;
+    const bool joins = k == 0 || (box.in_rank == k && box.extent[before] == p.sizes[before] && !crowded &&
+                                  in_stride[d] == in_stride[before] * p.sizes[before]);
+    if (joins) {
+      box.weight[k] = int(chunked ? stride : span);
+      box.in_length *= extent;
+      ++box.in_rank;
+      span += (extent - 1) * box.weight[k];
+    } else if (stride == 0) {
+      box.weight[k] = 0;
+    } else {
+      box.in_runs *= extent;
+      int64_t weight = span + 2 * (kChunk - w);  // room for any shift on either side
+      weight += ((stride - weight) % kChunk + kChunk) % kChunk;
+      if (weight / kChunk % 2 == 0) weight += kChunk;  // steps meet more banks
+      box.weight[k] = int(std::min<int64_t>(weight, kMaxBoxBytes));
+      span += (extent - 1) * weight;
+      if (crowded) {
+        box.places = BoxPlaces::kSkewed;
+        span += (extent - 1) / count * kChunk;
+      }
+    }
+    span = std::min(span, 2 * kMaxBoxBytes);
+    if (d == box.march_dim) march = box.weight[k];
+  }
+  if (box.out_rank > 1) box.places = BoxPlaces::kTabled;
+  else if (march == w) box.places = BoxPlaces::kStraight;
+  const int64_t data = ceil_div(span + 4 * kChunk, kChunk) * kChunk;  // a chunk in front, the shift, and chunks that reach over the end
+  const int64_t entries = box.places == BoxPlaces::kTabled ? box_entries(int(box.lead), int(count)) : 0;
+  const int64_t table = entries == 0 ? 0 : ((entries + entries / count) * count + entries + count) * 2 +
+                                           (p.operands == 3 ? 8 * (entries + count) : 0);
+  const int64_t beside = p.operands == 3 ? 8 * box.out_runs : 0;
+  // Chunks that begin in a run may reach up to `count` - 1 elements beyond its ends.
+  const int64_t beyond = ceil_div(count - 1, box.lead) * march;
+  const int64_t runs = kChunk * (box.in_runs + box.out_runs) + table + beside;
+  const int64_t tables = ceil_div(box.places == BoxPlaces::kTabled ? runs : std::max(runs, beyond), kChunk) * kChunk;
+  box.stage_at = int(std::min(tables, kMaxBoxBytes));
+  box.shared_bytes = int(std::min(tables + data + beyond, kMaxBoxBytes + 1));
+}
+
+// Place in shared memory of element `index` of the dimensions of `box.dims` listed in `along`.
+uint32_t place_of(const BoxPlan& box, const int* along, int rank, uint32_t index) {
+  uint32_t place = 0;
+  for (int k = 0; k < rank; ++k) {
+    const uint32_t extent = uint32_t(box.extent[box.dims[along[k]]]), rest = k + 1 < rank ? index / extent : 0;
+    place += (index - rest * extent) * uint32_t(box.weight[along[k]]);
+    index = rest;
+  }
+  return place;
+}
+
+// Of lanes that read a word each: the most that differ in one bank of shared memory.
+int conflicts_of(const uint32_t* runs, const uint32_t* chunks, int run_bits) {
+  uint32_t words[32][32];
+  int in_bank[32] = {}, most = 1;
+  for (int lane = 0; lane < 32; ++lane) {
+    const uint32_t word = (runs[lane >> (5 - run_bits)] + chunks[lane & ((32 >> run_bits) - 1)]) / 4, bank = word % 32;
+    int& n = in_bank[bank];
+    if (std::find(words[bank], words[bank] + n, word) == words[bank] + n) words[bank][n++] = word;
+    most = std::max(most, n);
+  }
+  return most;
+}
+
+// How a warp's lanes are spread over output runs, and how many warps share runs: with few idle lanes, few bank conflicts and few requests
+// to L2, which takes one a line and instruction.
+void spread_lanes(const Problem& p, BoxPlan& box) {
+  const int64_t count = kChunk / p.element_bytes, chunks = ceil_div(box.window * box.lead, count);
+  int run_dims[kMaxRank], out_dims[kMaxRank], run_rank = 0, out_rank = 0;  // indices of box.dims
+  bool in_run[kMaxRank] = {};
+  for (int d = 0; d < p.rank && run_rank < box.out_rank; ++d)
+    for (int k = 0; k < box.rank; ++k)
+      if (box.dims[k] == d) run_dims[run_rank++] = k, in_run[k] = true;
+  for (int k = 0; k < box.rank; ++k)
+    if (!in_run[k]) out_dims[out_rank++] = k;
+  uint32_t run_place[16], chunk_place[32];  // of first elements
+  for (int r = 0; r < 16; ++r) run_place[r] = place_of(box, out_dims, out_rank, uint32_t(std::min<int64_t>(r, box.out_runs - 1)));
+  for (int j = 0; j < 32; ++j) {
+    chunk_place[j] = place_of(box, run_dims, run_rank, uint32_t(j * count));
+    if (box.places == BoxPlaces::kSkewed) chunk_place[j] += uint32_t(j * kChunk);
+  }
+  int64_t least = INT64_MAX;
+  for (int bits = 0; bits <= 4; ++bits) {
+    const int64_t runs = int64_t(1) << bits, lanes = 32 >> bits;
+    if (bits > 0 && runs / 2 >= box.out_runs) break;
+    const int64_t conflicts = conflicts_of(run_place, chunk_place, bits);
+    const int64_t requests = runs * (4 * lanes * kChunk / kLineBytes + 3) / 4, groups = ceil_div(box.out_runs, runs);
+    // In instructions, which a multiprocessor starts four of in the time of an access to shared memory and eight in that of a request.
+    const int64_t chunk_cost = 24 + 2 * count + (conflicts - 1) * count * 4 + requests * 8;
+    for (int share_bits = 0; kBoxWarps >> share_bits > 0; ++share_bits) {
+      const int64_t setups = ceil_div(groups, kBoxWarps >> share_bits);
+      const int64_t rounds = setups * ceil_div(ceil_div(chunks, lanes), 1 << share_bits);
+      const int64_t cost = setups * 24 + rounds * chunk_cost;
+      if (cost < least) least = cost, box.run_bits = bits, box.share_bits = share_bits;
+    }
+  }
 }
 
 BoxPlan box_of(const Plan& plan, int64_t out_run, int64_t in_run, int64_t box_bytes) {
@@ -57,46 +215,35 @@ BoxPlan box_of(const Plan& plan, int64_t out_run, int64_t in_run, int64_t box_by
   });
   grow(p, out_order, std::max<int64_t>(out_run / w, 2), box.extent);
   grow(p, in_order, std::max<int64_t>(in_run / w, 2), box.extent);
-  // Small boxes take in more of the output's next dimensions.
-  for (int d = 0; d < p.rank && volume(p, box.extent) * w < box_bytes; ++d) {
-    const int64_t others = volume(p, box.extent) / box.extent[d];
-    box.extent[d] = std::max(box.extent[d], cut(p.sizes[d], box_bytes / w / others, d == 0 ? kSector / w : 1));
-  }
-
-  for (int i = 0; i < p.rank; ++i)
-    if (box.extent[in_order[i]] > 1) box.dims[box.rank++] = in_order[i];
-  if (box.rank == 0) box.dims[box.rank++] = 0;
-  int64_t in_length = 1, in_runs = 1;
-  for (int k = 0; k < box.rank; ++k) {
-    const int d = box.dims[k], before = k ? box.dims[k - 1] : d;
-    const bool joins = k == 0 || (box.in_rank == k && box.extent[before] == p.sizes[before] &&
-                                  in_stride[d] == in_stride[before] * p.sizes[before]);
-    if (joins) in_length *= box.extent[d], ++box.in_rank;
-    else in_runs *= box.extent[d];
-  }
-  const int direct = plan.staged == kA ? kB : kA;
-  box.direct_follows = p.operands == 3 && !plan.staged_pair;
-  int64_t out_length = 1, out_runs = 1;
-  int before = -1, seen = 0;
-  for (int d = 0; d < p.rank; ++d) {
-    if (box.extent[d] == 1 && d != box.dims[0]) continue;
-    const bool joins = before < 0 || (box.out_rank == seen && out_length < kMaxBoxTable && box.extent[before] == p.sizes[before] &&
-                                      p.strides[kOut][d] == p.strides[kOut][before] * p.sizes[before]);
-    if (joins) {
-      out_length *= box.extent[d];
-      ++box.out_rank;
-      if (p.operands == 3 && p.strides[direct][d] != p.strides[kOut][d]) box.direct_follows = false;
-    } else {
-      out_runs *= box.extent[d];
+  // Small boxes grow along their shorter runs, or the others, unless they would become much too large.
+  for (bool grew = true; grew && volume(p, box.extent) * w < box_bytes;) {
+    const int64_t out = run_length(p, out_order, box.extent), in = run_length(p, in_order, box.extent);
+    grew = false;
+    for (int turn = 0; turn < 2 && !grew; ++turn) {
+      const bool along_out = (out <= in) == (turn == 0);
+      int64_t extent[kMaxRank];
+      std::copy_n(box.extent, p.rank, extent);
+      grow(p, along_out ? out_order : in_order, 2 * (along_out ? out : in), extent);
+      const int64_t before = volume(p, box.extent), after = volume(p, extent);
+      grew = after > before && after * w <= box_bytes * 7 / 4;
+      if (grew) std::copy_n(extent, p.rank, box.extent);
     }
-    ++seen;
-    before = d;
   }
-  const int64_t pitch = ((in_length * w + 2 * kChunk - 2) / kChunk | 1) * kChunk;
-  const int64_t data = ceil_div(in_runs * pitch + ceil_div(in_runs, kChunk / w) * kChunk, 128) * 128;
-  const int64_t tables = (kMaxBoxTable + kChunk) * 12 + in_runs * 12 + out_runs * 20;
-  box.data_bytes = int(std::min<int64_t>(data, kMaxSharedBytes + 1));
-  box.shared_bytes = int(std::min<int64_t>(data + tables, kMaxSharedBytes + 1));
+  for (int d = 0; d < p.rank; ++d) {  // or take in more runs
+    const int64_t times = box_bytes / (volume(p, box.extent) * w);
+    if (times >= 2) box.extent[d] = std::min(p.sizes[d], box.extent[d] * times);
+  }
+  const auto list_dims = [&] {
+    box.rank = 0;
+    for (int i = 0; i < p.rank; ++i)
+      if (box.extent[in_order[i]] > 1) box.dims[box.rank++] = in_order[i];
+    if (box.rank == 0) box.dims[box.rank++] = 0;
+  };
+  list_dims();
+  find_out_runs(plan, box);
+  list_dims();
+  for (int d = 0; d < p.rank; ++d) box.count *= ceil_div(p.sizes[d], d == box.window_dim ? box.window : box.extent[d]);
+  lay_out(plan, in_stride, box);
   return box;
 }
 
@@ -125,21 +272,25 @@ CudaRoute cuda_route(const Plan& plan) {
   }
   for (int r = 0; r < p.operands; ++r)
     if (p.strides[r][0] != 1) return CudaRoute::kRows;
-  const bool short_rows = p.rank > 1 && p.sizes[0] * p.element_bytes < kMinRowBytes;
-  return short_rows && !rows_are_whole(p) ? CudaRoute::kBoxes : CudaRoute::kRows;
+  return p.rank == 1 || rows_are_whole(p) ? CudaRoute::kRows : CudaRoute::kBoxes;
 }
 
 BoxPlan plan_box(const Plan& plan) {
   int64_t out_run = kOutRunBytes, in_run = kInRunBytes, bytes = kTileBytes;
+  bytes = std::clamp(volume(plan.problem, plan.problem.sizes) * plan.problem.element_bytes / kManyBoxes, bytes / 4, bytes);
   BoxPlan box = box_of(plan, out_run, in_run, bytes);
+  // Shorter runs let more blocks share a multiprocessor.
+  if (box.shared_bytes > kGoodSharedBytes) box = box_of(plan, out_run, in_run / 2, bytes);
+  if (box.shared_bytes > kGoodSharedBytes) box = box_of(plan, out_run / 2, in_run / 2, bytes);
   while (!box_fits(box) && out_run > 16) {
     (in_run * 2 > out_run ? in_run : out_run) /= 2;
     bytes /= 2;
     box = box_of(plan, out_run, in_run, bytes);
   }
+  spread_lanes(plan.problem, box);
   return box;
 }
 
-bool box_fits(const BoxPlan& box) { return box.shared_bytes <= kMaxSharedBytes - 1024; }  // 1 KB: the kernel's static part
+bool box_fits(const BoxPlan& box) { return box.shared_bytes <= kMaxBoxBytes - 1024; }  // 1 KB: the kernel's static part
 
 }  // namespace fusebackend::tile

@@ -13,17 +13,40 @@ constexpr int kTileBytes = 16384;
 constexpr int tile_o(int element_bytes) { return element_bytes == 1 ? 128 : element_bytes <= 4 ? 64 : 32; }
 constexpr int tile_q(int element_bytes) { return kTileBytes / element_bytes / tile_o(element_bytes); }
 
-// A box: `extent` elements of every dimension of the simplified problem (1 where it is walked by the grid).
-constexpr int kMaxBoxTable = 64;
+// How the places of an output run's elements in shared memory are found: neighbours, at equal distances, the same with
+// a chunk skipped after each chunk's worth of elements (else they would meet few banks), or by a table that repeats.
+enum class BoxPlaces { kStraight, kMarched, kSkewed, kTabled };
+
+// A box: `extent` elements of every dimension of the simplified problem (1 where it is walked by the grid). boxes.cuh says what it is for.
+constexpr int64_t kMaxBoxBytes = 64 * 1024;  // of shared memory: places in it are 16-bit numbers
+constexpr int kMaxBoxTable = 256;
+constexpr int kSectorBytes = 32, kLineBytes = 128;
+constexpr int kBoxThreads = 256, kBoxWarps = kBoxThreads / 32;
+// Entries of its table: an element before which there is less than a chunk, to one after which the table repeats. A multiple of 8, so
+// that what follows is aligned.
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+constexpr int box_entries(int table, int chunk_elements) { return (table + chunk_elements - 1 + 7) / 8 * 8; }
+
 struct BoxPlan {
   int64_t extent[kMaxRank];
-  int rank = 0;        // dimensions with extent > 1
-  int dims[kMaxRank];  // those, in the staged input's order, fastest first
-  int in_rank = 0;     // leading ones of `dims` that are contiguous in the input: an input run
-  int out_rank = 0;    // leading ones, in the output's order, that make an output run: contiguous, the last one marched along, the
-                       // others together less than kMaxBoxTable elements
+  int64_t count = 1;     // of boxes
+  int rank = 0;          // dimensions with extent > 1
+  int dims[kMaxRank];    // those, in the staged input's order, fastest first
+  int weight[kMaxRank];  // by index of `dims`: bytes between neighbours in shared memory; 0 where the input is broadcast
+  int in_rank = 0;       // leading ones of `dims` that are contiguous in the input: an input run
+  int out_rank = 0;      // leading ones, in the output's order, that make an output run: contiguous, the last one marched along
+  int64_t in_length = 1, in_runs = 1, out_length = 1, out_runs = 1;  // elements of a run, and runs
+  BoxPlaces places = BoxPlaces::kMarched;
+  int march_dim = 0, window_dim = -1;  // that last dimension; the same if it is cut
+  // Boxes write windows of an output run: `window` elements of that last dimension out of `run_size`, of `lead` elements of the run each;
+  // for alignment, they hold `halo` more in front.
+  int64_t window = 1, halo = 0, lead = 1, run_size = 1;
   bool direct_follows = false;  // the direct input lies as the output does within output runs
-  int data_bytes = 0, shared_bytes = 0;
+  int stage_at = 0, shared_bytes = 0;
+  // Lanes: a warp stores 2^(5 - run_bits) chunks of each of 2^run_bits output runs at once; 2^share_bits warps share a group of runs.
+  int run_bits = 0, share_bits = 0;
 };
 
 // Whether an operand's every row starts at a multiple of 16 bytes; whether all rows of all operands are contiguous and of whole chunks.

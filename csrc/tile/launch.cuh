@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "boxes.cuh"
+#include "boxes_launch.cuh"
 #include "rows.cuh"
 #include "tiles.cuh"
 

@@ -54,6 +54,7 @@ struct TileArgs {
   int64_t staged_o, staged_q, direct_o, direct_q, out_q;  // bytes between neighbours; along o the output is contiguous
   bool staged_is_b;
   bool direct_is_wide;  // wherever the output has an aligned chunk, so has the direct input
+  bool by_halves;  // rows of the input are aligned to half a chunk only
   FastDiv o_tiles, q_tiles;
   Batch batch;  // by Role: kA is staged (and its partner), kB direct
 };
@@ -84,25 +85,58 @@ struct Tile {
   __device__ int first_row(int q) const { return Shape::kHalo - (kShiftOut ? int(phase_bytes<kPhaseBytes>(out + q * args.out_q)) / W : 0); }
   __device__ int in_shift(int row) const { return kShiftIn ? int(phase_bytes(staged + (o0 + row) * args.staged_o)) : 0; }
 
-  // kInterior: every row and column is in range, and all chunks lie within the operands.
-  template <bool kInterior>
-  __device__ void load() const {
-    constexpr int kChunks = Shape::kRows * Shape::kRowChunks;
-#pragma unroll(kInterior ? (kChunks + kTileThreads - 1) / kTileThreads : 1)
-    for (int first = 0; first < kChunks; first += kTileThreads) {
-      const unsigned i = first + threadIdx.x;
-      if (kChunks % kTileThreads && i >= kChunks) break;
+  __device__ void copy_chunk(char* to, const char* from) const {
+    if (kShiftIn || !args.by_halves) return cp_async_16(to, from);
+    cp_async_8(to, from);
+    cp_async_8(to + 8, from + 8);
+  }
+
+  // Elsewhere. By way of registers: an asynchronous copy asks L2 twice for a line whose place crosses lines of shared memory.
+  __device__ void load_interior() const {
+    constexpr int kChunks = Shape::kRows * Shape::kRowChunks, kTurns = (kChunks + kTileThreads - 1) / kTileThreads;
+    uint4 raw[kTurns];
+    bool skip[kTurns];
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const unsigned i = turn * kTileThreads + threadIdx.x;
+      skip[turn] = kChunks % kTileThreads && i >= kChunks;
+      if (skip[turn]) continue;
+      const int row = i / Shape::kRowChunks, j = i % Shape::kRowChunks;
+      const char* from = staged + (o0 + row) * args.staged_o;
+      const int q = j * kChunkBytes - (kShiftIn ? int(phase_bytes(from)) : 0);
+      skip[turn] = q >= Shape::kQ * W;
+      if (skip[turn]) continue;
+      from += q;
+      if (kShiftIn || !args.by_halves) {
+        raw[turn] = load_raw(from);
+      } else {
+        const uint2 lo = *reinterpret_cast<const uint2*>(from), hi = *reinterpret_cast<const uint2*>(from + 8);
+        raw[turn] = make_uint4(lo.x, lo.y, hi.x, hi.y);
+      }
+    }
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const unsigned i = turn * kTileThreads + threadIdx.x;
+      const int row = i / Shape::kRowChunks, j = i % Shape::kRowChunks;
+      if (!skip[turn]) *reinterpret_cast<uint4*>(shared + Shape::row_offset(row) + j * kChunkBytes) = raw[turn];
+    }
+  }
+
+  // At an edge: rows, columns and chunks may be out of range.
+  __device__ void load_edge() const {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < Shape::kRows * Shape::kRowChunks; i += kTileThreads) {
       const int row = i / Shape::kRowChunks, j = i % Shape::kRowChunks;
       const int64_t o = o0 + row;
-      if (!kInterior && (o < 0 || o >= args.o_size)) continue;
+      if (o < 0 || o >= args.o_size) continue;
       const char* from = staged + o * args.staged_o;
       const int shift = kShiftIn ? phase_bytes(from) / W : 0;
       const int q = j * kCount - shift;  // of the chunk's first element
-      if (q >= (kInterior ? Shape::kQ : q_count)) continue;
+      if (q >= q_count) continue;
       char* to = shared + Shape::row_offset(row) + j * kChunkBytes;
       from += q * W;
-      if (kInterior || (kShiftIn ? args.staged_extent.holds(from, kChunkBytes) : q + kCount <= q_count)) {
-        cp_async_16(to, from);
+      if (kShiftIn ? args.staged_extent.holds(from, kChunkBytes) : q + kCount <= q_count) {
+        copy_chunk(to, from);
       } else {
 #pragma unroll 1
         for (int e = max(0, -q); e < min(kCount, q_count - q); ++e) reinterpret_cast<E*>(to)[e] = reinterpret_cast<const E*>(from)[e];
@@ -164,7 +198,7 @@ struct Tile {
 #pragma unroll
         for (int g = 0; g < Shape::kGroup; ++g) beside[pass][g] = load_aligned<E>(at(direct, args.direct_q, pass, g));
     }
-    load<true>();  // after the direct input's: the compiler would move those behind the wait
+    load_interior();  // after the direct input's: the compiler would move those behind the wait
     const char* place[kCount];
     find_places(place);
     cp_async_wait<0>();
@@ -219,7 +253,7 @@ struct Tile {
                                          args.staged_extent.holds(staged + last_row * args.staged_o + Shape::kQ * W, kChunkBytes)));
     if (interior && args.direct == nullptr) return run_interior<false>();
     if (Op::kBinary && interior && args.direct_is_wide) return run_interior<Op::kBinary>();
-    if (chunked) load<false>();
+    if (chunked) load_edge();
     else load_elements();
     store_edge();
   }
@@ -294,7 +328,9 @@ cudaError_t launch_tiles(const Plan& plan, Op op, cudaStream_t stream) {
     items *= p.sizes[d];
   }
   args.direct_is_wide = has_direct && args.direct_o == w && apart % kChunkBytes == 0;
-  const bool in_aligned = in_bits % kChunkBytes == 0 || args.staged_q != w || plan.staged_pair;
+  // (Pieces of 4 bytes are slower than shifted rows.)
+  args.by_halves = in_bits % kChunkBytes == kChunkBytes / 2;
+  const bool in_aligned = in_bits % (kChunkBytes / 2) == 0 || args.staged_q != w || plan.staged_pair;
   const bool out_aligned = out_bits % kPhaseBytes == 0;
   if constexpr (sizeof(typename Op::Element) < kChunkBytes) {
     if (!in_aligned && !out_aligned) return launch_tiles_as<Op, true, true>(args, items, op, stream);
