@@ -299,7 +299,8 @@ def declared() -> set[str]:
     from fusebackend import build
 
     sources = [p.read_text() for p in build.sources_root().rglob("*.cu*")]
-    pattern = r"__global__\s+(?:void\s+)?(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(?:void\s+)?(\w+)\s*\("
+    nested = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+    pattern = rf"__global__\s+(?:void\s+)?(?:__launch_bounds__{nested}\s*)?(?:void\s+)?(\w+)\s*\("
     return {name for text in sources for name in re.findall(pattern, text)}
 
 
