@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import fx
@@ -262,32 +261,6 @@ def bench_cases() -> list[Case]:
     named = [("x".join(map(str, s)), p, s, goal) for s, p, goal in table]
     return [
         _case(f"{kind} {text} {p}".replace(", ", ""), s, p, dtype, goal) for text, p, s, goal in named for kind, dtype in _DTYPES.items()
-    ]
-
-
-def random_permutations(count: int, seed: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], str]]:
-    """``count`` random shapes of rank 2 to 5, 16 to 96 MB (1 MB without a GPU), sizes log-uniform, each with an order and a dtype's key."""
-    draw = random.Random(seed)
-    low, high = (16 << 20, 96 << 20) if torch.cuda.is_available() else (1 << 20, 2 << 20)
-    drawn: set[tuple] = set()
-    while len(drawn) < count:
-        rank, (kind, dtype) = draw.randint(2, 5), draw.choice(list(_DTYPES.items()))
-        total = math.exp(draw.uniform(math.log(low), math.log(high))) / dtype.itemsize
-        cuts = [0, *sorted(draw.random() for _ in range(rank - 1)), 1]
-        shape = tuple(max(2, round(total ** (b - a))) for a, b in zip(cuts, cuts[1:]))
-        permutation = tuple(draw.sample(range(rank), rank))
-        if permutation == tuple(range(rank)) or not low <= math.prod(shape) * dtype.itemsize <= 2 * high:
-            continue
-        if (found := (shape, permutation, kind)) not in drawn:
-            drawn.add(found)
-            yield found
-
-
-def random_bench_cases(count: int, seed: int) -> list[Case]:
-    """Cases of :func:`random_permutations`."""
-    return [
-        _case(f"{kind} {'x'.join(map(str, shape))} {permutation}".replace(", ", ""), shape, permutation, _DTYPES[kind], 1.25)
-        for shape, permutation, kind in random_permutations(count, seed)
     ]
 
 

@@ -70,11 +70,7 @@ class KernelJob:
 
 
 def _cases(family: str, random: tuple[int, int] | None) -> list[Case]:
-    module = families()[family]
-    if random is None:
-        cases = module.bench_cases()
-    else:
-        cases = random_shapes.cases(family, *random) if family in random_shapes.FAMILIES else module.random_bench_cases(*random)
+    cases = families()[family].bench_cases() if random is None else random_shapes.cases(family, *random)
     if len({c.name for c in cases}) < len(cases):
         raise ValueError(f"{family}: two cases of one name, among {', '.join(c.name for c in cases)}")
     return cases
@@ -83,12 +79,10 @@ def _cases(family: str, random: tuple[int, int] | None) -> list[Case]:
 def jobs(wanted: Sequence[str] = (), case: str = "", ways: Sequence[str] = (), random: int = 0, seed: int = 0) -> list[KernelJob]:
     """Those of the ``wanted`` families (default: all) whose name contains ``case``; or ``random`` shapes of each."""
     found = []
-    for family, module in families().items():
-        if wanted and family not in wanted:
+    for family in families():
+        if wanted and family not in wanted or random and family not in random_shapes.FAMILIES:
             continue
         drawn = (random, seed) if random else None
-        if drawn and family not in random_shapes.FAMILIES and not hasattr(module, "random_bench_cases"):
-            continue
         chosen = tuple(ways) or (RANDOM_WAYS if drawn else tuple(WAYS))
         found += [KernelJob(family, c.name, chosen, drawn) for c in _cases(family, drawn) if case in c.name]
     return found

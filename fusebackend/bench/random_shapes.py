@@ -20,7 +20,8 @@ _FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def cases(family: str, count: int, seed: int) -> list[Case]:
     """``count`` cases of a family of :data:`FAMILIES`; the same for the same seed, on a GPU or without one."""
     found: dict[str, Case] = {}
-    drawn = FAMILIES[family](random.Random(f"{family} {seed}"), 1.0 if torch.cuda.is_available() else 1 / 64)
+    draw = random.Random(seed if family == "permute" else f"{family} {seed}")  # so permute's figures were drawn from the first
+    drawn = FAMILIES[family](draw, 1.0 if torch.cuda.is_available() else 1 / 64)
     while len(found) < count:
         case = next(drawn)
         found.setdefault(case.name, case)
@@ -50,6 +51,32 @@ def _transposed_sums(draw: random.Random, scale: float) -> Iterator[Case]:
             return x.permute(order) + y
 
         yield Case(f"{kind} {'x'.join(map(str, shape))} ({','.join(map(str, order))})", fn, inputs, lambda x, y: x.view(y.shape) + y)
+
+
+def permutations(draw: random.Random, scale: float) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], str]]:
+    """Shapes of rank 2 to 5, 16 to 96 MB (1 MB without a GPU), sizes log-uniform, each with an order and a dtype's key."""
+    low, high = (16 << 20, 96 << 20) if scale == 1 else (1 << 20, 2 << 20)
+    while True:
+        rank, kind = draw.randint(2, 5), draw.choice(["fp16", "fp32"])
+        total = math.exp(draw.uniform(math.log(low), math.log(high))) / _FLOATS[kind].itemsize
+        cuts = [0, *sorted(draw.random() for _ in range(rank - 1)), 1]
+        shape = tuple(max(2, round(total ** (b - a))) for a, b in zip(cuts, cuts[1:]))
+        permutation = tuple(draw.sample(range(rank), rank))
+        if permutation != tuple(range(rank)) and low <= math.prod(shape) * _FLOATS[kind].itemsize <= 2 * high:
+            yield shape, permutation, kind
+
+
+def _permutes(draw: random.Random, scale: float) -> Iterator[Case]:
+    for shape, permutation, kind in permutations(draw, scale):
+
+        def inputs(device, dtype=_FLOATS[kind], shape=shape):
+            return (torch.randn(shape, device=device, dtype=dtype),)
+
+        def fn(x, permutation=permutation):
+            return x.permute(permutation).contiguous()
+
+        name = f"{kind} {'x'.join(map(str, shape))} ({''.join(map(str, permutation))})"
+        yield Case(name, fn, inputs, lambda x: x.clone(), 1.25)
 
 
 def _index_sums(draw: random.Random, scale: float) -> Iterator[Case]:
@@ -119,6 +146,7 @@ def _products(draw: random.Random, scale: float) -> Iterator[Case]:
 
 
 FAMILIES: dict[str, Callable[[random.Random, float], Iterator[Case]]] = {
+    "permute": _permutes,
     "transpose_add": _transposed_sums,
     "index_add": _index_sums,
     "causal_conv1d": _convolutions,

@@ -33,8 +33,8 @@ def square_inputs(device):
 def family(monkeypatch):
     """Makes the bench know one family, with the cases given, and only quick ways."""
 
-    def use(*cases, **more):
-        monkeypatch.setattr(kernels, "families", lambda: {"tiny": types.SimpleNamespace(bench_cases=lambda: list(cases), **more)})
+    def use(*cases):
+        monkeypatch.setattr(kernels, "families", lambda: {"tiny": types.SimpleNamespace(bench_cases=lambda: list(cases))})
         monkeypatch.setattr(kernels, "WAYS", QUICK_WAYS)
 
     return use
@@ -181,14 +181,16 @@ def test_a_case_may_name_the_ways_that_say_something_new(family):
     assert set(row["ms"]) == {"eager", "floor"} and not row["failed"]
 
 
-def test_random_shapes_come_from_the_family_and_the_seed(family, tmp_path, capsys):
-    def random_bench_cases(count, seed):
-        return [Case(f"{seed}-{i}", lambda x, y: x.T + y, square_inputs) for i in range(count)]
+def test_random_shapes_come_from_the_family_and_the_seed(family, tmp_path, capsys, monkeypatch):
+    def drawn(draw, scale):
+        for _ in range(9):
+            yield Case(f"{draw.randrange(2**30)}", lambda x, y: x.T + y, square_inputs)
 
-    family(TRANSPOSED, random_bench_cases=random_bench_cases)
+    family(TRANSPOSED)
+    monkeypatch.setitem(random_shapes.FAMILIES, "tiny", drawn)
     file = tmp_path / "random.json"
     assert main(["bench", "kernels", "--random", "2", "--seed", "7", "--output", str(file)]) == 0
-    assert [row["case"] for row in json.loads(file.read_text())["random"]] == ["7-0", "7-1"]
+    assert [row["case"] for row in json.loads(file.read_text())["random"]] == [c.name for c in random_shapes.cases("tiny", 2, 7)]
 
 
 @pytest.mark.parametrize("name", sorted(random_shapes.FAMILIES))
