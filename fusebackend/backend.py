@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import __version__, build, interpret, native, race, report
+from . import graph as g
 from .gate import Gate
 from .log import log, warn_once
 from .options import Options, parse
@@ -62,6 +64,8 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         chosen = dataclasses.replace(chosen, patterns=())
         result.notes.append(f"{', '.join(foreign)}: inputs of a tensor subclass that is not traced through; all is left to Inductor")
     identity = uuid(chosen, library)
+    if identity is not None:
+        identity += _magnitudes(gm)
     explained = _collector.get()
     interpreted = chosen.interpret or explained is not None
     name = None if interpreted or not chosen.cacheable or identity is None else _report_key(gm, example_inputs, identity, chosen)
@@ -174,6 +178,14 @@ def uuid(chosen: Options, library: native.Native) -> str | None:
             warn_once(f"pattern {pattern.name!r}: fingerprint raised {type(error).__name__}: {error} (Inductor's caches are off)")
             return None
     return "fusebackend-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _magnitudes(gm: fx.GraphModule) -> str:
+    """How large the symbolic sizes are that this compile sees, to a factor of 16. What pays is decided by them, so code that was
+    compiled at a few rows must not serve a million from Inductor's cache, whose guards would let it."""
+    values = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")]
+    sizes = (s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,)) if isinstance(s, torch.SymInt))
+    return "".join(f"-{round(math.log2(max(1, hint)) / 4)}" for s in sizes if (hint := g.hint(s)) is not None)
 
 
 @functools.lru_cache

@@ -139,3 +139,15 @@ def test_a_dynamic_graph_taken_from_the_cache_at_another_size_has_its_report(tmp
         fn(torch.randn(rows, columns), torch.randn(columns, rows))
         assert fusebackend.last_report().counts() == {"transpose_add": 1}
     assert fusebackend.last_report().from_cache
+
+
+@pytest.mark.codegen
+def test_code_that_was_decided_on_at_other_magnitudes_is_not_taken_from_the_cache(tmp_path, monkeypatch):
+    """Long rows are left to Inductor on a CPU, and short ones are not; the graph and its guards are the same."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    fn = torch.compile(lambda x, y: y + x.t(), backend="fuse", dynamic=True)
+    for rows, columns, counts in [(20000, 200, {}), (20000, 3, {"transpose_add": 1}), (21000, 210, {})]:
+        torch._dynamo.reset()
+        fn(torch.randn(rows, columns), torch.randn(columns, rows))
+        assert fusebackend.last_report().counts() == counts
+    assert fusebackend.last_report().from_cache
