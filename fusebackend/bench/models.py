@@ -195,6 +195,7 @@ def _results(subject: Subject, step: Callable[[], Any], start: dict[str, torch.T
     """The losses of some training steps, each after a small step down the gradient; or the output of inference."""
     if not subject.training:
         return [t.float() for t in _floats(step())]
+    subject.model.load_state_dict(start)  # an attempt before this one may have run out of memory on its way
     losses = []
     for _ in range(steps):
         losses.append(step())

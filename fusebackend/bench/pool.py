@@ -62,6 +62,11 @@ class Failure:
         """The first two lines: Dynamo's errors name the backend in the first and the reason in the second."""
         return cls(type(error).__name__, " ".join(str(error).split("\n")[:2]).strip())
 
+    @property
+    def is_of_memory(self) -> bool:
+        """Whether the GPU's memory did not suffice: PyTorch's allocator says so by its type, CUDA and compilers by their text."""
+        return self.kind == torch.OutOfMemoryError.__name__ or "out of memory" in self.text
+
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
 
@@ -105,10 +110,12 @@ def patiently(call: Callable, *arguments: Any) -> Any:
     for _ in range(5):
         try:
             return call(*arguments)
-        except torch.OutOfMemoryError:
-            gc.collect()
-            torch.cuda.empty_cache()
-            time.sleep(3)
+        except Exception as error:
+            if not Failure.of(error).is_of_memory:
+                raise
+        gc.collect()
+        torch.cuda.empty_cache()
+        time.sleep(3)
     return call(*arguments)
 
 
@@ -194,7 +201,7 @@ class _Pool:
             if isinstance(result, Failure) or measured:
                 if self.alone or not worker.process.is_alive():
                     self._end(worker)
-                if isinstance(result, Failure) and result.kind == torch.OutOfMemoryError.__name__ and repr(job) not in self.last_try:
+                if isinstance(result, Failure) and result.is_of_memory and repr(job) not in self.last_try:
                     self.last_try.add(repr(job))
                     self.crowded.append(job)
                 else:

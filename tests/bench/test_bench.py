@@ -239,7 +239,7 @@ class Answer:
         if self.what == "large" or (self.what == "crowded" and not Path(self.tried).exists()):
             if self.tried:
                 Path(self.tried).touch()
-            raise torch.OutOfMemoryError
+            raise torch.OutOfMemoryError if self.what == "large" else RuntimeError("CUDA error: out of memory")
         return lambda: {"measured": self.what}
 
 
@@ -249,6 +249,24 @@ def test_a_worker_process_measures_what_it_prepared_after_all_is_compiled():
     assert [name for name, _ in found] == ["fails", "heavy", "light"]
     assert str(found[0][1]) == "ValueError: as it was told to"
     assert [row["measured"] for _, row in found[1:]] == ["heavy", "light"] and all(row["prepared_s"] >= 0 for _, row in found[1:])
+
+
+def test_losses_begin_at_the_same_weights_where_memory_ran_out_on_the_way(monkeypatch):
+    monkeypatch.setattr(pool.time, "sleep", lambda seconds: None)
+    subject, calls = models.Subject(f"{__name__}:small_factory", "training-fp32", CPU), []
+    start = {k: v.clone() for k, v in subject.model.state_dict().items()}
+
+    def step():
+        calls.append(None)
+        if len(calls) in (2, 4):  # of the first and the second attempt
+            raise torch.OutOfMemoryError
+        subject.model.zero_grad()
+        loss = subject.model(*subject.args).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    disturbed = pool.patiently(models._results, subject, step, start, 3)
+    assert len(calls) == 2 + 2 + 3 and disturbed == pool.patiently(models._results, subject, step, start, 3)
 
 
 @pytest.mark.parametrize("alone", [True, False])
