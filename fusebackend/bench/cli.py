@@ -107,7 +107,7 @@ def models(chosen: argparse.Namespace) -> int:
     parse(None, dict(options))  # before the work, not after it
     jobs: list[pool.Job] = [*models.jobs(chosen.model, chosen.kind, options, chosen.steps)]
 
-    found = pool.run(jobs, this_device(), alone=True, compiling=4)
+    found = pool.run(jobs, this_device(), alone=True)
     rows = ((jobs.index(job), {**job.names, **_figures(row)}) for job, row in found)
     return _measure(chosen, "models", rows, models.HEADING, models.line)
 

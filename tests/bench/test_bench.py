@@ -245,7 +245,7 @@ class Answer:
 
 def test_a_worker_process_measures_what_it_prepared_after_all_is_compiled():
     jobs = [Answer(what) for what in ("light", "fails", "heavy")]
-    found = [(job.what, row) for job, row in pool._Pool(jobs, False, 0, workers=1).run()]
+    found = [(job.what, row) for job, row in pool._Pool(jobs, False, workers=1).run()]
     assert [name for name, _ in found] == ["fails", "heavy", "light"]
     assert str(found[0][1]) == "ValueError: as it was told to"
     assert [row["measured"] for _, row in found[1:]] == ["heavy", "light"] and all(row["prepared_s"] >= 0 for _, row in found[1:])
@@ -272,14 +272,14 @@ def test_losses_begin_at_the_same_weights_where_memory_ran_out_on_the_way(monkey
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_found_no_memory_is_tried_once_more_after_the_others(alone, tmp_path):
     crowded = Answer("crowded", str(tmp_path / "tried"))
-    found = [(job.what, row) for job, row in pool._Pool([crowded, Answer("light")], alone, 0, workers=2).run()]
+    found = [(job.what, row) for job, row in pool._Pool([crowded, Answer("light")], alone, workers=2).run()]
     assert [(what, row["measured"]) for what, row in found] == [("light", "light"), ("crowded", "crowded")]
-    ((_, row),) = pool._Pool([Answer("large")], alone, 0, workers=1).run()
+    ((_, row),) = pool._Pool([Answer("large")], alone, workers=1).run()
     assert row.kind == "OutOfMemoryError", "it does not fit by itself either"
 
 
 def test_a_worker_process_that_dies_costs_its_own_job_only():
-    ((job, row),) = pool._Pool([Answer("dies")], True, 0, workers=1).run()
+    ((job, row),) = pool._Pool([Answer("dies")], True, workers=1).run()
     assert str(row) == "the worker process ended: exit code 3"
 
 
