@@ -147,7 +147,7 @@ class _Pool:
         began, patience = time.perf_counter(), 0
         try:
             with self.folder, progress_line("compiling") as progress:
-                while self.waiting or self.ready or self.crowded or any(w.job for w in self.workers):
+                while self.waiting or self.ready or self.crowded or self._working():
                     self._assign()
                     yield from self._receive()
                     left = len(self.waiting) + len(self.crowded) + self._busy()
@@ -163,11 +163,13 @@ class _Pool:
     def _busy(self) -> int:
         return sum(w.job is not None and w is not self.measuring for w in self.workers)
 
+    def _working(self) -> bool:
+        return any(w.job for w in self.workers)
+
     def _assign(self) -> None:
-        if self.crowded and not self.waiting and not self.ready and not any(w.job for w in self.workers):
-            if not self.alone:  # idle processes keep memory too
-                for worker in list(self.workers):
-                    self._end(worker)
+        if self.crowded and not (self.waiting or self.ready or self._working()):
+            for worker in list(self.workers):  # idle processes keep memory too
+                self._end(worker)
             self.waiting.append(self.crowded.popleft())
         while self.waiting and self._busy() < self.limit:
             free = [] if self.alone else [w for w in self.workers if w.job is None]
@@ -179,7 +181,7 @@ class _Pool:
             worker.job = self.waiting.popleft()
             worker.connection.send(("prepare", worker.job))
         # A compile takes cores from a step whose kernels are short: beside four of them equal code was timed at 0.95.
-        if self.ready and self.measuring is None and not self.waiting and not self._busy():
+        if self.ready and not (self.waiting or self._working()):
             worker, job = self.ready.popleft()
             self.measuring, worker.job = worker, job
             worker.connection.send(("measure", job))
