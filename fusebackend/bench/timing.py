@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 import os
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +64,14 @@ def _median_device_ms(fn: Callable[[], Any]) -> float:
     return statistics.median(start.elapsed_time(end) for start, end in pairs)
 
 
-def in_turn(calls: Mapping[str, Callable[[], Any]], device: torch.device, seconds: float = 4.0, rounds: int = 7) -> dict[str, list[float]]:
+def in_turn(calls: Mapping[str, Callable[[], Any]], device: torch.device, seconds: float = 6.0, rounds: int = 7) -> dict[str, list[float]]:
     """Times calls in rounds, A B, B A, ..., so that what changes over time (clocks, other load) changes all alike.
 
     One entry of a round is the mean of as many calls in a row as take 50 ms, without waiting in between, as in a training
     loop; on a CPU the shortest of as many as take 250 ms, since other load only adds. There are ``rounds`` rounds at
     least, then more until ``seconds`` have passed or the ratio of any two calls is known to 0.3 % (half the distance of
-    its quartiles, over the root of the number of rounds).
+    its quartiles, over the root of the number of rounds). Garbage is collected before and not meanwhile: what compilers
+    leave behind takes a collection longer than many a step.
 
     Returns:
         ms a call, one number a round, by name; the numbers at the same place were taken in the same round.
@@ -78,15 +81,28 @@ def in_turn(calls: Mapping[str, Callable[[], Any]], device: torch.device, second
     span = 50 if device.type == "cuda" else 250
     repeats = {name: max(1, round(span / _run(call, 1, device))) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
-    began, names = time.perf_counter(), list(calls)
-    while True:
-        for name in names:
-            times[name].append(_run(calls[name], repeats[name], device))
-        names.reverse()
-        done = len(times[names[0]])
-        late = time.perf_counter() - began > seconds
-        if done >= 3 * rounds or (done >= rounds and (late or max(uncertainty(t, times[names[0]]) for t in times.values()) < 3e-3)):
-            return times
+    names = list(calls)
+    with _no_garbage_collection():
+        began = time.perf_counter()
+        while True:
+            for name in names:
+                times[name].append(_run(calls[name], repeats[name], device))
+            names.reverse()
+            late = time.perf_counter() - began > seconds
+            if len(times[names[0]]) >= rounds and (late or max(uncertainty(t, times[names[0]]) for t in times.values()) < 3e-3):
+                return times
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def uncertainty(times: list[float], others: list[float]) -> float:
