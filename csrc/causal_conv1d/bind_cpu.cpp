@@ -19,7 +19,7 @@ Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const std::optional<
   const ConvParams p = forward_params(x, weight, bias, left, out, shift, silu);
   const int64_t units = forward_units(p);
   torch::stable::parallel_for(0, units, grain(out.numel() * (p.taps + 8), units),
-                              [&](int64_t begin, int64_t end) { forward_cpu(p, begin, end); });
+                              [&](int64_t begin, int64_t end) { cpu_kernels().forward(p, begin, end); });
   return out;
 }
 
@@ -30,7 +30,7 @@ std::tuple<Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, co
   Backward b(grad, x, weight, bias, left, shift, silu, channels_last, need_x, need_weight, need_bias);
   const int64_t units = backward_units(b.params);
   torch::stable::parallel_for(0, units, grain(x.numel() * (3 * b.params.taps + 16), units),
-                              [&](int64_t begin, int64_t end) { backward_cpu(b.params, begin, end); });
+                              [&](int64_t begin, int64_t end) { cpu_kernels().backward(b.params, begin, end); });
   return {b.dx, b.dw, b.db};
 }
 

@@ -6,9 +6,25 @@
 namespace fusebackend::conv1d {
 
 int64_t forward_units(const ConvParams&);
-void forward_cpu(const ConvParams&, int64_t begin, int64_t end);
-
 int64_t backward_units(const BackwardParams&);
-void backward_cpu(const BackwardParams&, int64_t begin, int64_t end);
+
+// Kernels of one width of vectors (cpu_kernels.h).
+struct CpuKernels {
+  void (*forward)(const ConvParams&, int64_t begin, int64_t end);
+  void (*backward)(const BackwardParams&, int64_t begin, int64_t end);
+};
+CpuKernels baseline_kernels();
+CpuKernels avx512_kernels();  // null pointers where the compiler can't make them
+const CpuKernels& cpu_kernels();  // the fastest that run here
+
+// Channels whose rows are brought in together: one or two cache lines', where channels are contiguous in some tensor.
+int64_t rows_together(const ConvParams&);
+int64_t rows_together(const BackwardParams&);
+template <typename P>
+int64_t row_groups(const P& p) { return (p.channels + rows_together(p) - 1) / rows_together(p); }
+
+// Samples of their results that are made at once.
+int64_t tile_of(const ConvParams&);
+int64_t tiles_of(const ConvParams&);
 
 }  // namespace fusebackend::conv1d

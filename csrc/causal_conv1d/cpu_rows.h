@@ -1,11 +1,13 @@
 // Rows on the CPU: into scratch with zeros around them, convolved and correlated there, and back.
 #pragma once
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "cpu_vectors.h"
 
 namespace fusebackend::conv1d {
+namespace {
 
 // dst[i] <- src[i * stride] for i in [0, len), zeros elsewhere in [first, last); dst begins with i = first.
 template <typename T, typename A>
@@ -33,30 +35,24 @@ void store_row(T* dst, const A* src, int64_t stride, int64_t n) {
   for (; i < n; ++i) dst[i * stride] = to_storage<T>(src[i]);
 }
 
-// Eight rows of eight, in place.
-inline void transpose(V<float> (&v)[8]) {
-  typedef int32_t M __attribute__((vector_size(32)));
-  V<float> a[8], b[8];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    a[2 * i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], M{0, 8, 1, 9, 4, 12, 5, 13});
-    a[2 * i + 1] = __builtin_shuffle(v[2 * i], v[2 * i + 1], M{2, 10, 3, 11, 6, 14, 7, 15});
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 8; i += 4) {
-    b[i] = __builtin_shuffle(a[i], a[i + 2], M{0, 1, 8, 9, 4, 5, 12, 13});
-    b[i + 1] = __builtin_shuffle(a[i], a[i + 2], M{2, 3, 10, 11, 6, 7, 14, 15});
-    b[i + 2] = __builtin_shuffle(a[i + 1], a[i + 3], M{0, 1, 8, 9, 4, 5, 12, 13});
-    b[i + 3] = __builtin_shuffle(a[i + 1], a[i + 3], M{2, 3, 10, 11, 6, 7, 14, 15});
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    v[i] = __builtin_shuffle(b[i], b[i + 4], M{0, 1, 2, 3, 8, 9, 10, 11});
-    v[i + 4] = __builtin_shuffle(b[i], b[i + 4], M{4, 5, 6, 7, 12, 13, 14, 15});
+// Transposes each 2 x 2 blocks of D x D elements.
+template <int D, size_t... I>
+inline void exchange_blocks(V<float> (&v)[VecOf<float>::kSize], std::index_sequence<I...>) {
+  constexpr int W = VecOf<float>::kSize;
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) {
+    if (i & D) continue;
+    const V<float> a = v[i], b = v[i + D];
+    v[i] = __builtin_shuffle(a, b, V<int32_t>{static_cast<int32_t>(I & D ? W + I - D : I)...});
+    v[i + D] = __builtin_shuffle(a, b, V<int32_t>{static_cast<int32_t>(I & D ? W + I : I + D)...});
   }
 }
-
-constexpr int64_t kRows = 8;  // of neighbouring channels, brought in together where these are contiguous
+// As many rows as a vector has lanes, in place.
+template <int D = 1>
+inline void transpose(V<float> (&v)[VecOf<float>::kSize]) {
+  exchange_blocks<D>(v, std::make_index_sequence<VecOf<float>::kSize>());
+  if constexpr (2 * D < VecOf<float>::kSize) transpose<2 * D>(v);
+}
 
 // Element (channel, time) of a tensor for one batch entry.
 template <typename T>
@@ -68,7 +64,7 @@ struct Plane {
   bool across() const { return c == 1 && t != 1; }
 };
 
-// Scratch of the calling thread.
+// Scratch of the calling thread, for the way between fp32 and double.
 template <typename A>
 A* row_scratch(int64_t n) {
   thread_local std::vector<A> memory;
@@ -76,77 +72,80 @@ A* row_scratch(int64_t n) {
   return memory.data();
 }
 
-// Rows channel to channel + rows (at most kRows), each as load_row does, `pitch` apart.
+// Rows channel to channel + rows, each as load_row does, `pitch` apart. Where channels are contiguous, as many as fill vectors are
+// transposed, all of one sample at once.
 template <typename T, typename A>
 void load_rows(A* dst, int64_t pitch, const Plane<const T>& src, int64_t channel, int64_t rows, int64_t first, int64_t last, int64_t len) {
-  if constexpr (std::is_same_v<A, float>) {
-    if (src.across() && rows == kRows) {
-      const int64_t begin = std::clamp<int64_t>(0, first, last), end = std::clamp<int64_t>(len, begin, last);
-      const T* from = src.row(channel);
-      int64_t i = begin;
-      for (; i + 8 <= end; i += 8) {
-        V<float> v[8];
-        for (int j = 0; j < 8; ++j) v[j] = vload_as(from + (i + j) * src.t);
-        transpose(v);
-        for (int r = 0; r < 8; ++r) vstore(dst + r * pitch + (i - first), v[r]);
+  const T* from = src.row(channel);
+  if (!src.across() || rows == 1) {
+    for (int64_t r = 0; r < rows; ++r) load_row<T, A>(dst + r * pitch, from + r * src.c, src.t, first, last, len);
+  } else if constexpr (std::is_same_v<A, double> && std::is_same_v<T, float>) {  // by way of fp32
+    float* narrow = row_scratch<float>(rows * pitch);
+    load_rows<T, float>(narrow, pitch, src, channel, rows, first, last, len);
+    std::copy(narrow, narrow + rows * pitch, dst);
+  } else {
+    const int64_t begin = std::clamp<int64_t>(0, first, last), end = std::clamp<int64_t>(len, begin, last);
+    int64_t i = begin, whole = 0;
+    if constexpr (std::is_same_v<A, float>) {
+      constexpr int W = VecOf<A>::kSize;
+      whole = rows / W * W;
+      for (; i + W <= end; i += W) {
+        for (int64_t r = 0; r < whole; r += W) {
+          V<A> v[W];
+          for (int j = 0; j < W; ++j) v[j] = vload_as(from + (i + j) * src.t + r);
+          transpose(v);
+          for (int j = 0; j < W; ++j) vstore(dst + (r + j) * pitch + (i - first), v[j]);
+        }
       }
-      for (int64_t r = 0; r < rows; ++r) {
-        A* to = dst + r * pitch;
-        std::fill(to, to + (begin - first), A(0));
-        for (int64_t j = i; j < end; ++j) to[j - first] = load(from[j * src.t + r]);
-        std::fill(to + (end - first), to + (last - first), A(0));
-      }
-      return;
     }
-  } else if constexpr (std::is_same_v<T, float>) {
-    if (src.across() && rows == kRows) {  // in double: by way of fp32
-      float* narrow = row_scratch<float>(rows * pitch);
-      load_rows<T, float>(narrow, pitch, src, channel, rows, first, last, len);
-      std::copy(narrow, narrow + rows * pitch, dst);
-      return;
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t r = t < i ? whole : 0; r < rows; ++r) dst[r * pitch + (t - first)] = load(from[t * src.t + r]);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      A* to = dst + r * pitch;
+      std::fill(to, to + (begin - first), A(0));
+      std::fill(to + (end - first), to + (last - first), A(0));
     }
   }
-  for (int64_t r = 0; r < rows; ++r) load_row<T, A>(dst + r * pitch, src.row(channel + r), src.t, first, last, len);
 }
 
 template <typename T, typename A>
 void store_rows(const Plane<T>& dst, const A* src, int64_t pitch, int64_t channel, int64_t rows, int64_t n) {
-  if constexpr (std::is_same_v<A, float>) {
-    if (dst.across() && rows == kRows) {
-      T* to = dst.row(channel);
-      int64_t i = 0;
-      for (; i + 8 <= n; i += 8) {
-        V<float> v[8];
-        for (int r = 0; r < 8; ++r) v[r] = vload(src + r * pitch + i);
-        transpose(v);
-        for (int j = 0; j < 8; ++j) vstore_as(to + (i + j) * dst.t, v[j]);
+  T* to = dst.row(channel);
+  if (!dst.across() || rows == 1) {
+    for (int64_t r = 0; r < rows; ++r) store_row<T, A>(to + r * dst.c, src + r * pitch, dst.t, n);
+  } else if constexpr (std::is_same_v<A, double> && std::is_same_v<T, float>) {
+    float* narrow = row_scratch<float>(rows * pitch);
+    std::copy(src, src + rows * pitch, narrow);
+    store_rows<T, float>(dst, narrow, pitch, channel, rows, n);
+  } else {
+    int64_t i = 0, whole = 0;
+    if constexpr (std::is_same_v<A, float>) {
+      constexpr int W = VecOf<A>::kSize;
+      whole = rows / W * W;
+      for (; i + W <= n; i += W) {
+        for (int64_t r = 0; r < whole; r += W) {
+          V<A> v[W];
+          for (int j = 0; j < W; ++j) v[j] = vload(src + (r + j) * pitch + i);
+          transpose(v);
+          for (int j = 0; j < W; ++j) vstore_as(to + (i + j) * dst.t + r, v[j]);
+        }
       }
-      for (; i < n; ++i) {
-        for (int64_t r = 0; r < rows; ++r) to[i * dst.t + r] = to_storage<T>(src[r * pitch + i]);
-      }
-      return;
     }
-  } else if constexpr (std::is_same_v<T, float>) {
-    if (dst.across() && rows == kRows) {
-      float* narrow = row_scratch<float>(rows * pitch);
-      std::copy(src, src + rows * pitch, narrow);
-      store_rows<T, float>(dst, narrow, pitch, channel, rows, n);
-      return;
+    for (int64_t t = 0; t < n; ++t) {
+      for (int64_t r = t < i ? whole : 0; r < rows; ++r) to[t * dst.t + r] = to_storage<T>(src[r * pitch + t]);
     }
   }
-  for (int64_t r = 0; r < rows; ++r) store_row<T, A>(dst.row(channel + r), src + r * pitch, dst.t, n);
 }
 
 constexpr int kRegs = 8;  // vectors of outputs, or taps, held at a time: the latency of FMA times its rate
 template <typename A>
-constexpr int64_t kPad = kRegs * VecOf<A>::kSize;  // rows are padded by this, so that blocks may overhang
-template <typename A>
-int64_t round_up(int64_t n) { return (n + kPad<A> - 1) / kPad<A> * kPad<A>; }
+int64_t round_up(int64_t n) { return (n + VecOf<A>::kSize - 1) / VecOf<A>::kSize * VecOf<A>::kSize; }
 
 // acc += taps m + W*j for m in [first, last), j in [0, J). Taps a vector apart see the same samples from neighbouring outputs: they
 // share loads.
-template <int J, typename A>
-inline void add_taps(V<A> (&acc)[kRegs], const A* x, const A* w, int first = 0, int last = VecOf<A>::kSize) {
+template <int J, int R, typename A>
+inline void add_taps(V<A> (&acc)[R], const A* x, const A* w, int first, int last) {
   constexpr int W = VecOf<A>::kSize;
 #pragma GCC unroll 1
   for (int m = first; m < last; ++m) {
@@ -154,49 +153,64 @@ inline void add_taps(V<A> (&acc)[kRegs], const A* x, const A* w, int first = 0, 
 #pragma GCC unroll 4
     for (int j = 0; j < J; ++j) wk[j] = V<A>{} + w[m + W * j];
 #pragma GCC unroll 16
-    for (int i = 0; i < kRegs + J - 1; ++i) {
+    for (int i = 0; i < R + J - 1; ++i) {
       V<A> samples = vload(x + m + W * i);
-      asm("" : "+x"(samples));  // else each use would load it again
+      asm("" : "+v"(samples));  // else each use would load it again
 #pragma GCC unroll 4
       for (int j = 0; j < J; ++j) {
-        if (i - j >= 0 && i - j < kRegs) acc[i - j] += wk[j] * samples;
+        if (i - j >= 0 && i - j < R) acc[i - j] += wk[j] * samples;
       }
     }
   }
 }
 
-// y[t] = start + sum_k w[k] * x[t + k] for t in [0, n rounded up to kPad). In fp32 no chain of additions is longer than 32: what
-// chains add up to rounds less than one long chain, which is what eager mode's kernels are. Taps that meet only zeros are skipped:
-// x is zero before `zeros` and from `end` on.
-template <typename A>
-void convolve(A* y, const A* x, const A* w, int64_t n, int64_t taps, A start, int64_t zeros, int64_t end) {
-  constexpr int W = VecOf<A>::kSize;
-  for (int64_t t = 0; t < n; t += kPad<A>) {
-    V<A> acc[kRegs];
-    for (int r = 0; r < kRegs; ++r) acc[r] = V<A>{} + start;
-    int64_t k = std::max<int64_t>(0, zeros - (t + kPad<A> - 1));
-    const int64_t k1 = std::min(taps, end - t);
-    bool begun = false;  // y holds the sum of earlier chains
-    auto end_of_chain = [&] {
-      for (int r = 0; r < kRegs; ++r) {
-        vstore(y + t + r * W, begun ? acc[r] + vload(y + t + r * W) : acc[r]);
-        acc[r] = V<A>{};
-      }
-      begun = true;
-    };
-    for (; k1 - k >= 8 * W; k += 4 * W) {
-      add_taps<4, A>(acc, x + t + k, w + k);
-      end_of_chain();
-    }
-    for (; k1 - k >= 2 * W; k += 2 * W) {
-      add_taps<2, A>(acc, x + t + k, w + k);
-      end_of_chain();
-    }
-    const int rest = static_cast<int>(std::max<int64_t>(0, k1 - k)), paired = std::max(0, rest - W);
-    add_taps<2, A>(acc, x + t + k, w + k, 0, paired);
-    add_taps<1, A>(acc, x + t + k, w + k, paired, std::min(rest, W));
-    end_of_chain();
+// y, or what it holds already, += acc, and acc begins anew.
+template <int R, typename A>
+inline void end_chain(V<A> (&acc)[R], A* y, bool& begun) {
+  for (int r = 0; r < R; ++r) {
+    A* to = y + r * VecOf<A>::kSize;
+    vstore(to, begun ? acc[r] + vload(to) : acc[r]);
+    acc[r] = V<A>{};
   }
+  begun = true;
+}
+
+// R vectors of y[t] = start + sum_k w[k] * x[t + k] for k up to `end`. In fp32 no chain of additions is longer than 32: what chains
+// add up to rounds less than one long chain, which is what eager mode's kernels are.
+template <int R, typename A>
+inline void convolve_block(A* y, const A* x, const A* w, int64_t k, int64_t end, A start) {
+  constexpr int W = VecOf<A>::kSize, kChain = 32;
+  V<A> acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = V<A>{} + start;
+  bool begun = false;
+  if constexpr (R == kRegs) {
+    for (; end - k >= 8 * W; k += 4 * W) {
+      for (int m = 0; m < W; m += kChain / 4) {
+        add_taps<4>(acc, x + k, w + k, m, std::min(W, m + kChain / 4));
+        end_chain(acc, y, begun);
+      }
+    }
+  }
+  for (; end - k >= 2 * W; k += 2 * W) {
+    add_taps<2>(acc, x + k, w + k, 0, W);
+    end_chain(acc, y, begun);
+  }
+  const int rest = static_cast<int>(std::max<int64_t>(0, end - k)), paired = std::max(0, rest - W);
+  add_taps<2>(acc, x + k, w + k, 0, paired);
+  add_taps<1>(acc, x + k, w + k, paired, std::min(rest, W));
+  end_chain(acc, y, begun);
+}
+
+// y[t] = start + sum_k w[k] * x[t + k] for t in [0, n), whole vectors, R of them at a time. Taps that meet only zeros are skipped: x is
+// zero before `zeros` and from `end` on.
+template <typename A, int R = kRegs>
+void convolve(A* y, const A* x, const A* w, int64_t n, int64_t taps, A start, int64_t zeros, int64_t end) {
+  constexpr int kBlock = R * VecOf<A>::kSize;
+  int64_t t = 0;
+  for (; n - t >= kBlock; t += kBlock) {
+    convolve_block<R>(y + t, x + t, w, std::max<int64_t>(0, zeros - (t + kBlock - 1)), std::min(taps, end - t), start);
+  }
+  if constexpr (R > 1) convolve<A, R / 2>(y + t, x + t, w, n - t, taps, start, zeros - t, end - t);
 }
 
 // dw[k] += sum_t g[t] * x[t + k] for t in [0, n), R taps at a time.
@@ -225,9 +239,16 @@ void correlate(double* dw, const A* g, const A* x, int64_t n, int64_t taps, int6
   }
 }
 
-template <typename A, typename F>
-void map_vectors(A* y, int64_t n, F&& f) {
-  for (int64_t t = 0; t < n; t += VecOf<A>::kSize) vstore(y + t, f(vload(y + t), t));
+// y <- silu(y), n rounded up to vectors.
+template <typename T, typename A>
+void apply_silu(A* y, int64_t n) {
+  for (int64_t t = 0; t < n; t += VecOf<A>::kSize) vstore(y + t, silu_of<T, A>(vload(y + t)));
+}
+// dy <- dy * silu'(pre)
+template <typename T, typename A>
+void apply_silu_backward(A* dy, const A* pre, int64_t n) {
+  for (int64_t t = 0; t < n; t += VecOf<A>::kSize) vstore(dy + t, silu_backward_of<T, A>(vload(dy + t), vload(pre + t)));
 }
 
+}  // namespace
 }  // namespace fusebackend::conv1d

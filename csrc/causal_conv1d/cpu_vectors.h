@@ -1,4 +1,7 @@
-// Storage types, and vectors of the type that sums are made in, for the CPU kernels. GCC and Clang's vector extensions.
+// Storage types, and vectors of the type that sums are made in, for the CPU kernels. GCC's vector extensions.
+//
+// FUSE_VECTOR_BYTES is the width of a vector: 32 for the processors that the library is compiled for, 64 in code that is compiled for
+// AVX-512 (conv1d_avx512.cpp). Names are unnamed namespaces' throughout: code of the two must not be taken for each other by the linker.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -9,7 +12,12 @@
 #include <immintrin.h>
 #endif
 
+#ifndef FUSE_VECTOR_BYTES
+#define FUSE_VECTOR_BYTES 32
+#endif
+
 namespace fusebackend::conv1d {
+namespace {
 
 struct Half {
   uint16_t bits;
@@ -68,21 +76,27 @@ inline T to_storage(A v) {
   else return store<T>(static_cast<float>(v));
 }
 
-// 32-byte vectors, loaded from any address.
+// Vectors, loaded from any address.
 template <typename A>
 struct VecOf {
-  static constexpr int kSize = 32 / sizeof(A);
-  typedef A type __attribute__((vector_size(32)));
-  typedef A unaligned __attribute__((vector_size(32), aligned(sizeof(A)), may_alias));
+  static constexpr int kSize = FUSE_VECTOR_BYTES / sizeof(A);
+  typedef A type __attribute__((vector_size(FUSE_VECTOR_BYTES)));
+  typedef A unaligned __attribute__((vector_size(FUSE_VECTOR_BYTES), aligned(sizeof(A)), may_alias));
 };
 template <typename A>
 using V = typename VecOf<A>::type;
+// As many 16-bit numbers as a V<float> has.
+typedef uint16_t V16 __attribute__((vector_size(FUSE_VECTOR_BYTES / 2)));
 template <typename A>
 inline V<A> vload(const A* p) { return *reinterpret_cast<const typename VecOf<A>::unaligned*>(p); }
 template <typename A>
 inline void vstore(A* p, V<A> v) { *reinterpret_cast<typename VecOf<A>::unaligned*>(p) = v; }
 
-#if defined(__AVX__)
+#if FUSE_VECTOR_BYTES == 64  // "maskz", of no mask: GCC warns of the others, whose masked lanes are undefined
+inline V<float> at_least(V<float> low, V<float> x) { return (V<float>)_mm512_maskz_max_ps(0xffff, (__m512)low, (__m512)x); }
+inline V<float> at_most(V<float> high, V<float> x) { return (V<float>)_mm512_maskz_min_ps(0xffff, (__m512)high, (__m512)x); }
+inline V<float> fused_difference(V<float> a, V<float> b, V<float> c) { return (V<float>)_mm512_fmsub_ps((__m512)a, (__m512)b, (__m512)c); }
+#elif defined(__AVX__)
 inline V<float> at_least(V<float> low, V<float> x) { return (V<float>)_mm256_max_ps((__m256)low, (__m256)x); }
 inline V<float> at_most(V<float> high, V<float> x) { return (V<float>)_mm256_min_ps((__m256)high, (__m256)x); }
 // a * b - c, rounded once: where c is a * b rounded, what that lost.
@@ -102,7 +116,7 @@ struct Reduced {
   V<float> r, tail, scale;
 
   explicit Reduced(V<float> x) {
-    typedef int32_t VI __attribute__((vector_size(32)));
+    using VI = V<int32_t>;
     const V<float> clamped = at_most(V<float>{} + 88.7f, at_least(V<float>{} - 87.f, x));
     const V<float> shifted = clamped * 1.44269504f + 12582912.f, n = shifted - 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
     const V<float> near = clamped - n * 0.693145752f;  // exact: that constant has few bits
@@ -135,7 +149,7 @@ inline V<float> vexp(V<float> x) {
 
 // exp by range reduction and Taylor terms, to 1e-16.
 inline V<double> vexp(V<double> x) {
-  typedef int64_t VI __attribute__((vector_size(32)));
+  using VI = V<int64_t>;
   const V<double> lo = V<double>{} - 708., hi = V<double>{} + 709.;
   const V<double> clamped = x < lo ? lo : (x > hi ? hi : x);
   const V<double> magic = V<double>{} + 6755399441055744.;
@@ -210,8 +224,7 @@ inline V<Acc<T>> vload_as(const T* p) {
   if constexpr (std::is_same_v<T, A>) {
     return vload(p);
   } else if constexpr (std::is_same_v<T, BFloat16>) {
-    typedef uint16_t V16 __attribute__((vector_size(16)));
-    typedef uint32_t V32 __attribute__((vector_size(32)));
+    using V32 = V<uint32_t>;
     V16 raw;
     std::memcpy(&raw, p, sizeof raw);
     const V32 wide = __builtin_convertvector(raw, V32) << 16;
@@ -219,7 +232,9 @@ inline V<Acc<T>> vload_as(const T* p) {
     std::memcpy(&out, &wide, sizeof out);
     return out;
   } else {
-#ifdef __F16C__
+#if FUSE_VECTOR_BYTES == 64
+    return (V<float>)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__)
     return (V<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
     V<A> out;
@@ -235,8 +250,7 @@ inline void vstore_as(T* p, V<Acc<T>> v) {
   if constexpr (std::is_same_v<T, A>) {
     vstore(p, v);
   } else if constexpr (std::is_same_v<T, BFloat16>) {
-    typedef uint16_t V16 __attribute__((vector_size(16)));
-    typedef uint32_t V32 __attribute__((vector_size(32)));
+    using V32 = V<uint32_t>;
     V32 u;
     std::memcpy(&u, &v, sizeof u);
     V32 rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
@@ -245,7 +259,9 @@ inline void vstore_as(T* p, V<Acc<T>> v) {
     const V16 narrow = __builtin_convertvector(rounded, V16);
     std::memcpy(p, &narrow, sizeof narrow);
   } else {
-#ifdef __F16C__
+#if FUSE_VECTOR_BYTES == 64
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 #else
     for (int i = 0; i < VecOf<A>::kSize; ++i) p[i] = to_storage<T>(v[i]);
@@ -253,4 +269,5 @@ inline void vstore_as(T* p, V<Acc<T>> v) {
   }
 }
 
+}  // namespace
 }  // namespace fusebackend::conv1d

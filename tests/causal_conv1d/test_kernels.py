@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from one_convolution import TOLERANCE, Case
@@ -82,6 +87,22 @@ def test_padding_on_both_sides(device, taps):
             Case(3, 4, length, taps, torch.bfloat16, device, left=0, out=length - taps + 1, silu=True).check()
 
 
+def test_processors_without_avx512():
+    """The kernels of the library's baseline, which PyTorch's variable asks for on any processor."""
+    code = """
+import torch
+import fusebackend
+from one_convolution import TOLERANCE, Case
+fusebackend.load_operators()
+for dtype in TOLERANCE:
+    for taps, length in ((4, 131), (31, 200), (200, 300)):
+        for channels_last in (False, True):
+            Case(2, 70, length, taps, dtype, "cpu", channels_last=channels_last, silu=taps == 4).check()
+"""
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
 def test_gradients_agree_with_finite_differences():
     case = Case(2, 3, 9, 4, torch.float64, "cpu", silu=True)
 
@@ -121,6 +142,17 @@ def test_only_the_outputs_that_see_an_infinity_are_spoilt(device, taps):
     expected[1, 2, 150 : 150 + taps] = True
     expected[2, 1, 299:] = True
     assert torch.equal(spoilt, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("channels, length", [(16, 64), (16, 61), (17, 64), (66, 1036)])
+def test_an_infinity_in_the_last_sample_spoils_one_tap(device, channels, length):
+    case = Case(2, channels, length, 4, torch.bfloat16, device, channels_last=True, bias=False)
+    case.x[1, 3, -1] = float("inf")
+    case.channels_last, case.grad = False, case.grad.contiguous()
+    dx, dw, _ = case.backward(True, True, False)
+    assert torch.isfinite(dx).all()
+    assert (~torch.isfinite(dw)).nonzero().tolist() == [[3, 0, 3]]
 
 
 @pytest.mark.parametrize("device", DEVICES)
