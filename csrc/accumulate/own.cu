@@ -49,10 +49,7 @@ __global__ void __launch_bounds__(kThreads) own_kernel(const __grid_constant__ O
     const T* const source = static_cast<const T*>(p.source) + source_offset;
     Sum<T> sum[V];
     auto flush = [&](int64_t to) {
-      Vec<T, V> value;
-#pragma unroll
-      for (int i = 0; i < V; ++i) value.v[i] = narrow<T>(sum[i].total());
-      *reinterpret_cast<Vec<T, V>*>(out + to * p.out_row_stride) = value;
+      write_sums<T, V>(out + to * p.out_row_stride, sum);
     };
     for (int k0 = begin; k0 < end; k0 += U) {
       Vec<T, V> v[U], held[U];

@@ -30,16 +30,9 @@ struct SegmentArgs {
 // out[row] = initial[row] + sum for one vector of columns.
 template <typename T, int V>
 __device__ __forceinline__ void store_row(const Params& p, int64_t offset, Sum<T> (&sum)[V]) {
-  using A = Acc<T>;
-  if (p.initial) {
-    const Vec<T, V> held = *reinterpret_cast<const Vec<T, V>*>(static_cast<const T*>(p.initial) + offset);
-#pragma unroll
-    for (int i = 0; i < V; ++i) sum[i].add(widen<A>(held.v[i]));
-  }
-  Vec<T, V> value;
-#pragma unroll
-  for (int i = 0; i < V; ++i) value.v[i] = narrow<T>(sum[i].total());
-  *reinterpret_cast<Vec<T, V>*>(static_cast<T*>(p.out) + offset) = value;
+  Vec<T, V> held{};
+  if (p.initial) held = *reinterpret_cast<const Vec<T, V>*>(static_cast<const T*>(p.initial) + offset);
+  write_sums<T, V>(static_cast<T*>(p.out) + offset, sum, p.initial, held);
 }
 
 // The lanes of a warp that share a row, and what each of them does.
@@ -169,7 +162,6 @@ __device__ __forceinline__ void stream_entries(Sum<T> (&sum)[V], const SegmentAr
 template <typename T, int V>
 __device__ __forceinline__ void add_rows(const SegmentArgs<T>& a, const Team& team, uint32_t row_begin, uint32_t row_end, bool writes,
                                          const T* source, int64_t out_offset, Vec<T, V>* ring) {
-  using A = Acc<T>;
   const Params& p = a.p;
   const T* const initial = p.initial ? static_cast<const T*>(p.initial) + out_offset : nullptr;
   T* const out = static_cast<T*>(p.out) + out_offset;
@@ -180,15 +172,7 @@ __device__ __forceinline__ void add_rows(const SegmentArgs<T>& a, const Team& te
   Vec<T, V> held;
   auto look = [&] { if (initial) held = *reinterpret_cast<const Vec<T, V>*>(initial + row * p.out_row_stride); };
   auto finish_row = [&] {
-    if (writes && (next > began || !p.in_place())) {
-      Vec<T, V> value;
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        if (initial) sum[i].add(widen<A>(held.v[i]));
-        value.v[i] = narrow<T>(sum[i].total());
-      }
-      *reinterpret_cast<Vec<T, V>*>(out + row * p.out_row_stride) = value;
-    }
+    if (writes && (next > began || !p.in_place())) write_sums<T, V>(out + row * p.out_row_stride, sum, initial, held);
     began = next, next = after;
     if (++row == row_end) return;
     after = row + 1 < row_end ? offsets[row + 2] : ~0u;
@@ -217,15 +201,8 @@ __device__ __forceinline__ void add_narrow_rows(const SegmentArgs<T>& a, const T
   Vec<T, V> held;
   auto look = [&] { if (initial) held = *reinterpret_cast<const Vec<T, V>*>(initial + row * p.out_row_stride); };
   auto finish_row = [&] {
-    if (writes && (next > began || !p.in_place())) {
-      Vec<T, V> value;
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        if (initial) sum[i].add(widen<A>(held.v[i]));
-        value.v[i] = narrow<T>(sum[i].total());
-      }
-      *reinterpret_cast<Vec<T, V>*>(static_cast<T*>(p.out) + out_offset + row * p.out_row_stride) = value;
-    }
+    if (writes && (next > began || !p.in_place()))
+      write_sums<T, V>(static_cast<T*>(p.out) + out_offset + row * p.out_row_stride, sum, initial, held);
     began = next;
     if (++row == row_end) return;
     next = __shfl_sync(team.mask, offsets, row + 1 - row_begin, team.lanes);

@@ -44,4 +44,16 @@ struct Sum<T, false> {
   __device__ __forceinline__ A total() const { return sum; }
 };
 
+// Writes the sums of V neighbouring elements, onto which comes what was held, if anything: rounded once.
+template <typename T, int V, bool kCompensated>
+__device__ __forceinline__ void write_sums(T* out, Sum<T, kCompensated> (&sum)[V], bool holds = false, const Vec<T, V>& held = {}) {
+  Vec<T, V> value;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    if (holds) sum[i].add(widen<Acc<T>>(held.v[i]));
+    value.v[i] = narrow<T>(sum[i].total());
+  }
+  *reinterpret_cast<Vec<T, V>*>(out) = value;
+}
+
 }  // namespace fusebackend::accumulate
