@@ -3,8 +3,9 @@
 The backward of every embedding, ``index_select`` and ``x[idx]``, PyG's ``scatter_add`` and message passing are one
 operation: rows of a source, perhaps gathered and weighted, added to rows of an output. PyTorch and Inductor do it with
 an atomic addition an element (for a bf16 ``index_add`` Inductor also copies the whole tensor twice). Here whole vectors
-are reduced in one instruction, few rows that take many entries are summed in shared memory first, 16-bit sums of many
-entries are rounded once, and ``torch.use_deterministic_algorithms`` gets a segmented sum over a stable sort.
+are reduced in one instruction, few rows that take many entries are summed in shared memory first, many rows with much
+to read by buckets of rows (each row is then written once, without atomics), 16-bit sums of many entries are rounded
+once, and ``torch.use_deterministic_algorithms`` gets a segmented sum over a stable sort.
 
     index_put(self, [None, idx], values, accumulate=True)         ->  index_add_(self, 1, idx, values)
     index_add(self, 0, idx, source, alpha=a)                      ->  index_add_(self, 0, idx, source, alpha=a)

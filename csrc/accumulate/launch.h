@@ -13,6 +13,7 @@ enum class Route {
   kWide,    // 16-bit out with many additions a row: reductions into an fp32 copy, rounded once
   kTable,   // few rows, many entries: partial sums in shared memory; deterministic
   kGrouped,  // the same where slices are wide: a block's entries sorted by row, sums in registers; deterministic if asked to be
+  kBucketed,  // several entries a row and much to read: sorted into buckets of rows, summed in registers, one write a row
   kSorted,  // many rows with several entries each: stable sort (or a plan that has it), segmented sums, one write a row; deterministic
 };
 
@@ -37,8 +38,10 @@ size_t bucket_bytes(const Params& p);
 // The plan, unless the index is so uneven that *unfit is set.
 cudaError_t launch_buckets(const Params& p, void* plan, void* workspace, uint32_t* unfit, const Device& device, cudaStream_t stream);
 
-// The routes. Each wants out initialised already, except kTable, kGrouped, kWide and kSorted, which read p.initial themselves.
+// The routes. Each wants out initialised already, except kTable, kGrouped, kWide, kBucketed and kSorted, which read p.initial themselves.
 cudaError_t launch_reduce(const Params& p, const Device& device, cudaStream_t stream);
+// The same into out, which is initialised, or into scratch, if *state is kInOrder.
+cudaError_t launch_in_order(const Params& p, const uint32_t* state, float* scratch, const Device& device, cudaStream_t stream);
 bool flat_fits(const Params& p, int vector_width, const Device& device);  // small kReduce work in one thread a piece
 cudaError_t launch_flat(const Params& p, int vector_width, cudaStream_t stream);
 bool rows_fit(const Params& p, int vector_width);  // kReduce work that is wide rows, added as they are
@@ -55,6 +58,9 @@ cudaError_t launch_table(const Params& p, void* workspace, const Device& device,
 bool grouped_fits(const Params& p, const Device& device);  // kTable work with slices of 128 bytes or more
 size_t grouped_bytes(const Params& p, const Device& device);
 cudaError_t launch_grouped(const Params& p, void* workspace, const Device& device, cudaStream_t stream);
+bool bucketed_fits(const Params& p, const Device& device);
+size_t bucketed_bytes(const Params& p, const Device& device);
+cudaError_t launch_bucketed(const Params& p, void* workspace, const Device& device, cudaStream_t stream);
 size_t sorted_bytes(const Params& p, const Device& device);
 cudaError_t launch_sorted(const Params& p, void* workspace, const Device& device, cudaStream_t stream);
 

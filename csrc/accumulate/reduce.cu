@@ -19,6 +19,7 @@ struct ReduceArgs {
   int block_columns, groups, column_blocks, per_group;
   bool interleave;
   bool prefetch;  // out is larger than the L2 cache
+  const uint32_t* state;  // a BucketState: there is nothing to do unless it is kInOrder; nullptr: there is
 };
 
 template <typename T, typename Out, int V, int U>
@@ -36,6 +37,11 @@ __global__ void __launch_bounds__(kThreads, sizeof(Acc<Out>) == 8 ? 2 : 4) reduc
   const bool active = group < a.groups && column < a.columns, scaled = p.weight.data || p.alpha != 1.0;
   const int tile_entries = a.groups * a.per_group, step = a.interleave ? a.groups : 1;
 
+  if (a.state) {
+    wait_for_previous_kernel();
+    let_next_kernel_set_up();
+    if (*a.state != kInOrder) return;
+  }
   int64_t out_offset = 0, source_offset = 0;
   if (active) column_offsets<V>(p, column, out_offset, source_offset);
   Out* const out = a.out + out_offset;
@@ -114,14 +120,15 @@ ReduceArgs<Out> reduce_args(const Params& p, int v, const Device& device) {
 
 // Four 16-byte loads or eight narrower ones in flight a thread.
 template <typename T, typename Out>
-cudaError_t launch_walk(const ReduceArgs<Out>& a, int v, cudaStream_t stream) {
-  const unsigned blocks = unsigned(a.row_blocks * a.column_blocks);
+cudaError_t launch_walk(const ReduceArgs<Out>& a, int v, const Device& device, cudaStream_t stream) {
+  auto walk = [&](auto kernel) {
+    return launch_overlapped(kernel, unsigned(a.row_blocks * a.column_blocks), kThreads, 0, a.state ? device.major : 0, stream, a);
+  };
   if constexpr (sizeof(T) > 1)
-    if (v == kWide<T>) reduce_kernel<T, Out, kWide<T>, 4><<<blocks, kThreads, 0, stream>>>(a);
+    if (v == kWide<T>) return walk(reduce_kernel<T, Out, kWide<T>, 4>);
   if constexpr (sizeof(T) == 2)
-    if (v == 2) reduce_kernel<T, Out, 2, 8><<<blocks, kThreads, 0, stream>>>(a);
-  if (v == 1) reduce_kernel<T, Out, 1, 8><<<blocks, kThreads, 0, stream>>>(a);
-  return cudaGetLastError();
+    if (v == 2) return walk(reduce_kernel<T, Out, 2, 8>);
+  return walk(reduce_kernel<T, Out, 1, 8>);
 }
 
 // The same slice as p, laid out [rows][columns] in a replacement of out.
@@ -136,32 +143,52 @@ Params onto_scratch(const Params& p) {
   return q;
 }
 
+// Straight into out.
+cudaError_t reduce(const Params& p, int v, const uint32_t* state, const Device& device, cudaStream_t stream) {
+  return dispatch(p.dtype, [&](auto type) {
+    using T = decltype(type);
+    ReduceArgs<T> a = reduce_args<T>(p, v, device);
+    a.out = static_cast<T*>(p.out);
+    a.prefetch = p.rows * p.columns() * element_size(p.dtype) > device.l2_bytes;
+    a.state = state;
+    return launch_walk<T, T>(a, v, device, stream);
+  });
+}
+
+// Into an fp32 copy of out, which is all zeros.
+template <typename T>
+cudaError_t reduce_wide(const Params& p, float* scratch, const uint32_t* state, const Device& device, cudaStream_t stream) {
+  const int v = vector_width(p, false);
+  ReduceArgs<float> a = reduce_args<float>(onto_scratch(p), v, device);
+  a.out = scratch;
+  a.state = state;
+  return launch_walk<T, float>(a, v, device, stream);
+}
+
 }  // namespace
 
 cudaError_t launch_reduce(const Params& p, const Device& device, cudaStream_t stream) {
   const int v = vector_width(p, true);
   if (rows_fit(p, v)) return launch_rows(p, v, device, stream);
   if (flat_fits(p, v, device)) return launch_flat(p, v, stream);
-  return dispatch(p.dtype, [&](auto type) {
-    using T = decltype(type);
-    ReduceArgs<T> a = reduce_args<T>(p, v, device);
-    a.out = static_cast<T*>(p.out);
-    a.prefetch = p.rows * p.columns() * element_size(p.dtype) > device.l2_bytes;
-    return launch_walk<T, T>(a, v, stream);
-  });
+  return reduce(p, v, nullptr, device, stream);
+}
+
+cudaError_t launch_in_order(const Params& p, const uint32_t* state, float* scratch, const Device& device, cudaStream_t stream) {
+  if (!scratch) return reduce(p, vector_width(p, true), state, device, stream);
+  return p.dtype == DType::kFloat16 ? reduce_wide<__half>(p, scratch, state, device, stream)
+                                    : reduce_wide<__nv_bfloat16>(p, scratch, state, device, stream);
 }
 
 size_t wide_bytes(const Params& p) { return size_t(p.rows) * p.columns() * sizeof(float); }
 
 cudaError_t launch_wide(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
   if (cudaError_t error = cudaMemsetAsync(workspace, 0, wide_bytes(p), stream); error != cudaSuccess) return error;
-  const int v = vector_width(p, false);
-  ReduceArgs<float> a = reduce_args<float>(onto_scratch(p), v, device);
-  a.out = static_cast<float*>(workspace);
+  auto* const scratch = static_cast<float*>(workspace);
   auto run = [&](auto type) {
     using T = decltype(type);
-    const cudaError_t error = launch_walk<T, float>(a, v, stream);
-    return error == cudaSuccess ? finish<T>(p, a.out, 1, device, stream) : error;
+    const cudaError_t error = reduce_wide<T>(p, scratch, nullptr, device, stream);
+    return error == cudaSuccess ? finish<T>(p, scratch, 1, device, stream) : error;
   };
   if (p.dtype == DType::kFloat16) return run(__half());
   if (p.dtype == DType::kBFloat16) return run(__nv_bfloat16());

@@ -1,0 +1,448 @@
+// kBucketed: much to read and several entries a row. Reductions go through the L2 cache at less than half of memory's speed; so one kernel puts
+// the entries into buckets of neighbouring rows, and in the next each block sorts a bucket in shared memory, sums the source rows in registers
+// and writes each row once. If a bucket holds more than a block can, as with an uneven index, a third kernel sorts its entries tile by tile and
+// reduces the sums of equal rows. An index whose neighbours are mostly of one row needs no sorting: that is left to kReduce's kernel. Nobody
+// waits for the index to be looked at: kernels that have nothing to do end at once.
+#include "finish.cuh"
+#include "rank.cuh"
+
+namespace fusebackend::accumulate {
+namespace {
+
+constexpr int kBlocksPerSm = 2;
+constexpr int kFillEach = 8, kTileEach = 4;  // entries of a thread, of the first kernel and of the third
+constexpr int64_t kAverage = kMostEntries * 3 / 4;  // entries of a bucket, so that few overflow
+constexpr uint32_t kMaxBuckets = 4096, kMaxRowsEach = 4096, kNoRow = ~0u;
+constexpr int64_t kMaxPieces = 128;  // of a row that a group of threads takes at once
+constexpr int kStaticBytes = 24 * 1024;  // more than the second kernel has of static shared memory
+
+template <typename T>
+struct BucketedArgs {
+  Params p;
+  FastDiv rows_each;  // of a bucket
+  uint32_t buckets, n;
+  int bucket_bits;
+  uint32_t* state;   // a BucketState
+  uint32_t* filled;  // [bucket]: how many entries it has
+  uint2* lists;      // [bucket][kMostEntries]: (entry, row within the bucket)
+  float* scratch;    // for what is left, [rows][columns * V], zeros where anything is; nullptr: it goes straight into out
+  uint32_t columns;  // of V elements
+  uint32_t source_row_bytes;
+  uint32_t block_columns, groups, column_blocks;  // a block has `groups` groups of block_columns threads, for so many columns at a time
+  uint32_t prefetched;  // lines of a row of initial, fetched into the L2 cache during the sort
+};
+
+// Plain sums: reductions are no more exact, and keeping what rounding loses took a sixth more time.
+template <typename T>
+using PlainSum = Sum<T, false>;
+
+// Sums of rows that go on from the group of threads before.
+template <typename T, int V>
+struct Heads {
+  PlainSum<T> sums[kSortThreads * V];
+  bool goes_on[kSortThreads];  // [group]: whether all that the group has is of one row, which goes on in the next group
+};
+
+// Each of some counts becomes the sum of those before it; returns the sum of all. Every thread must call it.
+__device__ __forceinline__ uint32_t scan_counts(uint32_t* counts, uint32_t size, uint32_t* warp_sums) {
+  const uint32_t each = (size + kSortThreads - 1) / kSortThreads, begin = min(threadIdx.x * each, size), end = min(begin + each, size);
+  uint32_t sum = 0, total;
+  __syncthreads();
+  for (uint32_t i = begin; i < end; ++i) sum += counts[i];
+  uint32_t before = scan_block(sum, warp_sums, total);
+  for (uint32_t i = begin; i < end; ++i) {
+    const uint32_t here = counts[i];
+    counts[i] = before;
+    before += here;
+  }
+  __syncthreads();
+  return total;
+}
+
+// Whether neighbouring entries are mostly of one row, as far as a sample shows: the same one in every block.
+__device__ __forceinline__ bool is_in_order(const Params& p, uint32_t n) {
+  const uint32_t i = uint32_t(uint64_t(n - 1) * threadIdx.x / kSortThreads);
+  return __syncthreads_count(load_index(p.index, i) == load_index(p.index, i + 1)) > kSortThreads * 5 / 8;
+}
+
+// A tile's entries, sorted by bucket, go to the ends of the buckets' lists.
+template <typename T>
+__global__ void __launch_bounds__(kSortThreads, 3) fill_kernel(const __grid_constant__ BucketedArgs<T> a) {
+  constexpr uint32_t kTile = kSortThreads * kFillEach;
+  extern __shared__ uint32_t counts[];  // [bucket]; then where the tile's first one of each goes in the list, less where it is in the tile
+  __shared__ uint2 staged[kTile];
+  __shared__ uint32_t warp_sums[kWarps];
+  const Params& p = a.p;
+  const uint32_t first = blockIdx.x * kTile, count = min(kTile, a.n - first);
+  int64_t index[kFillEach];
+#pragma unroll
+  for (int e = 0; e < kFillEach; ++e) index[e] = load_index(p.index, first + min(threadIdx.x + e * kSortThreads, count - 1));
+  for (uint32_t i = threadIdx.x; i < a.buckets; i += kSortThreads) counts[i] = 0;
+  const bool in_order = is_in_order(p, a.n);
+  let_next_kernel_set_up();
+  if (in_order) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) *a.state = kInOrder;
+    return;
+  }
+  uint32_t row[kFillEach], rank[kFillEach];
+#pragma unroll
+  for (int e = 0; e < kFillEach; ++e) {
+    const int64_t target = threadIdx.x + e * kSortThreads < count ? target_row(p, index[e]) : -1;
+    row[e] = uint32_t(target);
+    if (target >= 0) rank[e] = atomicAdd(&counts[a.rows_each.div(row[e])], 1u);
+  }
+  __syncthreads();
+  const uint32_t each = (a.buckets + kSortThreads - 1) / kSortThreads, begin = min(threadIdx.x * each, a.buckets), end = min(begin + each, a.buckets);
+  uint32_t sum = 0, kept;
+  for (uint32_t b = begin; b < end; ++b) sum += counts[b];
+  uint32_t place = scan_block(sum, warp_sums, kept);
+  uint32_t* const places = counts + a.buckets;
+  for (uint32_t b = begin; b < end; ++b) {
+    const uint32_t here = counts[b];
+    places[b] = place;
+    if (here) counts[b] = atomicAdd(a.filled + b, here) - place;
+    place += here;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int e = 0; e < kFillEach; ++e)
+    if (row[e] != kNoRow) {
+      uint32_t bucket, local;
+      a.rows_each.divmod(row[e], bucket, local);
+      staged[places[bucket] + rank[e]] = {first + threadIdx.x + e * kSortThreads, row[e]};
+    }
+  __syncthreads();
+#pragma unroll
+  for (int e = 0; e < kFillEach; ++e)
+    if (const uint32_t i = threadIdx.x + e * kSortThreads; i < kept) {
+      const uint2 entry = staged[i];
+      uint32_t bucket, local;
+      a.rows_each.divmod(entry.y, bucket, local);
+      if (const uint32_t to = counts[bucket] + i; to < kMostEntries) a.lists[size_t(bucket) * kMostEntries + to] = {entry.x, local};
+    }
+}
+
+// Sums the source rows of a block's entries, which are sorted by row: look(row, offset in out) when a thread comes to a row,
+// write(row, column, offset in out, sum) at its end, once a row.
+template <typename T, int V, typename Row, typename Look, typename Write>
+__device__ __forceinline__ void sum_rows(const BucketedArgs<T>& a, const Row* rows, const uint32_t* from, const Acc<T>* scales, uint32_t count,
+                                         Heads<T, V>& shared, Look look, Write write) {
+  using A = Acc<T>;
+  constexpr int U = 8;  // loads in flight
+  using Load = uint4;   // as they come: taken apart, 16-bit elements would hold a register each
+  static_assert(sizeof(Vec<T, V>) == sizeof(Load));
+  const Params& p = a.p;
+  const bool again = p.source_index.data;
+  // A group of threads takes some of the entries, each thread a piece of the row.
+  const uint32_t group = threadIdx.x / a.block_columns, lane = threadIdx.x % a.block_columns;
+  const uint32_t per_group = (count + a.groups - 1) / a.groups, begin = min(group * per_group, count), end = min(begin + per_group, count);
+  for (uint32_t column_block = 0; column_block < a.column_blocks; ++column_block) {
+    const uint32_t column = column_block * a.block_columns + lane;
+    const bool busy = group < a.groups && column < a.columns && begin < end;
+    int64_t out = 0, source_offset = 0;
+    if (busy) column_offsets<V>(p, column, out, source_offset);
+    const uint64_t source = reinterpret_cast<uint64_t>(static_cast<const T*>(p.source) + source_offset);
+    PlainSum<T> sum[V]{};
+    Row current = busy ? rows[begin] : 0;
+    bool head = busy && begin > 0 && rows[begin - 1] == current;  // of a row that goes on from the group before
+    auto put_head = [&] {
+#pragma unroll
+      for (int i = 0; i < V; ++i) shared.sums[threadIdx.x * V + i] = sum[i];
+    };
+    if (busy && !head) look(current, out);
+    for (uint32_t k0 = begin; busy && k0 < end; k0 += U) {
+      Load v[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const auto* const at = reinterpret_cast<const Load*>(source + uint64_t(from[min(k0 + u, end - 1)]) * a.source_row_bytes);
+        v[u] = again ? __ldg(at) : __ldcs(at);
+      }
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        if (k0 + u >= end) break;
+        if (const Row row = rows[k0 + u]; row != current) {
+          if (head)
+            put_head();
+          else
+            write(current, column, out, sum);
+          head = false, current = row;
+          look(row, out);
+#pragma unroll
+          for (int i = 0; i < V; ++i) sum[i] = {};
+        }
+        const A factor = scales ? scales[k0 + u] : A(1);
+        const Vec<T, V> x = reinterpret_cast<const Vec<T, V>&>(v[u]);
+#pragma unroll
+        for (int i = 0; i < V; ++i) sum[i].add(scales ? widen<A>(x.v[i]) * factor : widen<A>(x.v[i]));
+      }
+    }
+    if (head) put_head();
+    const bool more = busy && end < count && rows[end] == current;
+    if (lane == 0) shared.goes_on[group] = head && more;
+    __syncthreads();
+    if (busy && !head) {  // the group in which a row begins brings its parts together
+      if (more)
+        for (uint32_t g = group + 1;; ++g) {
+#pragma unroll
+          for (int i = 0; i < V; ++i) sum[i].add(shared.sums[(g * a.block_columns + lane) * V + i]);
+          if (!shared.goes_on[g]) break;
+        }
+      write(current, column, out, sum);
+    }
+    __syncthreads();
+  }
+}
+
+// Which source row an entry is, and what it is multiplied by.
+template <typename T>
+__device__ __forceinline__ void look_up(const Params& p, uint32_t n, uint32_t& from, Acc<T>* scale) {
+  using A = Acc<T>;
+  from = p.source_index.data ? uint32_t(checked_row(load_index(p.source_index, n), p.source_rows, p.source_wraps)) : n;
+  if (scale) *scale = A(p.alpha) * (p.weight.data ? widen<A>(static_cast<const T*>(p.weight.data)[n * p.weight.stride]) : A(1));
+}
+
+template <typename T, int V>
+__global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(const __grid_constant__ BucketedArgs<T> a) {
+  using A = Acc<T>;
+  extern __shared__ uint32_t shared[];
+  __shared__ Heads<T, V> heads;
+  __shared__ uint32_t warp_sums[kWarps];
+  const Params& p = a.p;
+  const uint32_t bucket = blockIdx.x, rows_each = a.rows_each.d, first_row = bucket * rows_each, rows = min(rows_each, uint32_t(p.rows) - first_row);
+  uint32_t* const from = shared;                                                     // [kMostEntries], by row
+  uint32_t* const begins = from + kMostEntries;                                      // [row]
+  A* const scales = p.weight.data || p.alpha != 1.0 ? reinterpret_cast<A*>(begins + rows_each) : nullptr;  // [kMostEntries]
+  auto* const row_of = reinterpret_cast<uint16_t*>(begins + rows_each + (scales ? kMostEntries : 0));      // the same
+  for (uint32_t i = threadIdx.x; i < rows_each; i += kSortThreads) begins[i] = 0;
+  const uint32_t group = threadIdx.x / a.block_columns, lane_column = threadIdx.x % a.block_columns;
+  wait_for_previous_kernel();
+  let_next_kernel_set_up();
+  const uint32_t count = a.filled[bucket];
+  const bool in_order = *reinterpret_cast<volatile uint32_t*>(a.state) == kInOrder;
+  if (in_order || count > kMostEntries) {  // left to reductions, for which out or scratch is initialised
+    if (!in_order && threadIdx.x == 0) *a.state = kSomeLeft;
+    if (!a.scratch && p.in_place()) return;
+    for (uint32_t c = lane_column; c < a.columns; c += a.block_columns) {
+      int64_t out_offset, unused;
+      column_offsets<V>(p, c, out_offset, unused);
+      for (uint32_t row = first_row + group; group < a.groups && row < first_row + rows; row += a.groups) {
+        const int64_t at = row * p.out_row_stride + out_offset;
+        if (a.scratch) {
+          *reinterpret_cast<Vec<float, V>*>(a.scratch + (int64_t(row) * a.columns + c) * V) = Vec<float, V>{};
+        } else {
+          *reinterpret_cast<Vec<T, V>*>(static_cast<T*>(p.out) + at) =
+              p.initial ? *reinterpret_cast<const Vec<T, V>*>(static_cast<const T*>(p.initial) + at) : Vec<T, V>{};
+        }
+      }
+    }
+    return;
+  }
+  if (count == 0 && p.in_place()) return;
+
+  for (uint32_t i = threadIdx.x; i < rows * a.prefetched; i += kSortThreads)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p.initial) +
+                                                  (first_row + i / a.prefetched) * p.out_row_stride * int64_t(sizeof(T)) + i % a.prefetched * 128));
+
+  // Sort by row; the order within a row is chance.
+  __syncthreads();
+  {
+    const uint2* const list = a.lists + size_t(bucket) * kMostEntries;
+    uint32_t entry[kPartEach], row_rank[kPartEach];  // both parts below 2^16
+#pragma unroll
+    for (int e = 0; e < kPartEach; ++e)
+      if (const uint32_t i = threadIdx.x + e * kSortThreads; i < count) {
+        const uint2 found = list[i];
+        entry[e] = found.x, row_rank[e] = found.y;
+      }
+#pragma unroll
+    for (int e = 0; e < kPartEach; ++e)
+      if (threadIdx.x + e * kSortThreads < count) row_rank[e] |= atomicAdd(&begins[row_rank[e]], 1u) << 16;
+    scan_counts(begins, rows_each, warp_sums);
+#pragma unroll
+    for (int e = 0; e < kPartEach; ++e)
+      if (threadIdx.x + e * kSortThreads < count) {
+        const uint32_t row = row_rank[e] & 0xffff, place = begins[row] + (row_rank[e] >> 16);
+        row_of[place] = uint16_t(row);
+        look_up<T>(p, entry[e], from[place], scales ? scales + place : nullptr);
+      }
+    __syncthreads();
+  }
+
+  Vec<T, V> held{};
+  const int64_t base = first_row * p.out_row_stride;
+  auto look = [&](uint32_t row, int64_t offset) {
+    if (p.initial) held = *reinterpret_cast<const Vec<T, V>*>(static_cast<const T*>(p.initial) + base + row * p.out_row_stride + offset);
+  };
+  auto write = [&](uint32_t row, uint32_t, int64_t offset, PlainSum<T>(&sum)[V]) {
+    write_sums<T, V>(static_cast<T*>(p.out) + base + row * p.out_row_stride + offset, sum, p.initial, held);
+  };
+  sum_rows<T, V>(a, row_of, from, scales, count, heads, look, write);
+  if (p.in_place() || group >= a.groups) return;
+  for (uint32_t c = lane_column; c < a.columns; c += a.block_columns) {
+    int64_t offset, unused;
+    column_offsets<V>(p, c, offset, unused);
+    for (uint32_t row = group; row < rows; row += a.groups)
+      if (begins[row] == (row + 1 < rows_each ? begins[row + 1] : count)) {
+        PlainSum<T> none[V]{};
+        look(row, offset);
+        write(row, c, offset, none);
+      }
+  }
+}
+
+// What did not fit: reductions of the sums of a tile's entries, sorted by row.
+template <typename T, int V>
+__global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) left_over_kernel(const __grid_constant__ BucketedArgs<T> a, const LeftOver left) {
+  using A = Acc<T>;
+  constexpr uint32_t kTile = kSortThreads * kTileEach;
+  extern __shared__ uint16_t seen[];  // [warp][bucket], or [row of a bucket] in 32 bits
+  __shared__ Heads<T, V> heads;
+  __shared__ uint32_t rows[kTile], from[kTile], warp_sums[kWarps];
+  __shared__ A scales_of[kTile];
+  const Params& p = a.p;
+  wait_for_previous_kernel();
+  let_next_kernel_set_up();
+  if (*left.state != kSomeLeft) return;
+  const uint32_t first = blockIdx.x * kTile, count = min(kTile, a.n - first);
+  A* const scales = p.weight.data || p.alpha != 1.0 ? scales_of : nullptr;
+  int64_t index[kTileEach];
+#pragma unroll
+  for (int e = 0; e < kTileEach; ++e) index[e] = load_index(p.index, first + min(threadIdx.x + e * kSortThreads, count - 1));
+
+  // By their rows within the buckets, in any order; then, without changing that one, by bucket.
+  auto* const counts = reinterpret_cast<uint32_t*>(seen);
+  uint32_t row[kTileEach], entry[kTileEach], rank[kTileEach];
+  auto local_row = [&](uint32_t row) { return row - a.rows_each.div(row) * a.rows_each.d; };
+  for (uint32_t i = threadIdx.x; i < a.rows_each.d; i += kSortThreads) counts[i] = 0;
+  __syncthreads();
+#pragma unroll
+  for (int e = 0; e < kTileEach; ++e) {
+    const int64_t target = threadIdx.x + e * kSortThreads < count ? target_row(p, index[e]) : -1;
+    row[e] = target >= 0 && left.has(target) ? uint32_t(target) : kNoRow;
+    if (row[e] != kNoRow) rank[e] = atomicAdd(&counts[local_row(row[e])], 1u);
+  }
+  const uint32_t kept = scan_counts(counts, a.rows_each.d, warp_sums);
+  if (kept == 0) return;
+#pragma unroll
+  for (int e = 0; e < kTileEach; ++e)
+    if (row[e] != kNoRow) {
+      const uint32_t to = counts[local_row(row[e])] + rank[e];
+      rows[to] = row[e], from[to] = first + threadIdx.x + e * kSortThreads;
+    }
+  __syncthreads();
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (uint32_t i = threadIdx.x; i < a.buckets * (kWarps / 2); i += kSortThreads) counts[i] = 0;
+  __syncthreads();
+  uint16_t* const mine = seen + warp * a.buckets;
+#pragma unroll
+  for (int e = 0; e < kTileEach; ++e) {
+    const uint32_t i = (warp * kTileEach + e) * 32 + lane;
+    row[e] = i < kept ? rows[i] : kNoRow;
+    entry[e] = from[i];
+    rank[e] = rank_in_warp(mine, i < kept ? a.rows_each.div(row[e]) : 0, a.bucket_bits, i < kept);
+  }
+  counts_to_places(seen, a.buckets, warp_sums, [](uint32_t, uint32_t) {});
+#pragma unroll
+  for (int e = 0; e < kTileEach; ++e)
+    if (row[e] != kNoRow) {
+      const uint32_t to = mine[a.rows_each.div(row[e])] + rank[e];
+      rows[to] = row[e], from[to] = entry[e];
+    }
+  __syncthreads();
+  if (scales || p.source_index.data) {
+    for (uint32_t i = threadIdx.x; i < kept; i += kSortThreads) look_up<T>(p, from[i], from[i], scales ? scales + i : nullptr);
+    __syncthreads();
+  }
+  sum_rows<T, V>(a, rows, from, scales, kept, heads, [](uint32_t, int64_t) {}, [&](uint32_t row, uint32_t column, int64_t offset, PlainSum<T>(&sum)[V]) {
+    A total[V];
+#pragma unroll
+    for (int i = 0; i < V; ++i) total[i] = sum[i].total();
+    if (a.scratch)
+      red_vector(a.scratch + (int64_t(row) * a.columns + column) * V, total);
+    else
+      red_vector(static_cast<T*>(p.out) + row * p.out_row_stride + offset, total);
+  });
+}
+
+struct Shape {
+  uint32_t rows_each, buckets;
+  size_t lists, scratch, bytes;  // where they lie in the workspace
+};
+
+size_t align(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// As many rows to a bucket as make a whole number of rounds of the blocks that run at once.
+Shape shape_of(const Params& p, const Device& device) {
+  const int64_t at_once = int64_t(device.sm_count) * kBlocksPerSm, round = ceil_div(p.n, at_once * kAverage);
+  const bool rounded_once = is_half(p.dtype) && (p.precise || p.n >= 16 * p.rows);
+  Shape s{};
+  s.rows_each = uint32_t(std::max<int64_t>(ceil_div(p.rows, at_once * round), 1));
+  s.buckets = uint32_t(ceil_div(p.rows, int64_t(s.rows_each)));
+  s.lists = align((s.buckets + 1) * sizeof(uint32_t));
+  s.scratch = s.lists + align(size_t(s.buckets) * kMostEntries * sizeof(uint2));
+  s.bytes = s.scratch + (rounded_once ? wide_bytes(p) : 0);
+  return s;
+}
+
+int shared_bytes(const Params& p, const Shape& s) {
+  const bool scaled = p.weight.data || p.alpha != 1.0;
+  return int(kMostEntries * (scaled ? 10 : 6) + s.rows_each * 4);
+}
+int left_over_bytes(const Shape& s) { return int(std::max(s.buckets * kWarps * 2, s.rows_each * 4)); }
+
+}  // namespace
+
+bool bucketed_fits(const Params& p, const Device& device) {
+  const bool type = p.dtype == DType::kFloat32 || is_half(p.dtype);
+  if (!type || p.n < 2 || p.n > INT32_MAX || p.rows == 0 || p.rows > INT32_MAX || p.source_rows > UINT32_MAX) return false;
+  if (vector_width(p, true) * element_size(p.dtype) != 16 || p.source_row_stride * element_size(p.dtype) > int64_t(UINT32_MAX)) return false;
+  const Shape s = shape_of(p, device);
+  const int most = std::min(device.shared_bytes_per_block, device.shared_bytes / kBlocksPerSm) - kStaticBytes;
+  return s.buckets <= kMaxBuckets && s.rows_each <= kMaxRowsEach && p.n / s.buckets <= kAverage && shared_bytes(p, s) <= most &&
+         left_over_bytes(s) <= device.shared_bytes_per_block - 2 * kStaticBytes;
+}
+
+size_t bucketed_bytes(const Params& p, const Device& device) { return shape_of(p, device).bytes; }
+
+cudaError_t launch_bucketed(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
+  const Shape s = shape_of(p, device);
+  char* const base = static_cast<char*>(workspace);
+  auto* const state = reinterpret_cast<uint32_t*>(base);
+  if (cudaError_t error = cudaMemsetAsync(state, 0, (s.buckets + 1) * sizeof(uint32_t), stream); error != cudaSuccess) return error;
+  auto run = [&](auto type) {
+    using T = decltype(type);
+    constexpr int V = kWide<T>;
+    BucketedArgs<T> a{p, FastDiv(s.rows_each), s.buckets, uint32_t(p.n)};
+    while (s.buckets > 1u << a.bucket_bits) ++a.bucket_bits;
+    a.state = state;
+    a.filled = state + 1;
+    a.lists = reinterpret_cast<uint2*>(base + s.lists);
+    a.scratch = s.bytes > s.scratch ? reinterpret_cast<float*>(base + s.scratch) : nullptr;
+    a.columns = uint32_t(p.columns() / V);
+    a.source_row_bytes = uint32_t(p.source_row_stride * int64_t(sizeof(T)));
+    a.column_blocks = uint32_t(ceil_div(a.columns, kMaxPieces));
+    a.block_columns = uint32_t(ceil_div(a.columns, a.column_blocks));
+    a.groups = kSortThreads / a.block_columns;
+    if (p.initial && p.n_dims == 1 && a.columns % 8 == 0) a.prefetched = a.columns / 8;
+    static SharedMemoryOptIn fill_opt_in, opt_in, left_opt_in;
+    const auto sums = bucketed_kernel<T, V>;
+    const auto rest = left_over_kernel<T, V>;
+    if (cudaError_t error = fill_opt_in.ensure(fill_kernel<T>, int(kMaxBuckets) * 8); error != cudaSuccess) return error;
+    if (cudaError_t error = opt_in.ensure(sums, device.shared_bytes_per_block - kStaticBytes); error != cudaSuccess) return error;
+    if (cudaError_t error = left_opt_in.ensure(rest, device.shared_bytes_per_block - 2 * kStaticBytes); error != cudaSuccess) return error;
+    fill_kernel<T><<<unsigned(ceil_div(p.n, kSortThreads * kFillEach)), kSortThreads, s.buckets * 8, stream>>>(a);
+    cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) error = launch_overlapped(sums, s.buckets, kSortThreads, shared_bytes(p, s), device.major, stream, a);
+    const LeftOver left{a.state, a.filled, a.rows_each};
+    if (error == cudaSuccess)
+      error = launch_overlapped(rest, unsigned(ceil_div(p.n, kSortThreads * kTileEach)), kSortThreads, left_over_bytes(s), device.major, stream, a,
+                                left);
+    if (error == cudaSuccess) error = launch_in_order(p, a.state, a.scratch, device, stream);
+    if (error == cudaSuccess && a.scratch) error = finish<T>(p, a.scratch, 1, device, stream, left);
+    return error;
+  };
+  if (p.dtype == DType::kFloat32) return run(float());
+  return p.dtype == DType::kFloat16 ? run(__half()) : run(__nv_bfloat16());
+}
+
+}  // namespace fusebackend::accumulate
