@@ -2,11 +2,15 @@
 // On the way in, a box is a set of runs, each contiguous in the input over as many dimensions as are covered whole; on the way out it is
 // a set of other runs, contiguous in the output. Both are walked in aligned 16-byte chunks, whatever the alignment of the runs.
 //
-// An element's place in shared memory is an affine function of its index, with weights that equal the input's strides modulo a chunk: so
-// chunks that are aligned in the input are aligned there too, for all boxes and all alignments. Along an output run of one dimension,
-// places march by that dimension's weight. Along one of several, they repeat: base(run) + table[i % T] + (i / T) * march, where T is the
-// length of the dimensions before the last. The table holds, for each i, the places of the chunk's worth of elements that begin there.
-// (Where a march would meet few banks, input runs are a chunk further apart after each chunk's worth of elements.)
+// An element's place in shared memory is an affine function of its index, with weights that equal the input's strides modulo a chunk, or
+// modulo a line where runs are long: so chunks that are aligned in the input are aligned there too, for all boxes and all alignments.
+// Along an output run of one dimension, places march by that dimension's weight. Along one of several, they repeat: base(run) +
+// table[i % T] + (i / T) * march, where T is the length of the dimensions before the last. The table holds, for each i, the places of the
+// chunk's worth of elements that begin there.
+//
+// Where lanes, a chunk's worth of elements apart, would meet few banks: if the output runs are of one dimension, chunks are permuted within
+// their lines, in the same way for a chunk's worth of input runs (such groups are a line further apart, so that they share none); else
+// input runs are a chunk further apart after each chunk's worth.
 //
 // All boxes have one shape: the last one along a cut dimension overlaps the one before it, and both write the same there. Only output runs
 // are cut in windows that begin and end at aligned sectors (a sector that two boxes write in part costs several times its bytes); for
@@ -32,10 +36,10 @@ struct BoxDims {
   BoxDim dim[kMaxRank];
 };
 
-// A run's first element: from the box's in global memory, and in shared memory.
+// A run's first element: from the box's in global memory, and in shared memory; there its chunks' places are xored with `swizzle`.
 struct alignas(16) BoxRun {
   int64_t offset;
-  uint32_t place, unused;
+  uint32_t place, swizzle;
 };
 
 // A box's first element in each operand.
@@ -62,7 +66,8 @@ struct BoxArgs {
   FastDiv table;
   int march;                    // between neighbours of a run of one dimension, else between repetitions of the table
   int64_t march_beside;
-  FastDiv skew_before, skew_extent;  // kSkewed: input runs from one element of the march to the next, and its elements
+  bool skewed;
+  FastDiv skew_before, skew_extent;  // input runs from one element of the output's first dimension to the next, and its elements
   int64_t run_step;             // bytes between neighbours in an input run
   int64_t span;                 // bytes that a box spans in the staged input
   uint32_t stage_at;            // in shared memory, after the tables
@@ -80,30 +85,10 @@ struct BoxArgs {
   uint32_t halo, lead;                                // its elements in front of a window; elements of the run that each of them has
 };
 
-// The compiler can't tell where a pointer from shared memory points to, and would store by a slower way.
-__device__ __forceinline__ void store_global(char* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(w));
-}
-
 // What lies at an address in shared memory. (Of a pointer to it the compiler would find the address anew at every use.)
 template <typename T>
 __device__ __forceinline__ T load_shared(uint32_t address) {
   return *static_cast<const T*>(__cvta_shared_to_generic(address));
-}
-
-// Bytes [first, last) of a chunk, in the widest pieces that lie within.
-template <int kAt, int kWidth, int kSmallest>
-__device__ __forceinline__ void store_part(char* to, const uint32_t (&words)[4], int first, int last) {
-  if (first <= kAt && kAt + kWidth <= last) {
-    if constexpr (kWidth == 16) store_global(to, words[0], words[1], words[2], words[3]);
-    if constexpr (kWidth == 8) *reinterpret_cast<uint2*>(to + kAt) = make_uint2(words[kAt / 4], words[kAt / 4 + 1]);
-    if constexpr (kWidth == 4) *reinterpret_cast<uint32_t*>(to + kAt) = words[kAt / 4];
-    if constexpr (kWidth == 2) *reinterpret_cast<uint16_t*>(to + kAt) = uint16_t(words[kAt / 4] >> kAt % 4 * 8);
-    if constexpr (kWidth == 1) *reinterpret_cast<uint8_t*>(to + kAt) = uint8_t(words[kAt / 4] >> kAt % 4 * 8);
-  } else if constexpr (kWidth > kSmallest) {
-    if (first < kAt + kWidth / 2 && kAt < last) store_part<kAt, kWidth / 2, kSmallest>(to, words, first, last);
-    if (first < kAt + kWidth && kAt + kWidth / 2 < last) store_part<kAt + kWidth / 2, kWidth / 2, kSmallest>(to, words, first, last);
-  }
 }
 
 // body(d) for d < rank. Few are unrolled, so that they read constants in place.
@@ -169,11 +154,12 @@ struct Box {
   __device__ void make_in_table() const {
     for (uint32_t r = threadIdx.x; r < args.in_runs; r += kBoxThreads) {
       BoxRun run = find_run(args.in, r, nullptr);
-      if (kPlaces == BoxPlaces::kSkewed) {
+      if (kPlaces == BoxPlaces::kSwizzled || (kPlaces == BoxPlaces::kTabled && args.skewed)) {
         uint32_t before, i;
         args.skew_before.divmod(r, i, before);
         args.skew_extent.divmod(i, before, i);
-        run.place += i / kCount * kChunkBytes;
+        if (kPlaces == BoxPlaces::kSwizzled) run.swizzle = i / kCount * kChunkBytes % kLineBytes, run.place += i / kCount * kLineBytes;
+        else run.place += i / kCount * kChunkBytes;
       }
       in_runs[r] = run;
     }
@@ -186,7 +172,9 @@ struct Box {
       const int entries = box_entries(int(args.table.d), kCount);
       for (int e = threadIdx.x; e < entries + kCount - 1; e += kBoxThreads) {
         const uint32_t element = min(max(e - (kCount - 1), 0), int(args.out_length) - 1);
-        place[e] = uint16_t(find_run(args.run, element, Op::kBinary ? element_beside + e : nullptr).place - kChunkBytes);
+        uint32_t at = find_run(args.run, element, Op::kBinary ? element_beside + e : nullptr).place - kChunkBytes;
+        if (args.skewed) at += (element - args.skew_extent.div(element) * args.skew_extent.d) / kCount * kChunkBytes;
+        place[e] = uint16_t(at);
       }
       __syncthreads();
 #pragma unroll 1
@@ -232,7 +220,8 @@ struct Box {
   // Threads take chunks. kInside: all those that hold elements of the box lie within the operand.
   template <bool kInside>
   __device__ void load_chunks(const char* staged, char* stage) const {
-    const uint32_t chunks = args.in_runs * args.in_chunks.d, to = shared_address(stage) + phase_bytes(staged), align = args.align - 1;
+    const uint32_t chunks = args.in_runs * args.in_chunks.d, align = args.align - 1;
+    const uint32_t to = shared_address(stage) + phase_bytes<kLineBytes>(staged);
     const int length = int(args.in_length) * W;
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < chunks; i += kBoxThreads) {
@@ -243,9 +232,9 @@ struct Box {
       const int first = int(j * kChunkBytes) - int(uint32_t(reinterpret_cast<uintptr_t>(begin)) & align);  // byte of the run
       if (first >= length || first <= -kChunkBytes) continue;
       if (kInside || args.staged_extent.holds(begin + first, kChunkBytes)) {
-        cp_async_16(to + (run.place + first), begin + first);
+        cp_async_16((to + (run.place + first)) ^ run.swizzle, begin + first);
       } else {
-        char* const at = stage + phase_bytes(staged) + (int(run.place) + first);
+        char* const at = stage + (((to + (run.place + first)) ^ run.swizzle) - shared_address(stage));
 #pragma unroll 1
         for (int e = max(0, -first); e < min(kChunkBytes, length - first); e += W)
           *reinterpret_cast<E*>(at + e) = *reinterpret_cast<const E*>(begin + first + e);
@@ -285,12 +274,15 @@ struct Box {
 #pragma unroll
       for (int k = 0; k < kCount; ++k) chunk.v[k] = load_shared<E>(from + place.v[k]);
     } else {
-      // The skew is (at + k) / kCount chunks, rounded down.
-      const uint32_t from = run + at * args.march + (kPlaces == BoxPlaces::kSkewed ? (at >> kCountBits) * kChunkBytes : 0);
+      // kSwizzled: elements [0, split) belong to a group of `kCount` whose lines are alike, the others to the next one.
+      const int group = at >> kCountBits, split = kCount - (at & (kCount - 1));
+      const uint32_t from = run + at * args.march + (kPlaces == BoxPlaces::kSwizzled ? group * kLineBytes : 0);
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
-        const uint32_t skew = kPlaces == BoxPlaces::kSkewed ? (((at & (kCount - 1)) + k) & kCount) * (kChunkBytes / kCount) : 0;
-        chunk.v[k] = load_shared<E>(from + k * args.march + skew);
+        const uint32_t place = from + k * args.march;
+        if (kPlaces != BoxPlaces::kSwizzled) chunk.v[k] = load_shared<E>(place);
+        else chunk.v[k] = load_shared<E>(k < split ? place ^ (group * kChunkBytes) % uint32_t(kLineBytes)
+                                                   : (place + kLineBytes) ^ ((group + 1) * kChunkBytes) % uint32_t(kLineBytes));
       }
     }
     return chunk;
@@ -324,7 +316,7 @@ struct Box {
     const uint32_t begin_low = uint32_t(reinterpret_cast<uintptr_t>(base.out)) + base.window * W;
     const uint32_t end_low = uint32_t(reinterpret_cast<uintptr_t>(base.out)) + window_end * W;
     const uint32_t end_mask = window_end < args.run_length ? kSectorBytes - 1 : 0;
-    const uint32_t stage = shared_address(shared) + args.stage_at + (args.chunked ? phase_bytes(base.staged) : 0);
+    const uint32_t stage = shared_address(shared) + args.stage_at + (args.chunked ? phase_bytes<kLineBytes>(base.staged) : 0);
     uint32_t c = (warp >> args.share_bits << args.run_bits) + (lane >> chunk_bits);
     uint32_t entry = shared_address(out_runs + c);
     for (; c < args.out_runs; c += runs_at_once, entry += runs_at_once * sizeof(BoxRun)) {
@@ -362,9 +354,9 @@ struct Box {
 template <typename Op, BoxPlaces kPlaces>
 __global__ void __launch_bounds__(kBoxThreads, sizeof(typename Op::Element) > 1 && !Op::kBinary ? 6 : 5)
     boxes_kernel(const __grid_constant__ BoxArgs args, const Op op) {
-  extern __shared__ __align__(16) char shared[];
+  extern __shared__ __align__(kLineBytes) char box_shared[];  // lines of it hold lines of the input
   __shared__ __align__(8) char base[sizeof(BoxBase)];
-  Box<Op, kPlaces>(args, op, shared).run(reinterpret_cast<BoxBase&>(base));
+  Box<Op, kPlaces>(args, op, box_shared).run(reinterpret_cast<BoxBase&>(base));
 }
 
 }  // namespace fusebackend::tile

@@ -23,6 +23,7 @@ cudaError_t launch_boxes(const Plan& plan, const BoxPlan& box, Op op, cudaStream
   args.direct_extent = {args.base.direct, args.base.direct + (has_direct ? extent_bytes(p, Role(direct)) : 0)};
   args.staged_is_b = staged == kB;
   args.direct_follows = has_direct && box.direct_follows;
+  args.skewed = box.skewed;
   args.in_length = uint32_t(box.in_length);
   args.in_runs = uint32_t(box.in_runs);
   args.out_length = uint32_t(box.out_length);
@@ -50,7 +51,7 @@ cudaError_t launch_boxes(const Plan& plan, const BoxPlan& box, Op op, cudaStream
     index_in_box[d] = k;
     args.span += (box.extent[d] - 1) * stride(kA, d);
     if (k >= box.in_rank && stride(kA, d)) {
-      if (d == box.march_dim) args.skew_before = FastDiv(runs_before), args.skew_extent = FastDiv(uint32_t(box.extent[d]));
+      if (d == 0) args.skew_before = FastDiv(runs_before), args.skew_extent = FastDiv(uint32_t(box.extent[d]));
       runs_before *= uint32_t(box.extent[d]);
       args.in.dim[args.in.rank++] = describe(k, kA);
       in_begins |= stride(kA, d);
@@ -105,13 +106,11 @@ cudaError_t launch_boxes(const Plan& plan, const BoxPlan& box, Op op, cudaStream
     kernel<<<args.boxes, kBoxThreads, box.shared_bytes, stream>>>(args, op);
     return cudaGetLastError();
   };
-  static SharedMemoryOptIn straight, marching, skewed, tabled;
+  static SharedMemoryOptIn straight, marching, swizzled, tabled;
   switch (box.places) {
     case BoxPlaces::kStraight: return launch(boxes_kernel<Op, BoxPlaces::kStraight>, straight);
     case BoxPlaces::kMarched: return launch(boxes_kernel<Op, BoxPlaces::kMarched>, marching);
-    case BoxPlaces::kSkewed:
-      if constexpr (sizeof(typename Op::Element) <= 2) return launch(boxes_kernel<Op, BoxPlaces::kSkewed>, skewed);
-      break;
+    case BoxPlaces::kSwizzled: return launch(boxes_kernel<Op, BoxPlaces::kSwizzled>, swizzled);
     case BoxPlaces::kTabled: return launch(boxes_kernel<Op, BoxPlaces::kTabled>, tabled);
   }
   return cudaErrorInvalidValue;

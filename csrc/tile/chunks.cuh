@@ -86,6 +86,26 @@ __device__ __forceinline__ Chunk<E> load_chunk(const char* p, int64_t stride, in
   return chunk;
 }
 
+// The compiler can't tell where a pointer from shared memory points to, and would store by a slower way.
+__device__ __forceinline__ void store_global(char* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(w));
+}
+
+// Bytes [first, last) of a chunk, in the widest pieces that lie within.
+template <int kAt, int kWidth, int kSmallest>
+__device__ __forceinline__ void store_part(char* to, const uint32_t (&words)[4], int first, int last) {
+  if (first <= kAt && kAt + kWidth <= last) {
+    if constexpr (kWidth == 16) store_global(to, words[0], words[1], words[2], words[3]);
+    if constexpr (kWidth == 8) *reinterpret_cast<uint2*>(to + kAt) = make_uint2(words[kAt / 4], words[kAt / 4 + 1]);
+    if constexpr (kWidth == 4) *reinterpret_cast<uint32_t*>(to + kAt) = words[kAt / 4];
+    if constexpr (kWidth == 2) *reinterpret_cast<uint16_t*>(to + kAt) = uint16_t(words[kAt / 4] >> kAt % 4 * 8);
+    if constexpr (kWidth == 1) *reinterpret_cast<uint8_t*>(to + kAt) = uint8_t(words[kAt / 4] >> kAt % 4 * 8);
+  } else if constexpr (kWidth > kSmallest) {
+    if (first < kAt + kWidth / 2 && kAt < last) store_part<kAt, kWidth / 2, kSmallest>(to, words, first, last);
+    if (first < kAt + kWidth && kAt + kWidth / 2 < last) store_part<kAt + kWidth / 2, kWidth / 2, kSmallest>(to, words, first, last);
+  }
+}
+
 // Elements [first, last) to `p`, `stride` bytes apart; a whole chunk goes out at once where `wide` (p aligned, stride one element).
 template <typename E>
 __device__ __forceinline__ void store_chunk(char* p, int64_t stride, int first, int last, bool wide, const Chunk<E>& chunk) {

@@ -9,7 +9,7 @@ constexpr int64_t kChunk = 16, kSector = kSectorBytes;
 constexpr int64_t kOutRunBytes = 256, kInRunBytes = 512;  // wanted of every run in global memory
 constexpr double kMinTileUse = 0.7;                       // fraction of tile elements that are not padding
 constexpr int64_t kManyBoxes = 1024;                      // as many as are under way at once on a large GPU
-constexpr int64_t kGoodSharedBytes = 40 * 1024;           // lets five blocks share a multiprocessor
+constexpr int64_t kGoodSharedBytes = 44 * 1024;           // lets five blocks share a multiprocessor
 
 int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
@@ -92,7 +92,8 @@ void find_out_runs(const Plan& plan, BoxPlan& box) {
   }
 }
 
-// Places in shared memory: each dimension has a weight there that is its stride modulo a chunk, so that aligned chunks stay aligned.
+// Places in shared memory: each dimension has a weight there that is its stride modulo a chunk, so that aligned chunks stay aligned, or
+// modulo a line: a line of the input that lies in one line of shared memory takes one request of L2, one across two takes four.
 void lay_out(const Plan& plan, const int64_t* in_stride, BoxPlan& box) {
   const Problem& p = plan.problem;
   const int64_t w = p.element_bytes, count = kChunk / w;
@@ -102,11 +103,12 @@ void lay_out(const Plan& plan, const int64_t* in_stride, BoxPlan& box) {
   for (int k = 0; k < box.rank; ++k) {
     const int d = box.dims[k], before = k ? box.dims[k - 1] : d;
     const int64_t extent = box.extent[d], stride = in_stride[d] * w;
-    // Lanes are `count` elements of the march apart: at these distances they would meet few banks.
-    const bool crowded = chunked && k > 0 && d == box.march_dim && box.out_rank == 1 && w <= 2 && count * stride % 64 == 0 &&
-                         span >= kLineBytes;
-    const bool joins = k == 0 || (box.in_rank == k && box.extent[before] == p.sizes[before] && !crowded &&
-                                  in_stride[d] == in_stride[before] * p.sizes[before]);
+    const bool follows = k == 0 || (box.in_rank == k && box.extent[before] == p.sizes[before] &&
+                                    in_stride[d] == in_stride[before] * p.sizes[before]);
+    // Lanes are `count` elements of the output's first dimension apart: at some distances they would meet few banks.
+    const bool crowded = chunked && k > 0 && d == 0 && extent >= 4 * count && span >= (follows ? 2 : 1) * kLineBytes &&
+                         count * stride % (box.out_rank == 1 ? 32 : 64) == 0;
+    const bool joins = follows && !crowded;
     if (joins) {
       box.weight[k] = int(chunked ? stride : span);
       box.in_length *= extent;
@@ -116,30 +118,38 @@ void lay_out(const Plan& plan, const int64_t* in_stride, BoxPlan& box) {
       box.weight[k] = 0;
     } else {
       box.in_runs *= extent;
+      // Short runs, and those that are skewed in steps of a chunk, lie as the input does modulo less than a line.
+      const bool skewed = crowded && box.out_rank > 1;
+      const int64_t run_bytes = box.in_length * w;
+      const int64_t unit = skewed || run_bytes < 2 * kSector ? kChunk : run_bytes < kLineBytes * 3 / 2 ? kSector : kLineBytes;
       int64_t weight = span + 2 * (kChunk - w);  // room for any shift on either side
-      weight += ((stride - weight) % kChunk + kChunk) % kChunk;
-      if (weight / kChunk % 2 == 0) weight += kChunk;  // steps meet more banks
+      weight += ((stride - weight) % unit + unit) % unit;
+      if (unit == kChunk && weight / kChunk % 2 == 0) weight += kChunk;  // steps meet more banks
       box.weight[k] = int(std::min<int64_t>(weight, kMaxBoxBytes));
       span += (extent - 1) * weight;
       if (crowded) {
-        box.places = BoxPlaces::kSkewed;
-        span += (extent - 1) / count * kChunk;
+        box.skewed = true;
+        span += (extent - 1) / count * (skewed ? kChunk : kLineBytes);
       }
     }
     span = std::min(span, 2 * kMaxBoxBytes);
     if (d == box.march_dim) march = box.weight[k];
   }
   if (box.out_rank > 1) box.places = BoxPlaces::kTabled;
+  else if (box.skewed) box.places = BoxPlaces::kSwizzled;
   else if (march == w) box.places = BoxPlaces::kStraight;
-  const int64_t data = ceil_div(span + 4 * kChunk, kChunk) * kChunk;  // a chunk in front, the shift, and chunks that reach over the end
+  // A chunk in front, the shift, chunks that reach over the end, and what their line holds.
+  const int64_t line = box.places == BoxPlaces::kSwizzled ? kLineBytes : 0;
+  const int64_t data = ceil_div(span + 3 * kChunk, kLineBytes) * kLineBytes + kLineBytes + line;
   const int64_t entries = box.places == BoxPlaces::kTabled ? box_entries(int(box.lead), int(count)) : 0;
   const int64_t table = entries == 0 ? 0 : ((entries + entries / count) * count + entries + count) * 2 +
                                            (p.operands == 3 ? 8 * (entries + count) : 0);
   const int64_t beside = p.operands == 3 ? 8 * box.out_runs : 0;
   // Chunks that begin in a run may reach up to `count` - 1 elements beyond its ends.
-  const int64_t beyond = ceil_div(count - 1, box.lead) * march;
+  const int64_t beyond = ceil_div(count - 1, box.lead) * march + line;
   const int64_t runs = kChunk * (box.in_runs + box.out_runs) + table + beside;
-  const int64_t tables = ceil_div(box.places == BoxPlaces::kTabled ? runs : std::max(runs, beyond), kChunk) * kChunk;
+  // With the chunk in front, a line.
+  const int64_t tables = ceil_div((box.places == BoxPlaces::kTabled ? runs : std::max(runs, beyond)) + kChunk, kLineBytes) * kLineBytes - kChunk;
   box.stage_at = int(std::min(tables, kMaxBoxBytes));
   box.shared_bytes = int(std::min(tables + data + beyond, kMaxBoxBytes + 1));
 }
@@ -156,11 +166,12 @@ uint32_t place_of(const BoxPlan& box, const int* along, int rank, uint32_t index
 }
 
 // Of lanes that read a word each: the most that differ in one bank of shared memory.
-int conflicts_of(const uint32_t* runs, const uint32_t* chunks, int run_bits) {
+int conflicts_of(const uint32_t* runs, const uint32_t* chunks, const uint32_t* swizzle, int run_bits) {
   uint32_t words[32][32];
   int in_bank[32] = {}, most = 1;
   for (int lane = 0; lane < 32; ++lane) {
-    const uint32_t word = (runs[lane >> (5 - run_bits)] + chunks[lane & ((32 >> run_bits) - 1)]) / 4, bank = word % 32;
+    const int chunk = lane & ((32 >> run_bits) - 1);
+    const uint32_t word = ((runs[lane >> (5 - run_bits)] + chunks[chunk]) ^ swizzle[chunk]) / 4, bank = word % 32;
     int& n = in_bank[bank];
     if (std::find(words[bank], words[bank] + n, word) == words[bank] + n) words[bank][n++] = word;
     most = std::max(most, n);
@@ -179,17 +190,18 @@ void spread_lanes(const Problem& p, BoxPlan& box) {
       if (box.dims[k] == d) run_dims[run_rank++] = k, in_run[k] = true;
   for (int k = 0; k < box.rank; ++k)
     if (!in_run[k]) out_dims[out_rank++] = k;
-  uint32_t run_place[16], chunk_place[32];  // of first elements
+  uint32_t run_place[16], chunk_place[32], swizzle[32] = {};  // of first elements
   for (int r = 0; r < 16; ++r) run_place[r] = place_of(box, out_dims, out_rank, uint32_t(std::min<int64_t>(r, box.out_runs - 1)));
   for (int j = 0; j < 32; ++j) {
     chunk_place[j] = place_of(box, run_dims, run_rank, uint32_t(j * count));
-    if (box.places == BoxPlaces::kSkewed) chunk_place[j] += uint32_t(j * kChunk);
+    if (box.places == BoxPlaces::kSwizzled) swizzle[j] = uint32_t(j * kChunk % kLineBytes);
+    else if (box.skewed) chunk_place[j] += uint32_t(j * count % box.extent[0] / count * kChunk);
   }
   int64_t least = INT64_MAX;
   for (int bits = 0; bits <= 4; ++bits) {
     const int64_t runs = int64_t(1) << bits, lanes = 32 >> bits;
     if (bits > 0 && runs / 2 >= box.out_runs) break;
-    const int64_t conflicts = conflicts_of(run_place, chunk_place, bits);
+    const int64_t conflicts = conflicts_of(run_place, chunk_place, swizzle, bits);
     const int64_t requests = runs * (4 * lanes * kChunk / kLineBytes + 3) / 4, groups = ceil_div(box.out_runs, runs);
     // In instructions, which a multiprocessor starts four of in the time of an access to shared memory and eight in that of a request.
     const int64_t chunk_cost = 24 + 2 * count + (conflicts - 1) * count * 4 + requests * 8;
@@ -282,6 +294,7 @@ BoxPlan plan_box(const Plan& plan) {
   // Shorter runs let more blocks share a multiprocessor.
   if (box.shared_bytes > kGoodSharedBytes) box = box_of(plan, out_run, in_run / 2, bytes);
   if (box.shared_bytes > kGoodSharedBytes) box = box_of(plan, out_run / 2, in_run / 2, bytes);
+  if (box.shared_bytes > kGoodSharedBytes && box.count < kManyBoxes) box = box_of(plan, out_run / 2, in_run / 4, bytes);
   while (!box_fits(box) && out_run > 16) {
     (in_run * 2 > out_run ? in_run : out_run) /= 2;
     bytes /= 2;

@@ -13,9 +13,9 @@ constexpr int kTileBytes = 16384;
 constexpr int tile_o(int element_bytes) { return element_bytes == 1 ? 128 : element_bytes <= 4 ? 64 : 32; }
 constexpr int tile_q(int element_bytes) { return kTileBytes / element_bytes / tile_o(element_bytes); }
 
-// How the places of an output run's elements in shared memory are found: neighbours, at equal distances, the same with
-// a chunk skipped after each chunk's worth of elements (else they would meet few banks), or by a table that repeats.
-enum class BoxPlaces { kStraight, kMarched, kSkewed, kTabled };
+// How the places of an output run's elements in shared memory are found: neighbours, at equal distances, the same with the chunks of
+// lines permuted after each chunk's worth of elements (else they would meet few banks), or by a table that repeats.
+enum class BoxPlaces { kStraight, kMarched, kSwizzled, kTabled };
 
 // A box: `extent` elements of every dimension of the simplified problem (1 where it is walked by the grid). boxes.cuh says what it is for.
 constexpr int64_t kMaxBoxBytes = 64 * 1024;  // of shared memory: places in it are 16-bit numbers
@@ -39,6 +39,7 @@ struct BoxPlan {
   int out_rank = 0;      // leading ones, in the output's order, that make an output run: contiguous, the last one marched along
   int64_t in_length = 1, in_runs = 1, out_length = 1, out_runs = 1;  // elements of a run, and runs
   BoxPlaces places = BoxPlaces::kMarched;
+  bool skewed = false;  // kSwizzled; or kTabled, and input runs are a chunk further apart after each chunk's worth of the first dimension
   int march_dim = 0, window_dim = -1;  // that last dimension; the same if it is cut
   // Boxes write windows of an output run: `window` elements of that last dimension out of `run_size`, of `lead` elements of the run each;
   // for alignment, they hold `halo` more in front.

@@ -17,6 +17,7 @@
 namespace fusebackend::tile {
 
 constexpr int kTileThreads = 256;
+constexpr int64_t kFewTiles = 8;  // of an input's row: blocks under way at once cover many rows
 constexpr int kPhaseBytes = 32;  // a sector: two blocks that write parts of one cost several times the bytes
 
 template <int W, bool kShiftIn, bool kShiftOut>
@@ -55,6 +56,8 @@ struct TileArgs {
   bool staged_is_b;
   bool direct_is_wide;  // wherever the output has an aligned chunk, so has the direct input
   bool by_halves;  // rows of the input are aligned to half a chunk only
+  bool shares_lines;  // neighbouring tiles of an input's row may
+  bool along_q;       // blocks first follow the input's rows
   FastDiv o_tiles, q_tiles;
   Batch batch;  // by Role: kA is staged (and its partner), kB direct
 };
@@ -92,7 +95,9 @@ struct Tile {
   }
 
   // Elsewhere. By way of registers: an asynchronous copy asks L2 twice for a line whose place crosses lines of shared memory.
-  __device__ void load_interior() const {
+  // kAllRows, kAllColumns: those of the tile are in range.
+  template <bool kAllRows, bool kAllColumns>
+  __device__ void load_rows() const {
     constexpr int kChunks = Shape::kRows * Shape::kRowChunks, kTurns = (kChunks + kTileThreads - 1) / kTileThreads;
     uint4 raw[kTurns];
     bool skip[kTurns];
@@ -102,9 +107,13 @@ struct Tile {
       skip[turn] = kChunks % kTileThreads && i >= kChunks;
       if (skip[turn]) continue;
       const int row = i / Shape::kRowChunks, j = i % Shape::kRowChunks;
+      if (!kAllRows && (o0 + row < 0 || o0 + row >= args.o_size)) {
+        skip[turn] = true;
+        continue;
+      }
       const char* from = staged + (o0 + row) * args.staged_o;
       const int q = j * kChunkBytes - (kShiftIn ? int(phase_bytes(from)) : 0);
-      skip[turn] = q >= Shape::kQ * W;
+      skip[turn] = q >= (kAllColumns ? Shape::kQ : q_count) * W;
       if (skip[turn]) continue;
       from += q;
       if (kShiftIn || !args.by_halves) {
@@ -122,7 +131,7 @@ struct Tile {
     }
   }
 
-  // At an edge: rows, columns and chunks may be out of range.
+  // At an end of the input: chunks may be out of range too.
   __device__ void load_edge() const {
 #pragma unroll 1
     for (int i = threadIdx.x; i < Shape::kRows * Shape::kRowChunks; i += kTileThreads) {
@@ -184,9 +193,10 @@ struct Tile {
     }
   }
 
-  // A tile with nothing special about it. kDirect: there is a direct input, and it has an aligned chunk for each of the output's.
-  template <bool kDirect>
+  // A tile whose rows are all in range. kDirect: there is a direct input, and it has an aligned chunk for each of the output's.
+  template <bool kDirect, bool kAllColumns>
   __device__ void run_interior() const {
+    const int columns = kAllColumns ? Shape::kQ : q_count;
     Chunk<E> beside[kDirect ? Shape::kPasses : 1][Shape::kGroup];
     const int64_t offset_o = (o0 + first_row(column_of(0)) + chunk_of(0) * kCount) * W;
     const auto at = [&](auto* base, int64_t stride_q, int pass, int g) {
@@ -196,9 +206,10 @@ struct Tile {
 #pragma unroll
       for (int pass = 0; pass < Shape::kPasses; ++pass)
 #pragma unroll
-        for (int g = 0; g < Shape::kGroup; ++g) beside[pass][g] = load_aligned<E>(at(direct, args.direct_q, pass, g));
+        for (int g = 0; g < Shape::kGroup; ++g)
+          if (column_of(pass) + g < columns) beside[pass][g] = load_aligned<E>(at(direct, args.direct_q, pass, g));
     }
-    load_interior();  // after the direct input's: the compiler would move those behind the wait
+    load_rows<true, kAllColumns>();  // after the direct input's: the compiler would move those behind the wait
     const char* place[kCount];
     find_places(place);
     cp_async_wait<0>();
@@ -209,6 +220,7 @@ struct Tile {
       gather(place, pass, chunks);
 #pragma unroll
       for (int g = 0; g < Shape::kGroup; ++g) {
+        if (column_of(pass) + g >= columns) break;
         if constexpr (kDirect) op.apply(chunks[g].v, beside[pass][g].v, args.staged_is_b);
         store_aligned(at(out, args.out_q, pass, g), chunks[g]);
       }
@@ -239,34 +251,58 @@ struct Tile {
             op.apply(chunks[g].v, beside.v, args.staged_is_b);
           }
         }
-        store_chunk(out + q * args.out_q + o * W, W, first, last, true, chunks[g]);
+        char* const to = out + q * args.out_q + o * W;
+        if constexpr (Op::kBinary) store_chunk(to, W, first, last, true, chunks[g]);  // in few registers
+        else store_part<0, kChunkBytes, W>(to, reinterpret_cast<const uint32_t(&)[4]>(chunks[g]), first * W, last * W);
       }
     }
   }
 
   __device__ void run() const {
     const bool chunked = args.staged_q == W && args.partner == nullptr;
-    const int64_t last_row = o0 + Shape::kRows - 1;
-    const bool in_range = o0 >= 0 && last_row < args.o_size && q_count == Shape::kQ;
-    const bool interior = in_range && chunked &&
-                          (!kShiftIn || (args.staged_extent.holds(staged + o0 * args.staged_o - kChunkBytes, kChunkBytes) &&
-                                         args.staged_extent.holds(staged + last_row * args.staged_o + Shape::kQ * W, kChunkBytes)));
-    if (interior && args.direct == nullptr) return run_interior<false>();
-    if (Op::kBinary && interior && args.direct_is_wide) return run_interior<Op::kBinary>();
-    if (chunked) load_edge();
-    else load_elements();
+    const int64_t first_row = max(o0, int64_t(0)), last_row = min(o0 + Shape::kRows, args.o_size) - 1;
+    // Chunks begin at the aligned one that holds a row's first element, and end at the one that holds its last.
+    const auto holds_row = [&](int64_t row) {
+      const char* const first = staged + row * args.staged_o;
+      const int shift = kShiftIn ? int(phase_bytes(first)) : 0;
+      return args.staged_extent.holds(first - shift, (shift + q_count * W + kChunkBytes - 1) / kChunkBytes * kChunkBytes);
+    };
+    const bool inside = chunked && holds_row(first_row) && holds_row(last_row);
+    if (inside && last_row - first_row == Shape::kRows - 1) {
+      const bool whole = q_count == Shape::kQ;
+      if (args.direct == nullptr && whole) return run_interior<false, true>();
+      if (Op::kBinary && args.direct_is_wide && whole) return run_interior<Op::kBinary, true>();
+      if constexpr (!Op::kBinary) return run_interior<false, false>();
+    }
+    if (inside && !Op::kBinary) {  // (It would take registers that sums need.)
+      load_rows<false, false>();
+    } else if (chunked) {
+      load_edge();
+    } else {
+      load_elements();
+    }
     store_edge();
   }
 };
 
+// Blocks that shall share a multiprocessor, by which the compiler limits registers; small elements need more of them.
+template <typename Op, int W = sizeof(typename Op::Element)>
+constexpr int kTileBlocks = Op::kBinary ? (W == 1 ? 2 : W == 2 ? 4 : 5) : (W == 1 ? 3 : 6);
+
 template <typename Op, bool kShiftIn, bool kShiftOut>
-__global__ void __launch_bounds__(kTileThreads) tiles_kernel(const __grid_constant__ TileArgs args, const Op op) {
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks<Op>) tiles_kernel(const __grid_constant__ TileArgs args, const Op op) {
   using T = Tile<Op, kShiftIn, kShiftOut>;
   extern __shared__ __align__(16) char shared[];
-  // Neighbouring blocks follow the output to the end of its rows: DRAM minds scattered writes far more than scattered reads.
+  // Neighbouring blocks follow the output to the end of its rows: DRAM minds scattered writes far more than scattered reads, unless
+  // few tiles make a row of the input and share lines of it.
   uint32_t rest, o_tile, q_tile, item;
-  args.o_tiles.divmod(blockIdx.x, rest, o_tile);
-  args.q_tiles.divmod(rest, item, q_tile);
+  if (args.along_q) {
+    args.q_tiles.divmod(blockIdx.x, rest, q_tile);
+    args.o_tiles.divmod(rest, item, o_tile);
+  } else {
+    args.o_tiles.divmod(blockIdx.x, rest, o_tile);
+    args.q_tiles.divmod(rest, item, q_tile);
+  }
   const char* staged = args.staged;
   const char* direct = args.direct;
   char* out = args.out;
@@ -284,6 +320,7 @@ cudaError_t launch_tiles_as(TileArgs args, int64_t items, Op op, cudaStream_t st
   const int64_t q_tiles = (args.q_size + Shape::kQ - 1) / Shape::kQ;
   args.o_tiles = FastDiv(uint32_t(o_tiles));
   args.q_tiles = FastDiv(uint32_t(q_tiles));
+  args.along_q = args.shares_lines && q_tiles <= kFewTiles;
   tiles_kernel<Op, kShiftIn, kShiftOut><<<unsigned(o_tiles * q_tiles * items), kTileThreads, Shape::kBytes, stream>>>(args, op);
   return cudaGetLastError();
 }
@@ -328,6 +365,7 @@ cudaError_t launch_tiles(const Plan& plan, Op op, cudaStream_t stream) {
     items *= p.sizes[d];
   }
   args.direct_is_wide = has_direct && args.direct_o == w && apart % kChunkBytes == 0;
+  args.shares_lines = in_bits % kLineBytes != 0;
   // (Pieces of 4 bytes are slower than shifted rows.)
   args.by_halves = in_bits % kChunkBytes == kChunkBytes / 2;
   const bool in_aligned = in_bits % (kChunkBytes / 2) == 0 || args.staged_q != w || plan.staged_pair;
