@@ -92,7 +92,7 @@ _NAME, _COLUMN = 46, 11
 
 
 def heading(ways: Sequence[str]) -> str:
-    short = [w.replace("inductor", "ind.").replace("dynamic", "dyn.").replace("autotuned", "tuned") for w in ways]
+    short = [w.replace("inductor", "ind.").replace("dynamic", "dyn.").replace("autotuned", "tuned") for w in WAYS if w in ways]
     return f"{'ms':{_NAME}}" + "".join(f"{c:>{_COLUMN}}" for c in ["floor", *short]) + "   inductor/fuse (dynamic)   reached (goal)"
 
 

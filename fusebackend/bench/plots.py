@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from .pool import Row
-from .results import complete, describe, ratios
+from .results import FLOOR_GOAL, complete, describe, part_of_floor, ratios
 from .timing import geomean
 
-_FLOOR_GOAL = 0.8  # of a copy's speed, which no random shape shall miss
 _OURS, _DYNAMIC, _EVEN = "#3b6ea8", "#9cc0e0", "#888888"
 
 
@@ -39,7 +38,7 @@ def draw(data: dict[str, Any], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for section, name, make in (("kernels", "families", _families), ("models", "models", _models), ("random", "random", _random)):
-        rows = [r for r in data.get(section, []) if complete(r) and ratios(section, r)]
+        rows = [r for r in data.get(section, []) if complete(r) and (ratios(section, r) or section == "random" and part_of_floor(r))]
         if not rows:
             continue
         figure = make(pyplot, rows)
@@ -89,18 +88,20 @@ def _models(pyplot: Any, rows: list[Row]) -> Any:
 
 def _random(pyplot: Any, rows: list[Row]) -> Any:
     """For each family the part of random shapes (y) whose speed-up is x at most; beside it that whose part of the floor's speed is."""
-    floored = [row for row in rows if "floor" in row["ms"] and "fuse" in row["ms"]]
-    figure, panels = pyplot.subplots(1, 2 if floored else 1, figsize=(11 if floored else 6, 4), squeeze=False)
-    axes = panels[0][0]
-    _distribution(axes, rows, lambda row: list(ratios("random", row).values()))
-    axes.set_xscale("log")
-    _speed_up(axes.xaxis, axes.axvline)
-    axes.set_xlabel("Inductor's time over ours, random shapes")
+    compared, floored = [row for row in rows if ratios("random", row)], [row for row in rows if part_of_floor(row)]
+    shown = [part for part in (compared, floored) if part]
+    figure, panels = pyplot.subplots(1, len(shown), figsize=(1 + 5 * len(shown), 4), squeeze=False)
+    if compared:
+        axes = panels[0][0]
+        _distribution(axes, compared, lambda row: list(ratios("random", row).values()))
+        axes.set_xscale("log")
+        _speed_up(axes.xaxis, axes.axvline)
+        axes.set_xlabel("Inductor's time over ours, random shapes")
     if floored:
-        axes = panels[0][1]
-        _distribution(axes, floored, lambda row: [row["ms"]["floor"] / row["ms"]["fuse"]])
-        axes.axvline(_FLOOR_GOAL, color=_EVEN, linewidth=0.8)
-        axes.set_xlabel(f"part of the floor's speed (of a copy, for permute; line: {_FLOOR_GOAL:g})")
+        axes = panels[0][-1]
+        _distribution(axes, floored, lambda row: [part_of_floor(row)])
+        axes.axvline(FLOOR_GOAL, color=_EVEN, linewidth=0.8)
+        axes.set_xlabel(f"part of the floor's speed (of a copy, for permute; line: {FLOOR_GOAL:g})")
     return figure
 
 

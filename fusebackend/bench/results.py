@@ -88,6 +88,16 @@ def ratios(section: str, row: Row) -> dict[str, float]:
     return {f"{a} / {b}": row["ms"][a] / row["ms"][b] for a, b in pairs if a in row["ms"] and b in row["ms"]}
 
 
+#: Of a copy's speed, which no random permutation shall miss.
+FLOOR_GOAL = 0.8
+
+
+def part_of_floor(row: Row) -> float:
+    """The floor's time over our kernel's: by itself where it was timed so, else in what was compiled with ours; 0 if neither was timed."""
+    ours = row["ms"].get("kernel", row["ms"].get("fuse"))
+    return row["ms"]["floor"] / ours if ours and "floor" in row["ms"] else 0.0
+
+
 def goals(row: Row) -> Iterator[tuple[str, float, float]]:
     """(column, what was reached, the goal) of each goal of a case; reached is the worst of ours, static and dynamic."""
     ours = [t for way, t in row["ms"].items() if way.startswith("fuse")]
@@ -112,6 +122,12 @@ def summary(section: str, rows: list[Row]) -> str:
             found = [r for row in members for r in ratios(section, row).values()]
             if found:
                 lines.append(f"{family}: geometric mean {geomean(found):.2f}x Inductor, least {min(found):.2f}x")
+            parts = [part for row in members if section == "random" and (part := part_of_floor(row))]
+            if parts:
+                mean, below = sum(1 / part for part in parts) / len(parts), sum(part < FLOOR_GOAL for part in parts)
+                lines.append(
+                    f"{family}: {mean:.3f} times the floor's time on average; {below} of {len(parts)} below {FLOOR_GOAL:g} of its speed"
+                )
         met = [reached <= goal for row in rows for _, reached, goal in goals(row)]
         if met:
             lines.append(f"{sum(met)} of {len(met)} goals reached")

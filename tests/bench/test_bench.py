@@ -474,6 +474,15 @@ def test_plots_are_drawn_from_what_a_run_has(tmp_path, capsys):
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in (tmp_path / "plots").iterdir())
 
 
+def test_random_shapes_are_drawn_against_their_floor_alone_too(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    rows = [{"family": "tiny", "case": str(t), "ms": {"floor": 1.0, "kernel": t, "fuse": 9.0}} for t in (1.0, 1.2, 1.4)]
+    file = written(tmp_path / "run.json", {**a_run(), "random": rows})
+    assert main(["bench", "plot", file, "--plots", str(tmp_path / "plots")]) == 0
+    assert "random.png" in {p.name for p in (tmp_path / "plots").iterdir()}
+    assert "tiny: 1.200 times the floor's time on average; 1 of 3 below 0.8 of its speed" in results.summary("random", rows)
+
+
 def test_without_matplotlib_the_extra_is_named_and_the_rest_still_comes(family, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     family(TRANSPOSED)
