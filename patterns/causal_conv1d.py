@@ -39,7 +39,7 @@ prims = torch.ops.prims
 # element. 16-bit tensor-core kernels for more are worth the copies.
 CHANNELS_LAST_TAPS = {2: 8, 4: 32}
 TURNED_TAPS = 4  # and from it into (batch, channels, time)
-TURNED_SAMPLES = 8  # the gradients: of 16-bit types, in whole vectors of so many channels and samples
+TURNED_SAMPLES = 8  # the gradients: of 16-bit types; worth it in whole vectors of so many channels and samples
 
 
 def reference(
@@ -215,7 +215,8 @@ class CausalConv1d(Pattern):
         sizes, taps = g.hints(g.value(found.conv.x).shape), g.hint(found.conv.taps)
         if sizes is None or taps is None or _is_channels_last(wanted) or not any(u.op == "output" for u in output.users):
             return False
-        return taps <= TURNED_TAPS and sizes[1] % 2 == 0 and g.same_size(found.left, found.conv.taps - 1) and g.same_size(found.right, 0)
+        causal = g.same_size(read.size_of(found.left), found.conv.taps - 1) and g.same_size(read.size_of(found.right), 0)
+        return taps <= TURNED_TAPS and sizes[1] % 2 == 0 and causal
 
     @staticmethod
     def _only_silu(found: read.Forward, silu: tuple[fx.Node, ...]) -> bool:
@@ -271,14 +272,15 @@ class CausalConv1dBackward(Pattern):
     @staticmethod
     def _turns(found: read.Backward) -> bool:
         """Whether a GPU's kernel should turn x alone, (batch, time, channels), where the gradient comes into the graph as (batch, channels,
-        time), like eager's results, and x's is wanted so."""
+        time), like eager's results, and x's is wanted so. Sizes that later turn out to be no whole vectors cost time, nothing else."""
         x, grad, dx = g.value(found.conv.x), g.value(found.grad), found.results[0]
         taps, strides = g.hint(found.conv.taps), g.hints(grad.stride())
         if found.turned or found.grad.op != "placeholder" or strides is None or strides[2] != 1 or taps is None or taps > TURNED_TAPS:
             return False
-        if found.conv.dtype.itemsize != 2 or not all(isinstance(size, int) and size % TURNED_SAMPLES == 0 for size in x.shape[1:]):
+        sizes = g.hints(x.shape)
+        if found.conv.dtype.itemsize != 2 or sizes is None or any(size % TURNED_SAMPLES for size in sizes[1:]):
             return False
-        causal = g.same_size(found.left, found.conv.taps - 1) and g.same_size(grad.shape[2], x.shape[2])
+        causal = g.same_size(read.size_of(found.left), found.conv.taps - 1) and g.same_size(grad.shape[2], x.shape[2])
         return causal and (dx is None or not _is_channels_last(g.value(dx)))
 
 

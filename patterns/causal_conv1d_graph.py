@@ -45,7 +45,7 @@ def convolution(node: fx.Node) -> Convolution | Reject | None:
     source, weight = args["input"], args["weight"]
     if len(args["stride"]) != 1 or g.value(source).dim() != 3:
         return None
-    channels, groups = g.value(source).shape[1], _size_of(args["groups"])
+    channels, groups = g.value(source).shape[1], size_of(args["groups"])
     if g.same_size(groups, 1) and not (g.same_size(channels, 1) and g.same_size(g.value(weight).shape[0], 1)):
         return None  # every output sees every channel: another operation altogether
     tensor = g.value(source)
@@ -63,8 +63,9 @@ def convolution(node: fx.Node) -> Convolution | Reject | None:
     if tensor.dtype not in DTYPES and not (tensor.dtype == torch.float64 and tensor.device.type == "cpu"):
         return Reject(f"dtype {tensor.dtype} on {tensor.device.type}: float32, float16 and bfloat16 are accepted", node)
     padding = args["padding"][0]
-    padded = _unpad(_unconverted(source))
-    if padded is None or (isinstance(padded, Reject) and _unpad(source) is None):
+    unconverted = _unconverted(source)
+    padded = _unpad(unconverted)
+    if padded is None or (isinstance(padded, Reject) and unconverted is not source):
         return Convolution(source, weight, padding, padding)
     if isinstance(padded, Reject):
         return padded
@@ -91,7 +92,7 @@ def _unpad(node: fx.Node) -> tuple[fx.Node, Any, Any] | Reject | None:
         return Reject(f"the input is padded with {args['value']}: only zeros are a convolution's padding", node)
     if any(not isinstance(p, int) or p != 0 for p in pad[2:]):
         return Reject(f"the input is padded by {pad}: only along time (its last dim)", node)
-    left, right = (_size_of(p) for p in pad[:2])
+    left, right = (size_of(p) for p in pad[:2])
     if any(g.hint(p) is None or g.hint(p) < 0 for p in (left, right)):
         return Reject(f"the input is cropped by {pad}: only padding is accepted", node)
     if not all(isinstance(s, int) for s in (left, right)) and not _surely_pads(node):
@@ -99,12 +100,13 @@ def _unpad(node: fx.Node) -> tuple[fx.Node, Any, Any] | Reject | None:
     return args["self"], pad[0], pad[1]
 
 
-def _size_of(size: Any) -> Any:
+def size_of(size: Any) -> Any:
+    """A size, which may be a node's value."""
     return g.value(size) if isinstance(size, fx.Node) else size
 
 
 def _surely_pads(node: fx.Node) -> bool:
-    return all(statically_known_true(_size_of(p) >= 0) for p in node.args[1][:2])
+    return all(statically_known_true(size_of(p) >= 0) for p in node.args[1][:2])
 
 
 def _single(node: fx.Node, target: Any) -> fx.Node | None:
@@ -327,7 +329,7 @@ def _crops(crop: fx.Node, padded: fx.Node) -> bool:
     width = max(len(forward), len(backward))
     forward += [0] * (width - len(forward))
     backward += [0] * (width - len(backward))
-    return all(g.same_size(_size_of(a), -_size_of(b)) for a, b in zip(forward, backward))
+    return all(g.same_size(size_of(a), -size_of(b)) for a, b in zip(forward, backward))
 
 
 def _unscatter(grad: fx.Node) -> tuple[fx.Node, bool, list[fx.Node]] | None:

@@ -79,6 +79,16 @@ __device__ __forceinline__ float late_shift(double shift, float (&bias)[N]) {
   return sizeof(T) == 4 ? static_cast<float>(shift) : 0.f;
 }
 
+// A channel's taps and bias.
+template <typename T, int K>
+__device__ __forceinline__ void load_taps(const void* w_, const void* bias_, int64_t c, int64_t w_c, int64_t w_k,
+                                          int64_t bias_c, float (&w)[K], float& bias) {
+  const T* wc = static_cast<const T*>(w_) + c * w_c;
+#pragma unroll
+  for (int k = 0; k < K; ++k) w[k] = to_float(wc[k * w_k]);
+  bias = (bias_ ? to_float(static_cast<const T*>(bias_)[c * bias_c]) : 0.f);
+}
+
 // For 16-bit types: without the scaling that keeps __expf exact below 2^-126: 1 + that is 1.
 __device__ __forceinline__ float fast_sigmoid(float v) {
   float e, s;

@@ -51,16 +51,24 @@ TurnStrips turn_strips(int64_t batch, int64_t channels, int64_t len, int strip) 
   return {strip, static_cast<int>(ceil_div(len, strip))};
 }
 
-// 16-byte access to all: x in rows of channels, the others in rows of samples.
-bool turns_vectors(Dtype dtype, int64_t batch, int64_t channels, int64_t len, const void* x, const Strides& xs,
-                   std::initializer_list<std::pair<const void*, Strides>> rows) {
-  if (dtype == Dtype::kFloat || !channel_major(xs, channels) || channels % kTurnVec || len % kTurnVec || xs.b % kTurnVec || xs.t % kTurnVec ||
-      reinterpret_cast<uintptr_t>(x) % 16 || batch > 65535 || len > (1 << 20))
-    return false;
-  for (const auto& [data, s] : rows) {
-    if (data && (s.t != 1 || s.b % kTurnVec || s.c % kTurnVec || reinterpret_cast<uintptr_t>(data) % 16)) return false;
-  }
-  return true;
+using Rows = std::initializer_list<std::pair<const void*, Strides>>;
+
+// What the turning kernels are for: 16-bit x in rows of channels, the others in rows of samples.
+bool turns(Dtype dtype, int64_t batch, int64_t channels, int64_t len, const Strides& xs, Rows rows) {
+  if (dtype == Dtype::kFloat || !channel_major(xs, channels) || batch > 65535 || len > (1 << 20)) return false;
+  return std::all_of(rows.begin(), rows.end(), [](const auto& row) { return !row.first || row.second.t == 1; });
+}
+
+// Whether 16 bytes of x's channels may be accessed at once.
+bool whole_channels(int64_t channels, const void* x, const Strides& xs) {
+  return channels % kTurnVec == 0 && xs.b % kTurnVec == 0 && xs.t % kTurnVec == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+}
+// Whether `unit` elements of rows of 16-bit samples may.
+bool whole_samples(int unit, int64_t len, Rows rows) {
+  return len % unit == 0 && std::all_of(rows.begin(), rows.end(), [&](const auto& row) {
+           const auto& [data, s] = row;
+           return !data || (s.b % unit == 0 && s.c % unit == 0 && reinterpret_cast<uintptr_t>(data) % (2 * unit) == 0);
+         });
 }
 
 template <typename T, int K>
@@ -72,12 +80,12 @@ cudaError_t turning_forward(const ConvParams& p, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <typename T, int K>
+template <typename T, int K, int UNIT>
 cudaError_t turning_backward(const BackwardParams& p, cudaStream_t stream) {
   const TurnStrips s = turn_strips(p.batch, p.channels, p.in_len, kTurnBackwardStrip);
   const dim3 grid(static_cast<unsigned>(ceil_div(p.channels, kTurnBlock)), s.per_row, static_cast<unsigned>(p.batch));
-  auto* kernel = p.silu ? short_turning_backward<T, K, true, 4> : short_turning_backward<T, K, false, 4>;
-  kernel<<<grid, kTurnThreads, 0, stream>>>(p, s);
+  auto* kernel = p.silu ? short_turning_backward<T, K, true, 4, UNIT> : short_turning_backward<T, K, false, 4, UNIT>;
+  kernel<<<grid, kTurnThreads, 0, stream>>>(p, s, whole_channels(p.channels, p.x, p.xs));
   const cudaError_t e = cudaGetLastError();
   if (e != cudaSuccess || (!p.dw && !p.db)) return e;
   return launch_reduce_partials(p.partial, p.splits, p.channels, K, p.dw, p.db, p.dtype, stream);
@@ -86,7 +94,9 @@ cudaError_t turning_backward(const BackwardParams& p, cudaStream_t stream) {
 template <typename T, int K>
 cudaError_t turned_forward(const ConvParams& p, cudaStream_t stream) {
   if constexpr (sizeof(T) == 2) {
-    if (turns_vectors(p.dtype, p.batch, p.channels, p.in_len, p.x, p.xs, {{p.out, p.outs}})) return turning_forward<T, K>(p, stream);
+    if (turns(p.dtype, p.batch, p.channels, p.in_len, p.xs, {{p.out, p.outs}}) && whole_channels(p.channels, p.x, p.xs) &&
+        whole_samples(kTurnVec, p.in_len, {{p.out, p.outs}}))
+      return turning_forward<T, K>(p, stream);
   }
   const Strips s = plan_strips<kTurnChannels>(p.batch, p.in_len, p.channels, kTurnLen<T>, kMaxStripBlocks);
   auto* kernel = p.epilogue == Epilogue::kSilu ? short_turned_forward<T, K, true> : short_turned_forward<T, K, false>;
@@ -163,7 +173,7 @@ cudaError_t launch_short_forward(const ConvParams& p, cudaStream_t stream) {
 }
 
 bool short_backward_turns(const BackwardParams& p) {
-  return turns_vectors(p.dtype, p.batch, p.channels, p.in_len, p.x, p.xs, {{p.dy, p.dys}, {p.dx, p.dxs}});
+  return turns(p.dtype, p.batch, p.channels, p.in_len, p.xs, {{p.dy, p.dys}, {p.dx, p.dxs}});
 }
 
 int short_backward_splits(const BackwardParams& p) {
@@ -181,7 +191,12 @@ cudaError_t launch_short_backward(const BackwardParams& p, cudaStream_t stream) 
     return dispatch_taps(p.taps, [&](auto taps) {
       constexpr int K = decltype(taps)::value;
       if constexpr (sizeof(T) == 2) {
-        if (short_backward_turns(p)) return turning_backward<T, K>(p, stream);
+        if (short_backward_turns(p)) {
+          const auto whole = [&](int unit) { return whole_samples(unit, p.in_len, {{p.dy, p.dys}, {p.dx, p.dxs}}); };
+          if (whole(kTurnVec) && whole_channels(p.channels, p.x, p.xs)) return turning_backward<T, K, kTurnVec>(p, stream);
+          if (whole(4)) return turning_backward<T, K, 4>(p, stream);
+          return whole(2) ? turning_backward<T, K, 2>(p, stream) : turning_backward<T, K, 1>(p, stream);
+        }
       }
       if (!channel_major(p.xs, p.channels)) return time_major_backward<T, K>(p, stream);
       constexpr int V = sizeof(T) == 4 ? 2 : 4;  // more would cost occupancy: taps, sums and two windows are in registers

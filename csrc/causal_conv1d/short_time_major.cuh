@@ -56,15 +56,6 @@ __device__ __forceinline__ int row_shift(const T* row) {
   return ACCESS == Access::kVector ? static_cast<int>((reinterpret_cast<uintptr_t>(row) / sizeof(T)) % kVecElems<T>) : 0;
 }
 
-template <typename T, int K>
-__device__ __forceinline__ void load_taps(const void* w_, const void* bias_, int64_t c, int64_t w_c, int64_t w_k,
-                                          int64_t bias_c, float (&w)[K], float& bias) {
-  const T* wc = static_cast<const T*>(w_) + c * w_c;
-#pragma unroll
-  for (int k = 0; k < K; ++k) w[k] = to_float(wc[k * w_k]);
-  bias = (bias_ ? to_float(static_cast<const T*>(bias_)[c * bias_c]) : 0.f);
-}
-
 // U: rounds in flight.
 template <typename T, int K, int U, bool SILU, Access ACCESS>
 __global__ void __launch_bounds__(kShortThreads) short_time_major_forward(const ConvParams p, const ShortRows rows) {

@@ -4,6 +4,8 @@
 // A block marches down a strip of time with 64 channels, 32 samples a step: rows of 64 channels come into shared memory a few steps
 // ahead, and one ldmatrix turns them, so that a lane holds 8 neighbouring samples of one channel, as in the time-major kernels. Four
 // lanes share a channel; the samples before theirs are in the lane before, or, for the first, in the last one's of the step before.
+//
+// UNIT: elements that may be accessed at once in rows of samples: aligned, and inside their row or outside.
 #pragma once
 #include "device.cuh"
 
@@ -19,14 +21,23 @@ struct TurnStrips {
 // Of step's row t (of 32) and 16-byte chunk (of 8): the rows that one ldmatrix reads fall in different banks.
 __device__ __forceinline__ int turn_offset(int t, int chunk) { return t * 128 + (chunk ^ (2 * (t / 8) + t % 2)) * 16; }
 
-__device__ __forceinline__ void turn_copy(uint32_t to, const void* from, bool there) {
+// The first `count` of 8 elements into shared memory, UNIT at a time, and zeros after them.
+template <typename T, int UNIT>
+__device__ __forceinline__ void turn_copy(uint32_t to, const T* from, int count) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-#else
-  uint4 v = {};
-  if (there) v = *static_cast<const uint4*>(from);
-  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  if constexpr (UNIT == kTurnVec) {
+    const bool there = count > 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(there ? from : nullptr), "r"(there ? 16 : 0) : "memory");
+    return;
+  }
 #endif
+  Vec<T, kTurnVec> raw = {};
+#pragma unroll
+  for (int i = 0; i < kTurnVec; i += UNIT) {
+    if (i < count) *reinterpret_cast<Vec<T, UNIT>*>(raw.v + i) = *reinterpret_cast<const Vec<T, UNIT>*>(from + i);
+  }
+  const uint4 v = *reinterpret_cast<const uint4*>(&raw);
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 // What a thread has to do with x: what it copies of a step, and what it reads.
@@ -35,13 +46,13 @@ struct TurnedRows {
   const T* row;  // of the first sample that this thread copies, at its channels
   int64_t stride;
   int t, end;  // that sample; samples from `end` on are zeros
-  bool mine;   // channels there
+  int mine;    // channels there
   uint32_t to, from;
 
   __device__ __forceinline__ TurnedRows(const T* x, int64_t stride_, int t0, int end_, int64_t c0, int64_t channels, uint32_t base)
       : stride(stride_), t(t0 + threadIdx.x / 8), end(end_) {
     const int64_t c = c0 + threadIdx.x % 8 * kTurnVec;
-    mine = c < channels;
+    mine = static_cast<int>(min(channels - c, int64_t{kTurnVec}));
     row = x + c + t * stride;
     to = base + turn_offset(threadIdx.x / 8, threadIdx.x % 8);
     // Row k of matrix m is row 8 * (k / 2) + 2 * m + k % 2 of the step.
@@ -49,9 +60,11 @@ struct TurnedRows {
     from = base + turn_offset(k / 2 * 8 + 2 * m + k % 2, threadIdx.x / 32);
   }
 
-  __device__ __forceinline__ void copy_next(int stage_offset) {
-    const bool there = mine && t < end;
-    turn_copy(to + stage_offset, there ? row : nullptr, there);
+  // `whole`: 16 bytes of channels are aligned.
+  __device__ __forceinline__ void copy_next(int stage_offset, bool whole) {
+    const int count = t < end ? mine : 0;
+    if (whole) turn_copy<T, kTurnVec>(to + stage_offset, row, count);
+    else turn_copy<T, 1>(to + stage_offset, row, count);
     t += kTurnStep, row += kTurnStep * stride;
   }
 
@@ -106,15 +119,12 @@ __global__ void __launch_bounds__(kTurnThreads) short_turning_forward(const Conv
   TurnedRows<T> rows(x, p.xs.t, t0, t1, c0, p.channels, static_cast<uint32_t>(__cvta_generic_to_shared(stages)));
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
-    rows.copy_next(s * kStage);
+    rows.copy_next(s * kStage, true);
     cp_async_commit();
   }
   uint32_t last[2] = {};
   if (mine) {
-    const T* wc = static_cast<const T*>(p.w) + c * p.w_c;
-#pragma unroll
-    for (int k = 0; k < K; ++k) w[k] = to_float(wc[k * p.w_k]);
-    bias = p.bias ? to_float(static_cast<const T*>(p.bias)[c * p.bias_c]) : 0.f;
+    load_taps<T, K>(p.w, p.bias, c, p.w_c, p.w_k, p.bias_c, w, bias);
     samples_before(x + c, p.xs.t, t0, last);
   }
   bias += static_cast<float>(p.shift);
@@ -123,7 +133,7 @@ __global__ void __launch_bounds__(kTurnThreads) short_turning_forward(const Conv
   for (int t = t0 + threadIdx.x % 4 * kTurnVec; t - static_cast<int>(threadIdx.x % 4) * kTurnVec < t1; t += kTurnStep) {
     cp_async_wait<STAGES - 2>();
     __syncthreads();
-    rows.copy_next(filled * kStage);
+    rows.copy_next(filled * kStage, true);
     cp_async_commit();
     uint32_t words[4];
     rows.read(stage * kStage, words);
@@ -142,8 +152,8 @@ __global__ void __launch_bounds__(kTurnThreads) short_turning_forward(const Conv
 }
 
 // One partial sum of dw and db a strip.
-template <typename T, int K, bool SILU, int STAGES>
-__global__ void __launch_bounds__(kTurnThreads, 3) short_turning_backward(const BackwardParams p, const TurnStrips strips) {
+template <typename T, int K, bool SILU, int STAGES, int UNIT>
+__global__ void __launch_bounds__(kTurnThreads, 3) short_turning_backward(const BackwardParams p, const TurnStrips strips, bool whole_x) {
   // Of a step: x, then 16 bytes of dy a thread, which nobody else reads.
   constexpr int kStage = kTurnStep * 128 + kTurnThreads * 16;
   __shared__ __align__(128) char stages[STAGES][kStage];
@@ -161,9 +171,8 @@ __global__ void __launch_bounds__(kTurnThreads, 3) short_turning_backward(const 
   const uint32_t own_address = static_cast<uint32_t>(__cvta_generic_to_shared(own));
   int copied = t0;
   auto copy_next = [&](int offset) {
-    rows.copy_next(offset);
-    const bool there = mine && copied + sub < end;
-    turn_copy(own_address + offset, there ? dy + copied : nullptr, there);
+    rows.copy_next(offset, UNIT == kTurnVec || whole_x);
+    turn_copy<T, UNIT>(own_address + offset, dy + copied, mine ? min(end - copied - sub, kTurnVec) : 0);
     copied += kTurnStep;
     cp_async_commit();
   };
@@ -171,10 +180,7 @@ __global__ void __launch_bounds__(kTurnThreads, 3) short_turning_backward(const 
   for (int s = 0; s < STAGES - 1; ++s) copy_next(s * kStage);
   uint32_t last[2] = {};
   if (mine) {
-    const T* wc = static_cast<const T*>(p.w) + c * p.w_c;
-#pragma unroll
-    for (int k = 0; k < K; ++k) w[k] = to_float(wc[k * p.w_k]);
-    bias = p.bias ? to_float(static_cast<const T*>(p.bias)[c * p.bias_c]) : 0.f;
+    load_taps<T, K>(p.w, p.bias, c, p.w_c, p.w_k, p.bias_c, w, bias);
     samples_before(x + c, p.xs.t, t0, last);
   }
   bias += static_cast<float>(p.shift);
@@ -190,7 +196,6 @@ __global__ void __launch_bounds__(kTurnThreads, 3) short_turning_backward(const 
     unpack<T, kTurnVec>(*reinterpret_cast<const Vec<T, kTurnVec>*>(own + stage * kStage), g);
     stage = stage + 1 == STAGES ? 0 : stage + 1, filled = filled + 1 == STAGES ? 0 : filled + 1;
     turned_window<T>(words, last, xw);
-    const bool there = t + sub < end;
 #pragma unroll
     for (int e = 0; e < kTurnVec; ++e) {
       if constexpr (SILU) {
@@ -199,11 +204,12 @@ __global__ void __launch_bounds__(kTurnThreads, 3) short_turning_backward(const 
         for (int k = 0; k < K; ++k) pre = fmaf(w[k], xw[5 - K + e + k], pre);
         g[e] = silu_backward<T>(g[e], pre);
       }
-      if (!there) g[e] = 0.f;  // 0 * NaN would leak in
+      if (t + sub + e / UNIT * UNIT >= end) g[e] = 0.f;  // 0 * NaN would leak in
     }
     if (t + sub < t1) {
 #pragma unroll
       for (int e = 0; e < kTurnVec; ++e) {
+        if (UNIT < kTurnVec && t + sub + e / UNIT * UNIT >= t1) continue;
 #pragma unroll
         for (int k = 0; k < K; ++k) dw[k] = fmaf(g[e], xw[5 - K + e + k], dw[k]);
         dw[K] += g[e];
@@ -222,7 +228,12 @@ __global__ void __launch_bounds__(kTurnThreads, 3) short_turning_backward(const 
 #pragma unroll
         for (int k = 0; k < K; ++k) result[e] = fmaf(w[k], all[e + K - 1 - k], result[e]);
       }
-      *reinterpret_cast<Vec<T, kTurnVec>*>(dx + t - kTurnStep) = pack<T, kTurnVec>(result);
+      const Vec<T, kTurnVec> raw = pack<T, kTurnVec>(result);
+      T* to = dx + t - kTurnStep;
+#pragma unroll
+      for (int e = 0; e < kTurnVec; e += UNIT) {
+        if (e == 0 || t - kTurnStep + sub + e < t1) *reinterpret_cast<Vec<T, UNIT>*>(to + e) = *reinterpret_cast<const Vec<T, UNIT>*>(raw.v + e);
+      }
     }
 #pragma unroll
     for (int e = 0; e < kTurnVec; ++e) older[e] = g[e];

@@ -51,7 +51,7 @@ def test_some_taps(device, channels_last, taps):
 @pytest.mark.parametrize("taps", [3, 4, 9, 31])
 def test_one_memory_order_in_and_the_other_out(device, taps):
     for dtype in (torch.float32, torch.bfloat16):
-        for channels, length in ((34, 150), (7, 64), (72, 200), (64, 1032)):
+        for channels, length in ((34, 150), (7, 64), (72, 200), (64, 1032), (64, 1028), (40, 1030), (24, 1031)):
             for channels_last in (False, True):
                 case = Case(2, channels, length, taps, dtype, device, channels_last=channels_last, silu=taps == 4)
                 case.channels_last = not channels_last
@@ -145,7 +145,7 @@ def test_only_the_outputs_that_see_an_infinity_are_spoilt(device, taps):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("channels, length", [(16, 64), (16, 61), (17, 64), (66, 1036)])
+@pytest.mark.parametrize("channels, length", [(16, 64), (16, 61), (16, 62), (16, 60), (17, 64), (66, 1036)])
 def test_an_infinity_in_the_last_sample_spoils_one_tap(device, channels, length):
     case = Case(2, channels, length, 4, torch.bfloat16, device, channels_last=True, bias=False)
     case.x[1, 3, -1] = float("inf")
