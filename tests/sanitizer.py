@@ -132,11 +132,13 @@ def accumulate() -> None:
 
     ops = torch.ops.fusebackend
 
-    def check(shape, dim, n, dtype, *, precise=False, det=False, weighted=False, gathered=False, bounds=family.STRICT):
+    def check(shape, dim, n, dtype, *, precise=False, det=False, weighted=False, gathered=False, hot=False, bounds=family.STRICT):
         self, rows = random(shape, dtype), shape[dim]
         source_shape = [*shape[:dim], 40 if gathered else n, *shape[dim + 1 :]]
         source = random(source_shape, dtype)
         index = torch.randint(-rows if bounds == family.WRAP else 0, rows + (bounds == family.DROP), (n,))
+        if hot:
+            index[: n // 2] = rows // 3
         weight = random((n,), dtype) if weighted else None
         source_index = torch.randint(0, 40, (n,)) if gathered else None
         alpha = 2.0 if dtype.is_floating_point and not weighted else 1.0
@@ -179,6 +181,9 @@ def accumulate() -> None:
     check((100, 33), 0, 500, half, precise=True)
     check((2, 600000), 0, 3, single)
     check((1000, 64), 0, 40000, single)
+    check((300, 1024), 0, 16500, half, precise=True, gathered=True)  # buckets of rows
+    for hot in (False, True):
+        check((3000, 1024), 0, 25000, single, gathered=True, hot=hot)
     check((50, 8), 0, 0, single)
 
 
