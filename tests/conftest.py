@@ -20,6 +20,12 @@ def device(request):
     return torch.device(request.param)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def loaded():
+    """Operators have their kernels, whichever test comes first."""
+    native.load()
+
+
 @pytest.fixture(autouse=True)
 def fresh_dynamo():
     torch._dynamo.reset()
