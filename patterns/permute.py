@@ -213,7 +213,8 @@ def _loses_to_triton(sizes: list[int], itemsize: int, before: list[int], after: 
         return "the elements of a cache line go to few rows: Inductor's loop is as fast"
     even = all(n * itemsize % 16 == 0 for n in (rows, columns))
     if not static:
-        plane = itemsize >= 4 and (even and len(sizes) <= 3 or len(sizes) == 2 and min(rows, columns) >= 128)
+        dims = _merged(before, after)
+        plane = itemsize >= 4 and (even and dims <= 3 or dims == 2 and min(rows, columns) >= 128)
         return "a large or even transpose of 4-byte elements: Inductor's loop is as fast" if plane else None
     if rows < 1024:
         return "the result's rows are short and sizes are static: Inductor's copy is as fast"
@@ -225,6 +226,12 @@ def _loses_to_triton(sizes: list[int], itemsize: int, before: list[int], after: 
     padded = (1 << (columns - 1).bit_length()) / columns
     wasteful = columns < 64 and padded >= 1.3 or itemsize == 2 and columns * itemsize % 16
     return None if itemsize >= 4 or wasteful else "static sizes, elements of less than 4 bytes: Inductor's copy may be as fast"
+
+
+def _merged(before: list[int], after: list[int]) -> int:
+    """How many dims are left once those that stay side by side are one."""
+    following = dict(zip(before, before[1:]))
+    return 1 + sum(following.get(dim) != then for dim, then in zip(after, after[1:]))
 
 
 # Bytes below which a copy takes no longer than the call that launches it; calls with symbolic sizes take longer. (Of 11 random dynamic
