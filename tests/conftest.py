@@ -1,5 +1,11 @@
 """Shared fixtures. Most tests run the rewritten graph without code generation (``fuse.interpret``): seconds, not minutes."""
 
+import os
+
+# oneDNN's code generator for depthwise convolutions in 16 bits may never end where the processor has AVX-512, by what lies in memory: eager
+# convolutions, which results are compared with, hung in it with nothing of ours called. It is read when torch first calls oneDNN.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+
 import pytest
 import torch
 

@@ -194,7 +194,6 @@ def test_random_shapes_come_from_the_family_and_the_seed(family, tmp_path, capsy
 
 
 @pytest.mark.parametrize("name", sorted(random_shapes.FAMILIES))
-@torch.backends.mkldnn.flags(enabled=False)  # oneDNN's code generator may never end on convolutions of fp16
 def test_random_shapes_are_the_same_for_a_seed_and_run(name):
     drawn = random_shapes.cases(name, 30, seed=3)
     assert [c.name for c in drawn] == [c.name for c in random_shapes.cases(name, 30, seed=3)] and len({c.name for c in drawn}) == 30
