@@ -75,6 +75,17 @@ bool fft_is_faster(const ConvParams& p) {
   return fft < products * static_cast<double>((p.batch + 7) / 8 * 8) * toeplitz;
 }
 
+// The same for weight gradients: an FFT by its points, in double; tensor cores by products, and for the channel itself.
+constexpr double kFftDoublePicoseconds = 12.5, kToeplitzGradPicosecondsFp32 = 0.029, kToeplitzGradPicoseconds = 0.0145, kToeplitzChannelPicoseconds = 75e3;
+
+bool fft_is_faster(const WeightGradParams& p) {
+  if (!tensor_cores_pay(p) || !fft_weight_grad_supported(p)) return false;
+  const double shorter = static_cast<double>(std::min(p.in_len, p.taps)), rest = static_cast<double>(p.out_len) - shorter / 2;
+  const double products = shorter * std::max(rest, shorter / 2) * static_cast<double>(p.batch);
+  const double toeplitz = products * (p.dtype == Dtype::kFloat ? kToeplitzGradPicosecondsFp32 : kToeplitzGradPicoseconds) + kToeplitzChannelPicoseconds;
+  return static_cast<double>(fft_weight_grad_points(p)) * kFftDoublePicoseconds < toeplitz;
+}
+
 // Registers: in time-contiguous tensors for so many taps, from where tensor cores, or windows in shared memory, cost less.
 // (batch, time, channel) is for them alone.
 constexpr int64_t kTaps = 16, kTapsFp32 = 24;
@@ -131,11 +142,16 @@ void weight_gradient(const BackwardParams& b, const Gradient& g, const Tensor& l
   p.batch = b.batch, p.channels = b.channels, p.in_len = b.in_len, p.out_len = b.out_len, p.taps = b.taps, p.left = b.left;
   p.xs = b.xs, p.gs = g.strides;
   p.dtype = b.dtype, p.g_dtype = g.dtype;
-  const bool taps = taps_pay(p);
-  const bool toeplitz = !taps && p.g_dtype == p.dtype && tensor_cores_pay(p);
-  p.splits = taps ? taps_weight_grad_splits(p) : toeplitz ? toeplitz_weight_grad_splits(p) : window_weight_grad_splits(p);
+  const bool taps = taps_pay(p), fft = !taps && fft_is_faster(p);
+  const bool toeplitz = !taps && !fft && p.g_dtype == p.dtype && tensor_cores_pay(p);
+  p.splits = taps ? taps_weight_grad_splits(p) : fft ? fft_weight_grad_splits(p) : toeplitz ? toeplitz_weight_grad_splits(p) : window_weight_grad_splits(p);
   Tensor partial = scratch(like, p.splits * p.channels * (p.taps + 1));
   p.partial = numbers<double>(partial);
+  if (fft) {
+    Tensor spectra = scratch(like, fft_weight_grad_scratch(p));
+    check_cuda(launch_fft_weight_grad(p, numbers<double>(spectra), stream), "causal_conv1d_backward");
+    return;
+  }
   auto* launch = taps ? launch_taps_weight_grad : toeplitz ? launch_toeplitz_weight_grad : launch_window_weight_grad;
   check_cuda(launch(p, stream), "causal_conv1d_backward");
 }

@@ -39,10 +39,16 @@ int toeplitz_weight_grad_splits(const WeightGradParams&);
 inline int64_t eager_chain(const WeightGradParams& p) { return (p.in_len < p.out_len ? p.in_len : p.out_len) * ((p.batch + 7) / 8); }
 cudaError_t launch_toeplitz_weight_grad(const WeightGradParams&, cudaStream_t);
 
-// Rows of thousands of samples with as many taps, by FFT. Scratch is in fp32 numbers; 0 if the case is not supported. There
-// is none for the weight gradient: its FFT errs 2.5 times as much as a sum of products does.
+// Rows of thousands of samples with as many taps, by FFT. Scratch is in fp32 numbers; 0 if the case is not supported.
 int64_t fft_forward_scratch(const ConvParams&);
 cudaError_t launch_fft_forward(const ConvParams&, float* scratch, cudaStream_t);
+
+// The same for weight gradients, in double: in fp32 they would err 2.5 times as much as a sum of products does.
+bool fft_weight_grad_supported(const WeightGradParams&);
+int64_t fft_weight_grad_points(const WeightGradParams&);  // of a channel's transforms
+int fft_weight_grad_splits(const WeightGradParams&);
+int64_t fft_weight_grad_scratch(const WeightGradParams&);  // numbers of 8 bytes
+cudaError_t launch_fft_weight_grad(const WeightGradParams&, double* scratch, cudaStream_t);
 
 // dw, db <- the sum over splits of partial[split][channel][taps+1] (the last is db).
 cudaError_t launch_reduce_partials(const double* partial, int splits, int64_t channels, int64_t taps, void* dw, void* db,

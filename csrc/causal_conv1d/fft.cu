@@ -1,174 +1,16 @@
 // Rows of thousands of samples with about as many taps: convolution by FFT, in fp32, inside one block's shared memory.
 //
 // Two batch rows are the real and the imaginary part of one complex signal; taps are real, so convolving it convolves both.
-// Forward transforms decimate in frequency and leave their result in digit-reversed order, inverse ones decimate in time
-// and take it so: nothing is ever reordered. A transform is three passes of 16-point butterflies in registers and one of
-// N / 4096 points, in place; the first reads device memory and the last inverse one writes it.
-//
 // Rows are scaled to a norm of about 1, or the larger row of a pair would drown the smaller in its rounding errors.
 #include <algorithm>
 
 #include "conv1d_cuda.h"
 #include "device_limits.h"
 #include "device.cuh"
+#include "fft.cuh"
 
 namespace fusebackend::conv1d {
 namespace {
-
-__device__ __forceinline__ float2 operator+(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
-__device__ __forceinline__ float2 operator-(float2 a, float2 b) { return {a.x - b.x, a.y - b.y}; }
-__device__ __forceinline__ float2 operator*(float2 a, float2 b) { return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x}; }
-
-// a * -i forwards, a * i backwards.
-template <bool INVERSE>
-__device__ __forceinline__ float2 quarter_turn(float2 a) {
-  return INVERSE ? float2{-a.y, a.x} : float2{a.y, -a.x};
-}
-
-template <bool INVERSE>
-__device__ __forceinline__ void dft4(float2& a, float2& b, float2& c, float2& d) {
-  const float2 s = a + c, t = a - c, u = b + d, v = quarter_turn<INVERSE>(b - d);
-  a = s + u, b = t + v, c = s - u, d = t - v;
-}
-
-// In place, natural order in and out: four by four.
-template <bool INVERSE>
-__device__ __forceinline__ void dft16(float2 (&v)[16]) {
-  constexpr float kCos[10] = {1.f, 0.923879532511f, 0.707106781187f, 0.382683432365f, 0.f, -0.382683432365f, -0.707106781187f, -0.923879532511f, -1.f, -0.923879532511f};
-  constexpr float kSin[10] = {0.f, 0.382683432365f, 0.707106781187f, 0.923879532511f, 1.f, 0.923879532511f, 0.707106781187f, 0.382683432365f, 0.f, -0.382683432365f};
-#pragma unroll
-  for (int n = 0; n < 4; ++n) dft4<INVERSE>(v[n], v[4 + n], v[8 + n], v[12 + n]);
-#pragma unroll
-  for (int k = 1; k < 4; ++k) {
-#pragma unroll
-    for (int n = 1; n < 4; ++n) v[4 * k + n] = v[4 * k + n] * float2{kCos[k * n], INVERSE ? kSin[k * n] : -kSin[k * n]};
-  }
-#pragma unroll
-  for (int k = 0; k < 4; ++k) dft4<INVERSE>(v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]);
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-#pragma unroll
-    for (int n = k + 1; n < 4; ++n) {
-      const float2 t = v[4 * k + n];
-      v[4 * k + n] = v[4 * n + k];
-      v[4 * n + k] = t;
-    }
-  }
-}
-
-// v[k] *= w^k.
-__device__ __forceinline__ void twiddle16(float2 (&v)[16], float2 w) {
-  const float2 w2 = w * w, w3 = w2 * w, w4 = w2 * w2;
-  float2 base = {1.f, 0.f};
-#pragma unroll
-  for (int k = 0; k < 16; k += 4) {
-    if (k) v[k] = v[k] * base;
-    v[k + 1] = v[k + 1] * (k ? base * w : w);
-    v[k + 2] = v[k + 2] * (k ? base * w2 : w2);
-    v[k + 3] = v[k + 3] * (k ? base * w3 : w3);
-    base = k ? base * w4 : w4;
-  }
-}
-
-template <int LOG_N>
-struct Fft {
-  static constexpr int N = 1 << LOG_N, kThreads = LOG_N == 14 ? 512 : 256, kTurns = N / 16 / kThreads;
-  static constexpr int kBlocks = LOG_N == 14 ? 1 : 2;  // on an SM: what registers and shared memory allow
-  static constexpr int kLast = N >> 12;        // points of the last butterflies
-  static constexpr int kPoints = N / kThreads;  // of a thread
-  static_assert(LOG_N >= 13 && LOG_N <= 14);
-
-  // Four complex numbers of padding every 64 keep the 4-strided pass off shared banks.
-  static __device__ __forceinline__ int at(int i) { return i + i / 64 * 4; }
-  static constexpr int kSharedBytes = (N + N / 64 * 4) * 8;
-
-  // One in-place pass over blocks of M points; M == N reads from `load` instead of shared memory.
-  template <int M, typename Load>
-  static __device__ __forceinline__ void forward_pass(float2* shared, Load&& load) {
-    constexpr int S = M / 16;
-#pragma unroll 1
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int i = threadIdx.x + turn * kThreads, within = i % S, first = i / S * M + within;
-      float2 v[16], w;
-#pragma unroll
-      for (int j = 0; j < 16; ++j) v[j] = M == N ? load(first + S * j) : shared[at(first + S * j)];
-      dft16<false>(v);
-      sincospif(-2.f / M * within, &w.y, &w.x);
-      twiddle16(v, w);
-#pragma unroll
-      for (int j = 0; j < 16; ++j) shared[at(first + S * j)] = v[j];
-    }
-    __syncthreads();
-  }
-
-  template <int M, typename Store>
-  static __device__ __forceinline__ void inverse_pass(float2* shared, Store&& store) {
-    constexpr int S = M / 16;
-#pragma unroll 1
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int i = threadIdx.x + turn * kThreads, within = i % S, first = i / S * M + within;
-      float2 v[16], w;
-#pragma unroll
-      for (int j = 0; j < 16; ++j) v[j] = shared[at(first + S * j)];
-      sincospif(2.f / M * within, &w.y, &w.x);
-      twiddle16(v, w);
-      dft16<true>(v);
-#pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        if constexpr (M == N) store(first + S * j, v[j]);
-        else shared[at(first + S * j)] = v[j];
-      }
-    }
-    __syncthreads();
-  }
-
-  template <bool INVERSE>
-  static __device__ __forceinline__ void last_dft(float2 (&v)[kLast]) {
-    if constexpr (kLast == 2) {
-      const float2 t = v[0];
-      v[0] = t + v[1], v[1] = t - v[1];
-    } else if constexpr (kLast == 4) {
-      dft4<INVERSE>(v[0], v[1], v[2], v[3]);
-    }
-  }
-
-  // The transform of load(n), 0 <= n < N, handed to visit(place, value): a thread's own kPoints places.
-  template <typename Load, typename Visit>
-  static __device__ __forceinline__ void forward(float2* shared, Load&& load, Visit&& visit) {
-    forward_pass<N>(shared, load);
-    forward_pass<N / 16>(shared, load);
-    forward_pass<N / 256>(shared, load);
-#pragma unroll
-    for (int m = 0; m < kPoints / kLast; ++m) {
-      const int first = (threadIdx.x + m * kThreads) * kLast;
-      alignas(16) float2 v[kLast];
-#pragma unroll
-      for (int r = 0; r < kLast; r += 2) reinterpret_cast<float4*>(v)[r / 2] = *reinterpret_cast<const float4*>(shared + at(first + r));
-      last_dft<false>(v);
-#pragma unroll
-      for (int r = 0; r < kLast; ++r) visit(m * kLast + r, v[r]);
-    }
-  }
-
-  // store(n, value), n < N, of the inverse transform (not divided by N) of value(place).
-  template <typename Value, typename Store>
-  static __device__ __forceinline__ void inverse(float2* shared, Value&& value, Store&& store) {
-#pragma unroll
-    for (int m = 0; m < kPoints / kLast; ++m) {
-      const int first = (threadIdx.x + m * kThreads) * kLast;
-      alignas(16) float2 v[kLast];
-#pragma unroll
-      for (int r = 0; r < kLast; ++r) v[r] = value(m * kLast + r);
-      last_dft<true>(v);
-#pragma unroll
-      for (int r = 0; r < kLast; r += 2) *reinterpret_cast<float4*>(shared + at(first + r)) = reinterpret_cast<const float4*>(v)[r / 2];
-    }
-    __syncthreads();
-    inverse_pass<N / 256>(shared, store);
-    inverse_pass<N / 16>(shared, store);
-    inverse_pass<N>(shared, store);
-  }
-};
 
 // Powers of two that make a row's norm about 1, and whether the row is finite. All threads get the same answer.
 struct RowScale {
@@ -225,12 +67,12 @@ struct RowOut {
 };
 
 template <typename T, int LOG_N>
-__global__ void __launch_bounds__(Fft<LOG_N>::kThreads, Fft<LOG_N>::kBlocks) fft_forward(const ConvParams p, const int groups, float2* scratch) {
-  using F = Fft<LOG_N>;
-  extern __shared__ __align__(16) float2 shared[];
+__global__ void __launch_bounds__(Fft<float, LOG_N>::kThreads, Fft<float, LOG_N>::kBlocks) fft_forward(const ConvParams p, const int groups, Complex<float>* scratch) {
+  using F = Fft<float, LOG_N>;
+  extern __shared__ __align__(16) Complex<float> shared[];
   const int in_len = static_cast<int>(p.in_len), out_len = static_cast<int>(p.out_len), taps = static_cast<int>(p.taps);
   const int offset = taps - 1 - static_cast<int>(p.left);  // output t is sample t + offset of the full convolution
-  float2* spectrum = scratch + static_cast<int64_t>(blockIdx.x) * F::N + threadIdx.x;
+  Complex<float>* spectrum = scratch + static_cast<int64_t>(blockIdx.x) * F::N + threadIdx.x;
   for (int64_t unit = blockIdx.x; unit < p.channels * groups; unit += gridDim.x) {
     const int64_t c = unit / groups, group = unit - c * groups;
     const T* w = static_cast<const T*>(p.w) + c * p.w_c + (taps - 1) * p.w_k;  // reversed: a convolution, not a correlation
@@ -239,8 +81,8 @@ __global__ void __launch_bounds__(Fft<LOG_N>::kThreads, Fft<LOG_N>::kBlocks) fft
     const float w_scale = power_of_two(ws.exponent);
     __syncthreads();
     F::forward(
-        shared, [&](int n) { return float2{n < taps ? w_scale * to_float(w[-n * p.w_k]) : 0.f, 0.f}; },
-        [&](int place, float2 v) { spectrum[place * F::kThreads] = {v.x / F::N, v.y / F::N}; });
+        shared, [&](int n) { return Complex<float>{n < taps ? w_scale * to_float(w[-n * p.w_k]) : 0.f, 0.f}; },
+        [&](int place, Complex<float> v) { spectrum[place * F::kThreads] = {v.x / F::N, v.y / F::N}; });
     for (int64_t b = 2 * group; b < p.batch; b += 2 * groups) {
       const bool two = b + 1 < p.batch;
       const T* x0 = static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c;
@@ -261,18 +103,18 @@ __global__ void __launch_bounds__(Fft<LOG_N>::kThreads, Fft<LOG_N>::kBlocks) fft
       }
       const float scale0 = power_of_two(s0.exponent), scale1 = two ? power_of_two(s1.exponent) : 0.f;
       const float unscale0 = power_of_two(-s0.exponent), unscale1 = power_of_two(-s1.exponent), w_unscale = power_of_two(-ws.exponent);
-      float2 z[F::kPoints];
+      Complex<float> z[F::kPoints];
       __syncthreads();
       F::forward(
           shared,
           [&](int n) {
-            if (n >= in_len) return float2{0.f, 0.f};
-            return float2{scale0 * to_float(x0[n * p.xs.t]), scale1 * to_float(x1[n * p.xs.t])};
+            if (n >= in_len) return Complex<float>{0.f, 0.f};
+            return Complex<float>{scale0 * to_float(x0[n * p.xs.t]), scale1 * to_float(x1[n * p.xs.t])};
           },
-          [&](int place, float2 v) { z[place] = v * spectrum[place * F::kThreads]; });
+          [&](int place, Complex<float> v) { z[place] = v * spectrum[place * F::kThreads]; });
       F::inverse(
           shared, [&](int place) { return z[place]; },
-          [&](int n, float2 v) {
+          [&](int n, Complex<float> v) {
             const int t = n - offset;
             if (t < 0 || t >= out_len) return;
             out0(t, v.x * unscale0 * w_unscale);
@@ -332,9 +174,9 @@ cudaError_t launch_fft_forward(const ConvParams& p, float* scratch, cudaStream_t
       constexpr int kLog = decltype(log)::value;
       auto* kernel = fft_forward<decltype(type), kLog>;
       static SharedMemoryOptIn opt_in;
-      if (const cudaError_t e = opt_in.ensure(kernel, Fft<kLog>::kSharedBytes); e != cudaSuccess) return e;
-      kernel<<<static_cast<unsigned>(forward_blocks(p, kLog)), Fft<kLog>::kThreads, Fft<kLog>::kSharedBytes, stream>>>(
-          p, forward_groups(p, kLog), reinterpret_cast<float2*>(scratch));
+      if (const cudaError_t e = opt_in.ensure(kernel, Fft<float, kLog>::kSharedBytes); e != cudaSuccess) return e;
+      kernel<<<static_cast<unsigned>(forward_blocks(p, kLog)), Fft<float, kLog>::kThreads, Fft<float, kLog>::kSharedBytes, stream>>>(
+          p, forward_groups(p, kLog), reinterpret_cast<Complex<float>*>(scratch));
       return cudaGetLastError();
     });
   });

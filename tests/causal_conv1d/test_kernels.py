@@ -69,6 +69,32 @@ def test_rows_of_thousands(dtype):
     Case(4, 2, 20000, 7, dtype, "cuda").check()
 
 
+@pytest.mark.cuda
+@cuda
+@pytest.mark.parametrize("length, taps", [(3500, 3500), (4096, 4096), (4097, 6000), (8192, 8192)])
+def test_weight_gradients_of_thousands_of_taps_by_fft(length, taps):
+    for dtype, batch, channels_last in ((torch.float32, 1, False), (torch.float32, 5, True), (torch.bfloat16, 16, False)):
+        case = Case(batch, 3, length, taps, dtype, "cuda", channels_last=channels_last)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+            first = case.backward()
+        if length in (4096, 8192):
+            assert any("fft_weight_grad" in e.name for e in profiled.events())
+        case.check()
+        assert all(torch.equal(a, b) for a, b in zip(first, case.backward()))
+
+
+@pytest.mark.cuda
+@cuda
+def test_an_infinity_spoils_the_gradients_of_the_taps_that_reach_it():
+    case = Case(3, 2, 4096, 4096, torch.float32, "cuda")
+    case.x[1, 1, 1000] = float("inf")
+    _, dw, db = case.backward()
+    spoilt = ~torch.isfinite(dw)
+    expected = torch.zeros_like(spoilt)
+    expected[1, 0, 1000:] = True  # tap k of output t is sample t - 4095 + k
+    assert torch.equal(spoilt, expected) and torch.isfinite(db).all()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("length", [1, 2, 31, 64, 129, 768, 1134, 2048, 8192])
 def test_lengths_odd_channels_and_one_batch_entry(device, length):
