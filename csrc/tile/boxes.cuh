@@ -14,7 +14,8 @@
 //
 // All boxes have one shape: the last one along a cut dimension overlaps the one before it, and both write the same there. Only output runs
 // are cut in windows that begin and end at aligned sectors (a sector that two boxes write in part costs several times its bytes); for
-// that, a box has a few more elements in front.
+// that, a box has a few more elements in front. They are whole rows of the last dimension; of these, input runs that hold only elements
+// that no store needs are spared: neither read nor given a place, and the last box reaches beyond the end in place of an overlap.
 #pragma once
 
 #include "batch.cuh"
@@ -31,9 +32,16 @@ struct BoxDim {
   int64_t stride, beside;
 };
 
+// A dimension that has more than one box.
+struct BoxGrid {
+  FastDiv boxes;
+  uint32_t step, last;  // elements from box to box, and to the last one
+  int64_t stride[3];    // by Role: kA is staged (and its partner), kB direct
+};
+
+// Some of BoxArgs::dims.
 struct BoxDims {
-  int rank = 0;
-  BoxDim dim[kMaxRank];
+  int at = 0, rank = 0;
 };
 
 // A run's first element: from the box's in global memory, and in shared memory; there its chunks' places are xored with `swizzle`.
@@ -75,32 +83,20 @@ struct BoxArgs {
   int window;                   // of which a box writes so many
   BoxDims in, out;              // across runs
   BoxDims run;                  // within output runs
-  // The dimensions that have more than one box.
   uint32_t boxes;
   int grid_rank;
-  FastDiv grid_count[kMaxRank];
-  uint32_t grid_step[kMaxRank], grid_last[kMaxRank];  // elements from box to box, and to the last one
-  int64_t grid_stride[3][kMaxRank];                   // by Role: kA is staged (and its partner), kB direct
-  int window_grid;                                    // which of them cuts output runs, or -1
-  uint32_t halo, lead;                                // its elements in front of a window; elements of the run that each of them has
+  int window_grid;      // the dimension of `grid` that cuts output runs, or -1
+  uint32_t halo, lead;  // its elements in front of a window; elements of the run that each of them has
+  bool spares;          // some input runs of the halo:
+  uint32_t spared_runs, spared_bytes, row_runs;  // so many, the shared memory that they would take, and input runs of a row
+  BoxGrid grid[kMaxRank];
+  BoxDim dims[2 * kMaxRank];  // last, so that what is used of the arguments is together
 };
 
 // What lies at an address in shared memory. (Of a pointer to it the compiler would find the address anew at every use.)
 template <typename T>
 __device__ __forceinline__ T load_shared(uint32_t address) {
   return *static_cast<const T*>(__cvta_shared_to_generic(address));
-}
-
-// body(d) for d < rank. Few are unrolled, so that they read constants in place.
-template <typename Body>
-__device__ __forceinline__ void for_dims(int rank, Body body) {
-#pragma unroll
-  for (int d = 0; d < 4; ++d) {
-    if (d >= rank) return;
-    body(d);
-  }
-#pragma unroll 1
-  for (int d = 4; d < rank; ++d) body(d);
 }
 
 template <typename Op, BoxPlaces kPlaces>
@@ -136,16 +132,19 @@ struct Box {
   // Neighbouring lanes look up entries kCount apart: one more after each kCount lets them meet different banks.
   static __device__ uint32_t spread(uint32_t entry) { return entry + entry / kCount; }
 
-  static __device__ BoxRun find_run(const BoxDims& dims, uint32_t index, int64_t* beside) {
-    BoxRun run = {0, kChunkBytes, 0};
+  // Not unrolled: a kernel's code and arguments are read from memory at every call, which takes longer than these few steps.
+  __device__ BoxRun find_run(const BoxDims& dims, uint32_t index, int64_t* beside) const {
+    BoxRun run = {0, kChunkBytes - args.spared_bytes, 0};
     int64_t direct = 0;
-    for_dims(dims.rank, [&](int d) {
-      uint32_t i = index;
-      if (d + 1 < dims.rank) dims.dim[d].extent.divmod(index, index, i);
-      run.offset += i * dims.dim[d].stride;
-      run.place += i * dims.dim[d].weight;
-      direct += i * dims.dim[d].beside;
-    });
+#pragma unroll 1
+    for (int d = dims.at; d < dims.at + dims.rank; ++d) {
+      const BoxDim& dim = args.dims[d];
+      uint32_t i;
+      dim.extent.divmod(index, index, i);
+      run.offset += i * dim.stride;
+      run.place += i * dim.weight;
+      direct += i * dim.beside;
+    }
     if (beside) *beside = direct;
     return run;
   }
@@ -153,10 +152,10 @@ struct Box {
   // Tables that hold for every box.
   __device__ void make_in_table() const {
     for (uint32_t r = threadIdx.x; r < args.in_runs; r += kBoxThreads) {
-      BoxRun run = find_run(args.in, r, nullptr);
+      BoxRun run = find_run(args.in, r + args.spared_runs, nullptr);
       if (kPlaces == BoxPlaces::kSwizzled || (kPlaces == BoxPlaces::kTabled && args.skewed)) {
         uint32_t before, i;
-        args.skew_before.divmod(r, i, before);
+        args.skew_before.divmod(r + args.spared_runs, i, before);
         args.skew_extent.divmod(i, before, i);
         if (kPlaces == BoxPlaces::kSwizzled) run.swizzle = i / kCount * kChunkBytes % kLineBytes, run.place += i / kCount * kLineBytes;
         else run.place += i / kCount * kChunkBytes;
@@ -172,7 +171,7 @@ struct Box {
       const int entries = box_entries(int(args.table.d), kCount);
       for (int e = threadIdx.x; e < entries + kCount - 1; e += kBoxThreads) {
         const uint32_t element = min(max(e - (kCount - 1), 0), int(args.out_length) - 1);
-        uint32_t at = find_run(args.run, element, Op::kBinary ? element_beside + e : nullptr).place - kChunkBytes;
+        uint32_t at = find_run(args.run, element, Op::kBinary ? element_beside + e : nullptr).place - (kChunkBytes - args.spared_bytes);
         if (args.skewed) at += (element - args.skew_extent.div(element) * args.skew_extent.d) / kCount * kChunkBytes;
         place[e] = uint16_t(at);
       }
@@ -189,20 +188,23 @@ struct Box {
 
   __device__ BoxBase find_base(uint32_t index) const {
     BoxBase base = args.base;
-    for_dims(args.grid_rank, [&](int g) {
-      uint32_t i = index;
-      if (g + 1 < args.grid_rank) args.grid_count[g].divmod(index, index, i);
-      i *= args.grid_step[g];
+#pragma unroll 1
+    for (int g = 0; g < args.grid_rank; ++g) {
+      const BoxGrid& grid = args.grid[g];
+      uint32_t i;
+      grid.boxes.divmod(index, index, i);
+      i *= grid.step;
+      int at = int(min(i, grid.last));
       if (g == args.window_grid) {
         base.window = int(i * args.lead);
-        i = min(i - min(i, args.halo), args.grid_last[g]);
-        base.start = int(i * args.lead);
+        at = int(i) - int(args.halo);
+        if (!args.spares) at = min(max(at, 0), int(grid.last));
+        base.start = at * int(args.lead);
       }
-      i = min(i, args.grid_last[g]);
-      base.out += i * args.grid_stride[kOut][g];
-      base.staged += i * args.grid_stride[kA][g];
-      base.direct += i * args.grid_stride[kB][g];
-    });
+      base.out += at * grid.stride[kOut];
+      base.staged += at * grid.stride[kA];
+      base.direct += at * grid.stride[kB];
+    }
     return base;
   }
 
@@ -211,20 +213,28 @@ struct Box {
     if (!args.chunked) {
       load_elements(base, stage);
     } else if (!args.staged_extent.holds(base.staged - kChunkBytes, args.span + 2 * kChunkBytes)) {
-      load_chunks<false>(base.staged, stage);
+      load_chunks<false>(base, stage);
     } else {
-      load_chunks<true>(base.staged, stage);
+      load_chunks<true>(base, stage);
     }
   }
 
   // Threads take chunks. kInside: all those that hold elements of the box lie within the operand.
   template <bool kInside>
-  __device__ void load_chunks(const char* staged, char* stage) const {
-    const uint32_t chunks = args.in_runs * args.in_chunks.d, align = args.align - 1;
+  __device__ void load_chunks(const BoxBase& base, char* stage) const {
+    const char* const staged = base.staged;
+    const uint32_t align = args.align - 1;
+    uint32_t first_run = 0, runs = args.in_runs;
+    if (args.spares) {  // what lies in front of the output run or after it
+      if (base.window == 0) first_run = args.halo * args.row_runs - args.spared_runs;
+      const uint32_t rows = args.table.div(args.run_length - base.start);
+      runs = min(runs, rows * args.row_runs - args.spared_runs);
+    }
+    const uint32_t chunks = runs * args.in_chunks.d;
     const uint32_t to = shared_address(stage) + phase_bytes<kLineBytes>(staged);
     const int length = int(args.in_length) * W;
 #pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < chunks; i += kBoxThreads) {
+    for (uint32_t i = first_run * args.in_chunks.d + threadIdx.x; i < chunks; i += kBoxThreads) {
       uint32_t r, j;
       args.in_chunks.divmod(i, r, j);
       const BoxRun run = in_runs[r];

@@ -46,6 +46,11 @@ cudaError_t launch_boxes(const Plan& plan, const BoxPlan& box, Op op, cudaStream
     return BoxDim{FastDiv(uint32_t(box.extent[d])), uint32_t(box.weight[k]), stride(role, d), stride(kB, d)};
   };
   uint32_t runs_before = 1;
+  int listed = 0;
+  const auto list = [&](BoxDims& dims, int k, int role) {
+    if (dims.rank++ == 0) dims.at = listed;
+    args.dims[listed++] = describe(k, role);
+  };
   for (int k = 0; k < box.rank; ++k) {
     const int d = box.dims[k];
     index_in_box[d] = k;
@@ -53,18 +58,18 @@ cudaError_t launch_boxes(const Plan& plan, const BoxPlan& box, Op op, cudaStream
     if (k >= box.in_rank && stride(kA, d)) {
       if (d == 0) args.skew_before = FastDiv(runs_before), args.skew_extent = FastDiv(uint32_t(box.extent[d]));
       runs_before *= uint32_t(box.extent[d]);
-      args.in.dim[args.in.rank++] = describe(k, kA);
+      list(args.in, k, kA);
       in_begins |= stride(kA, d);
     }
   }
   for (int d = 0; d < p.rank && args.run.rank < box.out_rank; ++d) {
     if (index_in_box[d] < 0) continue;
-    args.run.dim[args.run.rank++] = describe(index_in_box[d], kOut);
+    list(args.run, index_in_box[d], kOut);
     index_in_box[d] = -1;
   }
   for (int k = 0; k < box.rank; ++k)  // in the input's order
-    if (index_in_box[box.dims[k]] >= 0) args.out.dim[args.out.rank++] = describe(k, kOut);
-  const BoxDim& marched = args.run.dim[args.run.rank - 1];
+    if (index_in_box[box.dims[k]] >= 0) list(args.out, k, kOut);
+  const BoxDim& marched = args.dims[args.run.at + args.run.rank - 1];
   args.march = int(marched.weight);
   args.march_beside = marched.beside;
 
@@ -81,17 +86,18 @@ cudaError_t launch_boxes(const Plan& plan, const BoxPlan& box, Op op, cudaStream
     const int64_t boxes = (p.sizes[d] + step - 1) / step;
     if (boxes == 1) continue;
     const int g = args.grid_rank++;
-    args.grid_count[g] = FastDiv(uint32_t(boxes));
-    args.grid_step[g] = uint32_t(step);
-    args.grid_last[g] = uint32_t(last);
-    for (int r = 0; r < 3; ++r) args.grid_stride[r][g] = stride(r, d);
+    args.grid[g] = {FastDiv(uint32_t(boxes)), uint32_t(step), uint32_t(last), {stride(kOut, d), stride(kA, d), stride(kB, d)}};
     in_begins |= stride(kA, d) * step | stride(kA, d) * last;
     if (windowed) {
       in_begins |= stride(kA, d) * box.halo;
       args.window_grid = g;
-      args.grid_stride[kOut][g] = 0;
+      args.grid[g].stride[kOut] = 0;
     }
   }
+  args.spares = box.spared_runs > 0;
+  args.spared_runs = uint32_t(box.spared_runs);
+  args.spared_bytes = uint32_t(box.spared_bytes);
+  args.row_runs = uint32_t((box.in_runs + box.spared_runs) / (box.window + box.halo));
   // Where lanes begin: lines make the fewest requests, but leave lanes idle at the ends of short runs.
   const int64_t align = args.in_length * w >= kLongRunBytes ? kLineBytes : kSectorBytes;
   args.align = uint32_t(align);

@@ -7,9 +7,12 @@ namespace {
 
 constexpr int64_t kChunk = 16, kSector = kSectorBytes;
 constexpr int64_t kOutRunBytes = 256, kInRunBytes = 512;  // wanted of every run in global memory
+constexpr int64_t kLongRow = 512;                         // bytes of a row whose ends matter little
 constexpr double kMinTileUse = 0.7;                       // fraction of tile elements that are not padding
 constexpr int64_t kManyBoxes = 1024;                      // as many as are under way at once on a large GPU
+constexpr int64_t kMuch = 1 << 24;                        // of shared memory: boxes that do not fit need not be described further
 constexpr int64_t kGoodSharedBytes = 44 * 1024;           // lets five blocks share a multiprocessor
+constexpr int64_t kMinSparedRun = 128;                    // input runs that are not cut further, for a smaller halo
 
 int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
@@ -20,6 +23,13 @@ double tile_use(const Plan& plan) {
   for (int d = 1; d < p.rank; ++d) ends |= p.strides[kOut][d] * p.element_bytes;
   const int64_t halo = ends % kSector ? kSector / p.element_bytes - 1 : 0;
   return double(o * q) / double(ceil_div(o + halo, to) * to * ceil_div(q, tq) * tq);
+}
+
+// Whether short rows of the output end within sectors, which the tile of another batch item would write in part too.
+bool rows_share_sectors(const Plan& plan) {
+  const Problem& p = plan.problem;
+  return p.operands == 2 && plan.staged_dim > 1 && p.strides[kOut][1] == p.sizes[0] && p.sizes[0] <= kMaxBoxTable &&
+         p.sizes[0] * p.element_bytes < kLongRow && p.sizes[0] * p.element_bytes % kSector != 0;
 }
 
 // Extent of a dimension that contributes at least `wanted` of its `size` elements: all of it if that is not much more, else pieces of
@@ -56,40 +66,117 @@ int64_t volume(const Problem& p, const int64_t* extent) {
   return v;
 }
 
-// Output runs: leading dimensions that are covered whole, and a last one that may be cut.
+// Low bits that the beginnings of the output's runs of dimensions up to `last` have in common.
+uintptr_t run_bits(const Problem& p, int last) {
+  uintptr_t bits = reinterpret_cast<uintptr_t>(p.data[kOut]);
+  for (int d = last + 1; d < p.rank; ++d) bits |= p.strides[kOut][d] * p.element_bytes;
+  return bits;
+}
+
+// Output runs: leading dimensions that are covered whole, and a last one that may be cut. Where runs would not end at sectors, the next
+// dimension is cut instead, if it follows on.
 void find_out_runs(const Plan& plan, BoxPlan& box) {
   const Problem& p = plan.problem;
   const int direct = plan.staged == kA ? kB : kA;
   box.direct_follows = p.operands == 3 && !plan.staged_pair;
-  int before = -1, seen = 0, run_dim = 0;
+  int before = -1, run_dim = 0;
+  bool ended = false;
   for (int d = 0; d < p.rank; ++d) {
-    if (box.extent[d] == 1 && d != box.dims[0]) continue;
-    const bool joins = before < 0 || (box.out_rank == seen && box.out_length <= kMaxBoxTable && box.extent[before] == p.sizes[before] &&
-                                      p.strides[kOut][d] == p.strides[kOut][before] * p.sizes[before]);
-    if (joins) {
+    const bool follows = before < 0 || (!ended && box.out_length <= kMaxBoxTable && box.extent[before] == p.sizes[before] &&
+                                        p.strides[kOut][d] == p.strides[kOut][before] * p.sizes[before]);
+    const int64_t bytes = box.out_length * p.element_bytes;
+    const bool ends = before >= 0 && bytes % kSector == 0 && (box.extent[d] == 1 || bytes >= kOutRunBytes);
+    if (follows && !ends) {
       box.out_length *= box.extent[d];
       ++box.out_rank;
       run_dim = d;
       if (p.operands == 3 && p.strides[direct][d] != p.strides[kOut][d]) box.direct_follows = false;
     } else {
+      ended = true;
       box.out_runs *= box.extent[d];
     }
-    ++seen;
     before = d;
   }
   const int last = run_dim;
   box.march_dim = last;
   box.lead = box.out_length / box.extent[last];
   box.window = box.run_size = box.extent[last];
-  if (box.extent[last] < p.sizes[last]) {
+  if (box.extent[last] == p.sizes[last]) return;
+  if ((run_bits(p, last) | box.window * box.lead * p.element_bytes) % kSector) box.halo = ceil_div(kSector / p.element_bytes - 1, box.lead);
+  if (box.window + box.halo < p.sizes[last]) {
     box.window_dim = last;
     box.run_size = p.sizes[last];
-    uintptr_t ends = reinterpret_cast<uintptr_t>(p.data[kOut]) | box.window * box.lead * p.element_bytes;
-    for (int d = last + 1; d < p.rank; ++d) ends |= p.strides[kOut][d] * p.element_bytes;
-    if (ends % kSector) box.halo = ceil_div(kSector / p.element_bytes - 1, box.lead);
-    box.extent[last] = std::min(box.run_size, box.window + box.halo);
-    box.out_length = box.lead * box.extent[last];
+  } else {
+    box.window = box.run_size = p.sizes[last];
+    box.halo = 0;
   }
+  box.extent[last] = box.window + box.halo;
+  box.out_length = box.lead * box.extent[last];
+}
+
+// Where elements of a window's halo are apart in the input, the dimensions of output runs come last in `dims`: then those that no store
+// needs are in front.
+void spare_halo(const Plan& plan, BoxPlan& box) {
+  const Problem& p = plan.problem;
+  const int64_t needed = box.halo * box.lead - (kSector / p.element_bytes - 1);
+  if (box.halo == 0 || needed <= 0 || plan.staged_pair) return;
+  int ordered[kMaxRank], others = 0;
+  int64_t in_length = 1, other_runs = 1;
+  bool contiguous = true;
+  for (int k = 0; k < box.rank; ++k) {
+    const int d = box.dims[k];
+    if (d <= box.window_dim) {
+      if (p.strides[plan.staged][d] == 0) return;
+      contiguous = false;
+      continue;
+    }
+    const int before = others ? ordered[others - 1] : -1;
+    contiguous = contiguous && (before < 0 ? p.strides[plan.staged][d] == 1 : box.extent[before] == p.sizes[before] &&
+                                p.strides[plan.staged][d] == p.strides[plan.staged][before] * p.sizes[before]);
+    if (contiguous) in_length *= box.extent[d];
+    else if (p.strides[plan.staged][d]) other_runs *= box.extent[d];
+    ordered[others++] = d;
+  }
+  if (in_length * p.element_bytes < kMinSparedRun) return;
+  for (int d = 0; d <= box.window_dim; ++d)
+    if (box.extent[d] > 1) ordered[others++] = d;
+  std::copy_n(ordered, others, box.dims);
+  box.spared_runs = needed * other_runs;
+}
+
+// Place in shared memory of element `index` of the dimensions of `box.dims` listed in `along`.
+uint32_t place_of(const BoxPlan& box, const int* along, int rank, uint32_t index) {
+  uint32_t place = 0;
+  for (int k = 0; k < rank; ++k) {
+    const uint32_t extent = uint32_t(box.extent[box.dims[along[k]]]), rest = k + 1 < rank ? index / extent : 0;
+    place += (index - rest * extent) * uint32_t(box.weight[along[k]]);
+    index = rest;
+  }
+  return place;
+}
+
+// The indices in `box.dims` of the dimensions of output runs, in the output's order. Returns how many.
+int list_run_dims(const BoxPlan& box, int rank, int* run_dims) {
+  int listed = 0;
+  for (int d = 0; d < rank && listed < box.out_rank; ++d)
+    for (int k = 0; k < box.rank; ++k)
+      if (box.dims[k] == d) run_dims[listed++] = k;
+  return listed;
+}
+
+// Whether input runs are whole chunks, wherever a box lies.
+bool runs_are_chunks(const Plan& plan, const BoxPlan& box) {
+  const Problem& p = plan.problem;
+  int64_t bits = int64_t(reinterpret_cast<uintptr_t>(p.data[plan.staged])), length = p.element_bytes;
+  for (int d = 0; d < p.rank; ++d) {
+    const int64_t stride = p.strides[plan.staged][d] * p.element_bytes;
+    const bool joined = std::find(box.dims, box.dims + box.in_rank, d) != box.dims + box.in_rank;
+    if (joined) length *= box.extent[d];
+    const int64_t step = d == box.window_dim ? 1 : box.extent[d];
+    if (!joined) bits |= stride;
+    else if (step < p.sizes[d]) bits |= stride * step | stride * (p.sizes[d] - step);
+  }
+  return (bits | length) % kChunk == 0;
 }
 
 // Places in shared memory: each dimension has a weight there that is its stride modulo a chunk, so that aligned chunks stay aligned, or
@@ -100,11 +187,14 @@ void lay_out(const Plan& plan, const int64_t* in_stride, BoxPlan& box) {
   const bool chunked = in_stride[box.dims[0]] == 1 && !plan.staged_pair;
   int64_t span = w;  // bytes that the dimensions so far take
   int march = 0;
+  const int64_t needed = box.halo * box.lead - (kSector / w - 1);  // with spared runs: the first element of the halo that is read
+  int64_t front = 0, lead = 1;
   for (int k = 0; k < box.rank; ++k) {
     const int d = box.dims[k], before = k ? box.dims[k - 1] : d;
     const int64_t extent = box.extent[d], stride = in_stride[d] * w;
+    const bool apart = box.spared_runs && d <= box.window_dim;
     const bool follows = k == 0 || (box.in_rank == k && box.extent[before] == p.sizes[before] &&
-                                    in_stride[d] == in_stride[before] * p.sizes[before]);
+                                    in_stride[d] == in_stride[before] * p.sizes[before] && !apart);
     // Lanes are `count` elements of the output's first dimension apart: at some distances they would meet few banks.
     const bool crowded = chunked && k > 0 && d == 0 && extent >= 4 * count && span >= (follows ? 2 : 1) * kLineBytes &&
                          count * stride % (box.out_rank == 1 ? 32 : 64) == 0;
@@ -122,47 +212,48 @@ void lay_out(const Plan& plan, const int64_t* in_stride, BoxPlan& box) {
       const bool skewed = crowded && box.out_rank > 1;
       const int64_t run_bytes = box.in_length * w;
       const int64_t unit = skewed || run_bytes < 2 * kSector ? kChunk : run_bytes < kLineBytes * 3 / 2 ? kSector : kLineBytes;
-      int64_t weight = span + 2 * (kChunk - w);  // room for any shift on either side
+      int64_t weight = span;
+      if (!chunked || !runs_are_chunks(plan, box)) weight += 2 * (kChunk - w);  // room for any shift on either side
       weight += ((stride - weight) % unit + unit) % unit;
       if (unit == kChunk && weight / kChunk % 2 == 0) weight += kChunk;  // steps meet more banks
-      box.weight[k] = int(std::min<int64_t>(weight, kMaxBoxBytes));
+      box.weight[k] = int(std::min(weight, kMuch));
       span += (extent - 1) * weight;
       if (crowded) {
         box.skewed = true;
         span += (extent - 1) / count * (skewed ? kChunk : kLineBytes);
       }
     }
-    span = std::min(span, 2 * kMaxBoxBytes);
+    span = std::min(span, kMuch);
     if (d == box.march_dim) march = box.weight[k];
+    if (box.spared_runs && d < box.window_dim) {
+      front += needed / lead % extent * box.weight[k];
+      lead *= extent;
+    }
   }
+  box.spared_bytes = int(front / kLineBytes * kLineBytes);
+  box.in_runs -= box.spared_runs;
   if (box.out_rank > 1) box.places = BoxPlaces::kTabled;
   else if (box.skewed) box.places = BoxPlaces::kSwizzled;
   else if (march == w) box.places = BoxPlaces::kStraight;
   // A chunk in front, the shift, chunks that reach over the end, and what their line holds.
   const int64_t line = box.places == BoxPlaces::kSwizzled ? kLineBytes : 0;
-  const int64_t data = ceil_div(span + 3 * kChunk, kLineBytes) * kLineBytes + kLineBytes + line;
+  const int64_t data = ceil_div(span - box.spared_bytes + 3 * kChunk, kLineBytes) * kLineBytes + kLineBytes + line;
   const int64_t entries = box.places == BoxPlaces::kTabled ? box_entries(int(box.lead), int(count)) : 0;
   const int64_t table = entries == 0 ? 0 : ((entries + entries / count) * count + entries + count) * 2 +
                                            (p.operands == 3 ? 8 * (entries + count) : 0);
   const int64_t beside = p.operands == 3 ? 8 * box.out_runs : 0;
-  // Chunks that begin in a run may reach up to `count` - 1 elements beyond its ends.
-  const int64_t beyond = ceil_div(count - 1, box.lead) * march + line;
+  // Chunks that begin in a run may reach up to `count` - 1 elements beyond its end.
+  int run_dims[kMaxRank];
+  const int run_rank = list_run_dims(box, p.rank, run_dims);
+  int64_t end = 0, beyond = line;  // places of the run's last element and of those after it
+  for (int i = 0; i < run_rank; ++i) end += (box.extent[box.dims[run_dims[i]]] - 1) * box.weight[run_dims[i]];
+  for (int64_t i = 0; i < count - 1; ++i)
+    beyond = std::max(beyond, line + place_of(box, run_dims, run_rank, uint32_t(box.out_length + i)) - end);
   const int64_t runs = kChunk * (box.in_runs + box.out_runs) + table + beside;
   // With the chunk in front, a line.
   const int64_t tables = ceil_div((box.places == BoxPlaces::kTabled ? runs : std::max(runs, beyond)) + kChunk, kLineBytes) * kLineBytes - kChunk;
   box.stage_at = int(std::min(tables, kMaxBoxBytes));
   box.shared_bytes = int(std::min(tables + data + beyond, kMaxBoxBytes + 1));
-}
-
-// Place in shared memory of element `index` of the dimensions of `box.dims` listed in `along`.
-uint32_t place_of(const BoxPlan& box, const int* along, int rank, uint32_t index) {
-  uint32_t place = 0;
-  for (int k = 0; k < rank; ++k) {
-    const uint32_t extent = uint32_t(box.extent[box.dims[along[k]]]), rest = k + 1 < rank ? index / extent : 0;
-    place += (index - rest * extent) * uint32_t(box.weight[along[k]]);
-    index = rest;
-  }
-  return place;
 }
 
 // Of lanes that read a word each: the most that differ in one bank of shared memory.
@@ -183,13 +274,10 @@ int conflicts_of(const uint32_t* runs, const uint32_t* chunks, const uint32_t* s
 // to L2, which takes one a line and instruction.
 void spread_lanes(const Problem& p, BoxPlan& box) {
   const int64_t count = kChunk / p.element_bytes, chunks = ceil_div(box.window * box.lead, count);
-  int run_dims[kMaxRank], out_dims[kMaxRank], run_rank = 0, out_rank = 0;  // indices of box.dims
-  bool in_run[kMaxRank] = {};
-  for (int d = 0; d < p.rank && run_rank < box.out_rank; ++d)
-    for (int k = 0; k < box.rank; ++k)
-      if (box.dims[k] == d) run_dims[run_rank++] = k, in_run[k] = true;
+  int run_dims[kMaxRank], out_dims[kMaxRank], out_rank = 0;  // indices of box.dims
+  const int run_rank = list_run_dims(box, p.rank, run_dims);
   for (int k = 0; k < box.rank; ++k)
-    if (!in_run[k]) out_dims[out_rank++] = k;
+    if (std::find(run_dims, run_dims + run_rank, k) == run_dims + run_rank) out_dims[out_rank++] = k;
   uint32_t run_place[16], chunk_place[32], swizzle[32] = {};  // of first elements
   for (int r = 0; r < 16; ++r) run_place[r] = place_of(box, out_dims, out_rank, uint32_t(std::min<int64_t>(r, box.out_runs - 1)));
   for (int j = 0; j < 32; ++j) {
@@ -251,9 +339,9 @@ BoxPlan box_of(const Plan& plan, int64_t out_run, int64_t in_run, int64_t box_by
       if (box.extent[in_order[i]] > 1) box.dims[box.rank++] = in_order[i];
     if (box.rank == 0) box.dims[box.rank++] = 0;
   };
-  list_dims();
   find_out_runs(plan, box);
   list_dims();
+  spare_halo(plan, box);
   for (int d = 0; d < p.rank; ++d) box.count *= ceil_div(p.sizes[d], d == box.window_dim ? box.window : box.extent[d]);
   lay_out(plan, in_stride, box);
   return box;
@@ -279,7 +367,7 @@ CudaRoute cuda_route(const Plan& plan) {
   const Problem& p = plan.problem;
   switch (plan.route) {
     case Route::kEmpty: return CudaRoute::kEmpty;
-    case Route::kTiles: return tile_use(plan) >= kMinTileUse ? CudaRoute::kTiles : CudaRoute::kBoxes;
+    case Route::kTiles: return tile_use(plan) < kMinTileUse || rows_share_sectors(plan) ? CudaRoute::kBoxes : CudaRoute::kTiles;
     case Route::kRows: break;
   }
   for (int r = 0; r < p.operands; ++r)

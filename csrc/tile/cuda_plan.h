@@ -42,8 +42,10 @@ struct BoxPlan {
   bool skewed = false;  // kSwizzled; or kTabled, and input runs are a chunk further apart after each chunk's worth of the first dimension
   int march_dim = 0, window_dim = -1;  // that last dimension; the same if it is cut
   // Boxes write windows of an output run: `window` elements of that last dimension out of `run_size`, of `lead` elements of the run each;
-  // for alignment, they hold `halo` more in front.
-  int64_t window = 1, halo = 0, lead = 1, run_size = 1;
+  // for alignment, they hold `halo` more in front. Of those, a sector's worth is needed. Where each of them is apart in the input, the
+  // others are not read and have no place: `spared_runs` input runs, and `spared_bytes` of shared memory.
+  int64_t window = 1, halo = 0, lead = 1, run_size = 1, spared_runs = 0;
+  int spared_bytes = 0;
   bool direct_follows = false;  // the direct input lies as the output does within output runs
   int stage_at = 0, shared_bytes = 0;
   // Lanes: a warp stores 2^(5 - run_bits) chunks of each of 2^run_bits output runs at once; 2^share_bits warps share a group of runs.

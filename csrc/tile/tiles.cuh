@@ -356,12 +356,11 @@ cudaError_t launch_tiles(const Plan& plan, Op op, cudaStream_t stream) {
   for (int d = 1; d < p.rank; ++d) {
     if (d == q) continue;
     args.batch.push(p, d);
-    const int b = args.batch.rank - 1;
-    auto& stride = args.batch.stride;
-    if (staged == kB) std::swap(stride[kA][b], stride[kB][b]);
-    in_bits |= stride[kA][b];
-    out_bits |= stride[kOut][b];
-    apart |= stride[kB][b] - stride[kOut][b];
+    int64_t* const stride = args.batch.dim[args.batch.rank - 1].stride;
+    if (staged == kB) std::swap(stride[kA], stride[kB]);
+    in_bits |= stride[kA];
+    out_bits |= stride[kOut];
+    apart |= stride[kB] - stride[kOut];
     items *= p.sizes[d];
   }
   args.direct_is_wide = has_direct && args.direct_o == w && apart % kChunkBytes == 0;

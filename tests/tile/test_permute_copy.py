@@ -38,6 +38,26 @@ def test_sizes_around_tiles_and_chunks(device, dtype):
         check(values((2, rows, columns), dtype, device).transpose(1, 2), [0, 1, 2])
 
 
+@pytest.mark.parametrize("offset", [0, 1, 5])
+@pytest.mark.parametrize(
+    "shape, permutation, dtype",
+    [
+        ((46, 7, 1327), (2, 1, 0), torch.float16),
+        ((46, 70, 1320), (2, 1, 0), torch.float16),
+        ((9, 49, 88, 4, 30), (3, 0, 4, 2, 1), torch.float32),
+        ((41, 3, 55, 600), (1, 3, 0, 2), torch.float16),
+        ((2, 3, 110, 24, 576), (4, 0, 1, 3, 2), torch.float16),
+        ((189, 16, 500), (2, 1, 0), torch.int8),
+        ((21, 5, 9, 300), (3, 2, 1, 0), torch.float64),
+    ],
+    ids=str,
+)
+def test_short_rows_that_end_within_sectors(device, shape, permutation, dtype, offset):
+    """Boxes of several rows of the result, cut at sectors: some elements in front of each, and none beyond the ends."""
+    x = values((*shape[:-1], shape[-1] + offset), dtype, device)[..., offset:]
+    check(x.permute(permutation), list(range(len(shape))))
+
+
 def test_every_alignment_of_both_sides(device):
     for offset, pitch in itertools.product(range(9), [128, 129, 130, 132, 136]):
         storage = values((pitch * 200 + 16,), torch.float16, device)
