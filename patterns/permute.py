@@ -152,7 +152,7 @@ def _judge(node: fx.Node, site: Site) -> Site | Reject | None:
     reason = _loses(x, before, after, site)
     if reason:
         return Reject(reason, node)
-    return dataclasses.replace(site, unproven=_unproven(x, before, after)) if x.device.type == "cpu" else site
+    return dataclasses.replace(site, unproven=_unproven(x, before, after) if site.fusable else "")
 
 
 def _varying(x: torch.Tensor, order: list[int] | None) -> list[int] | None:
@@ -175,23 +175,27 @@ def _loses(x: torch.Tensor, before: list[int], after: list[int], site: Site) -> 
     total = math.prod(sizes) * x.itemsize
     if total < (_SMALL_CUDA if x.device.type == "cuda" else _SMALL_CPU):
         return f"{total} bytes: a call of an operator costs as much as they do"
-    static = all(isinstance(n, int) for n in (*x.shape, *x.stride()))
     if x.device.type == "cpu":
         return None
     if not site.fusable:  # PyTorch's strided kernel is the peer: 1.5x to 6x slower than a copy
         return None
-    return _loses_to_triton(sizes, x.itemsize, before, after, static)
+    return _loses_to_triton(sizes, x.itemsize, before, after, _is_static(x))
+
+
+def _is_static(x: torch.Tensor) -> bool:
+    return all(isinstance(n, int) for n in (*x.shape, *x.stride()))
 
 
 def _unproven(x: torch.Tensor, before: list[int], after: list[int]) -> str:
-    """Where it is not known that Inductor's copy is slower on a CPU: it turns squares in wider registers than the kernel's.
+    """Where it is not known that Inductor's copy is slower. On a CPU it turns squares in wider registers than the kernel's.
     Where rows of the copy (under symbolic sizes: of either side) are short it goes one by one: 2x to 30x slower than ours."""
     sizes = g.hints(x.shape)
+    if x.device.type != "cpu":
+        return _unproven_on_gpus(sizes, g.hints(x.stride()), x.itemsize, before, after) if _is_static(x) else ""
     if before[-1] == after[-1]:
         return "rows stay whole: Inductor's copy on a CPU may be as fast"
     along, beside = g.run_length(sizes, after, before), g.run_length(sizes, before, after)
-    static = all(isinstance(n, int) for n in (*x.shape, *x.stride()))
-    if x.itemsize in (2, 4) and (along if static else min(along, beside)) <= 4:
+    if x.itemsize in (2, 4) and (along if _is_static(x) else min(along, beside)) <= 4:
         return ""
     return "rows are long, or elements are not of 2 or 4 bytes: Inductor's copy on a CPU may be as fast"
 
@@ -199,33 +203,84 @@ def _unproven(x: torch.Tensor, before: list[int], after: list[int]) -> str:
 def _loses_to_triton(sizes: list[int], itemsize: int, before: list[int], after: list[int], static: bool) -> str | None:
     """The same of Inductor's kernel on a GPU, for a copy from memory order ``before`` to ``after`` (without dims of size 1).
 
-    By random shapes of 16 to 160 MB: static ones with long rows in the result gained 5 % and more where elements of 2 bytes
-    come from odd rows, or such of 4 from rows with some width; others lost up to a third. Of dynamic ones few lost: elements
-    of 4 bytes from short rows, or in large planes."""
+    By random shapes of 2 to 160 MB: of static ones below 12 MB, most lost, since our kernels begin 1 us later. Of dynamic ones few
+    lost: elements of 4 bytes from short rows, or in large planes."""
+    if math.prod(sizes) * itemsize < _SMALL:
+        return "so few bytes that the call of an operator or a kernel's first microsecond counts"
     # Elements along the copy's inner dims, and the source's.
     rows, columns = g.run_length(sizes, after, before), g.run_length(sizes, before, after)
-    large = math.prod(sizes) * itemsize >= (_LARGE if static else _SMALL_DYNAMIC)
-    if not static and not large:
-        return "sizes are dynamic, and so small that the call of an operator counts"
-    if before[-1] == after[-1]:
-        return "rows stay whole and sizes are static: Inductor's copy is as fast" if static else None
-    if columns < (16 if static and itemsize >= 4 else 8) and not (itemsize == 2 and large):
-        return "the elements of a cache line go to few rows: Inductor's loop is as fast"
     even = all(n * itemsize % 16 == 0 for n in (rows, columns))
-    if not static:
-        dims = _merged(before, after)
-        plane = itemsize >= 4 and (even and dims <= 3 or dims == 2 and min(rows, columns) >= 128)
-        return "a large or even transpose of 4-byte elements: Inductor's loop is as fast" if plane else None
-    if rows < 1024:
-        return "the result's rows are short and sizes are static: Inductor's copy is as fast"
-    if columns >= 128 and even:
-        return "static, even sizes: Inductor's tiles are as fast"
-    if itemsize >= 4 and min(rows, columns) >= 2048:
-        return "static sizes, large planes: Inductor's tiles are as fast"
-    # Inductor's tiles are powers of two, and read aligned rows. Where they waste little, ours of small elements may not be faster.
-    padded = (1 << (columns - 1).bit_length()) / columns
-    wasteful = columns < 64 and padded >= 1.3 or itemsize == 2 and columns * itemsize % 16
-    return None if itemsize >= 4 or wasteful else "static sizes, elements of less than 4 bytes: Inductor's copy may be as fast"
+    if before[-1] == after[-1]:
+        return "long rows stay whole and sizes are static: Inductor's copy is as fast" if static and rows * itemsize >= 128 else None
+    if static:
+        large = itemsize >= 4 and even and min(rows, columns) >= 128
+        return "static, even sizes of elements of 4 and more bytes: Inductor's tiles are as fast" if large else None
+    if columns < 8 and itemsize != 2:
+        return "the elements of a cache line go to few rows: Inductor's loop is as fast"
+    dims = _merged(before, after)
+    plane = itemsize >= 4 and (even and dims <= 3 or dims == 2 and min(rows, columns) >= 128)
+    return "a large or even transpose of 4-byte elements: Inductor's loop is as fast" if plane else None
+
+
+def _unproven_on_gpus(sizes: list[int], strides: list[int], itemsize: int, before: list[int], after: list[int]) -> str:
+    """Where it is not known that Inductor's kernel for static sizes is slower on a GPU.
+
+    It is where it moves much more than the elements (on an H200 1.09 to 4 times slower for 73 of 671 random shapes; of 591 that were
+    chosen so from another draw three are faster, by 2 % at most). It copies blocks of 1024 elements: 32 along the result's inner dims,
+    up to the one that is innermost in the source, by 32 along the others; or, where those inner dims have few elements, along the
+    result. Memory moves by sectors of 32 bytes: read in part by many blocks, they are read again; written in part by two, they are
+    read as well."""
+    if itemsize not in (2, 4, 8):
+        return "elements that are not of 2, 4 or 8 bytes: Inductor's copy may be as fast"
+    middle = after.index(before[-1]) + 1
+    outer, inner = (after[:middle], after[middle:]) if math.prod(sizes[d] for d in after[middle:]) > 4 else ([], after)
+    height, width = (math.prod(sizes[d] for d in dims) for dims in (outer, inner))
+    across, along = _block(height, width) if outer else (1, 1024)
+    # Rows of the result that begin within sectors: of the sectors that a block writes, those that another one writes, too.
+    aligned = math.gcd(width * itemsize, _SECTOR) / _SECTOR
+    shared = 2 * _SECTOR * (1 - aligned) / (along * itemsize) if outer and width > along else 0
+    rows, columns = g.run_length(sizes, after, before), g.run_length(sizes, before, after)
+    if itemsize == 2 and rows * itemsize < 512 and rows * itemsize % _SECTOR and columns * itemsize >= 64:
+        return "short rows that end within sectors: our kernel may be slow, too"
+    if math.prod(sizes) * itemsize >= _LARGE:
+        if shared > 0.25 and rows * itemsize >= 8:
+            return ""
+        read = _sectors_read(sizes, strides, itemsize, outer, inner, across, along) * _SECTOR / (across * along * itemsize)
+        if read >= (1.9 if itemsize < 8 else 2.2):
+            return ""
+        # Blocks that are mostly beyond the plane read sectors that others read, too.
+        if across == 32 < height and -height % across >= 0.2 * height and columns * itemsize % _SECTOR:
+            return ""
+    # Short rows of the source, side by side along long ones of the result: no sector is read twice, but many instructions read each.
+    beside = math.prod(sizes[d] for d in before[before.index(after[-1]) + 1 :]) == columns
+    if across == 32 <= rows and columns * itemsize < _SECTOR / 2 and beside:
+        return ""
+    return "static sizes that waste little of what Inductor's kernel moves: its copy may be as fast"
+
+
+def _block(height: int, width: int) -> tuple[int, int]:
+    """Elements of a block of Inductor's kernel across and along a plane: 1024, powers of two."""
+    most = [1 << (n - 1).bit_length() for n in (height, width)]
+    across, along = (min(32, n) for n in most)
+    along = min(most[1], 1024 // across)
+    return min(most[0], 1024 // along), along
+
+
+def _sectors_read(sizes: list[int], strides: list[int], itemsize: int, outer: list[int], inner: list[int], across: int, along: int) -> int:
+    """The sectors that hold the elements of a block amid the plane of the dims ``outer`` by ``inner``."""
+
+    def offsets(dims: list[int], count: int) -> list[int]:
+        total = math.prod(sizes[d] for d in dims)
+        first, found = total // count // 2 * count, []
+        for index in range(first, min(first + count, total)):
+            offset = 0
+            for d in reversed(dims):
+                index, i = divmod(index, sizes[d])
+                offset += i * strides[d]
+            found.append(offset)
+        return found
+
+    return len({(x + y) * itemsize // _SECTOR for x in offsets(inner, along) for y in offsets(outer, across)})
 
 
 def _merged(before: list[int], after: list[int]) -> int:
@@ -234,11 +289,11 @@ def _merged(before: list[int], after: list[int]) -> int:
     return 1 + sum(following.get(dim) != then for dim, then in zip(after, after[1:]))
 
 
-# Bytes below which a copy takes no longer than the call that launches it; calls with symbolic sizes take longer. (Of 11 random dynamic
-# copies of 16 to 32 MB ten gained 1.06 to 4.9 times on the device, and one lost 5 %.)
-_SMALL_CUDA, _SMALL_DYNAMIC, _SMALL_CPU = 2 << 20, 12 << 20, 1 << 17
-# Bytes from which Inductor's static loop over few elements of each cache line is slower.
-_LARGE = 32 << 20
+# Bytes below which a copy takes no longer than the call that launches it, beside PyTorch's kernel and on a CPU; below which it may as
+# well be Inductor's; and from which what its kernel wastes decides. (Of 11 random dynamic copies of 16 to 32 MB ten gained 1.06 to 4.9
+# times on the device, and one lost 5 %.)
+_SMALL_CUDA, _SMALL_CPU, _SMALL, _LARGE = 2 << 20, 1 << 17, 12 << 20, 24 << 20
+_SECTOR = 32  # bytes that a GPU's memory moves at once
 
 
 def _case(name: str, shape: tuple[int, ...], permutation: tuple[int, ...], dtype: torch.dtype, goal: float | None) -> Case:
