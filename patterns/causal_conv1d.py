@@ -112,6 +112,11 @@ def _channels_last(conv: read.Convolution, wanted: torch.Tensor) -> bool:
     return taps is not None and taps <= CHANNELS_LAST_TAPS[conv.dtype.itemsize] and _is_channels_last(x)
 
 
+def _is_causal(found: read.Forward | read.Backward, right: Any) -> bool:
+    """Whether the padding is taps - 1 zeros before and, ``right``, none after: the result is as long as x."""
+    return g.same_size(read.size_of(found.left), found.conv.taps - 1) and g.same_size(right, 0)
+
+
 def _converted(emit: Emitter, node: fx.Node, dtype: torch.dtype) -> fx.Node:
     return node if g.value(node).dtype == dtype else emit.call(prims.convert_element_type.default, node, dtype)
 
@@ -215,8 +220,7 @@ class CausalConv1d(Pattern):
         sizes, taps = g.hints(g.value(found.conv.x).shape), g.hint(found.conv.taps)
         if sizes is None or taps is None or _is_channels_last(wanted) or not any(u.op == "output" for u in output.users):
             return False
-        causal = g.same_size(read.size_of(found.left), found.conv.taps - 1) and g.same_size(read.size_of(found.right), 0)
-        return taps <= TURNED_TAPS and sizes[1] % 2 == 0 and causal
+        return taps <= TURNED_TAPS and sizes[1] % 2 == 0 and _is_causal(found, read.size_of(found.right))
 
     @staticmethod
     def _only_silu(found: read.Forward, silu: tuple[fx.Node, ...]) -> bool:
@@ -280,8 +284,7 @@ class CausalConv1dBackward(Pattern):
         sizes = g.hints(x.shape)
         if found.conv.dtype.itemsize != 2 or sizes is None or any(size % TURNED_SAMPLES for size in sizes[1:]):
             return False
-        causal = g.same_size(read.size_of(found.left), found.conv.taps - 1) and g.same_size(grad.shape[2], x.shape[2])
-        return causal and (dx is None or not _is_channels_last(g.value(dx)))
+        return _is_causal(found, grad.shape[2] - x.shape[2]) and (dx is None or not _is_channels_last(g.value(dx)))
 
 
 def bench_cases() -> list[Case]:
