@@ -85,6 +85,9 @@ struct VecOf {
 };
 template <typename A>
 using V = typename VecOf<A>::type;
+// In all lanes. Of a sum with zeros the compiler would keep the addition, which is what makes zeros of -0.
+template <typename A>
+inline V<A> in_all(A x) { return x - V<A>{}; }
 // As many 16-bit numbers as a V<float> has.
 typedef uint16_t V16 __attribute__((vector_size(FUSE_VECTOR_BYTES / 2)));
 template <typename A>
@@ -96,6 +99,8 @@ inline void vstore(A* p, V<A> v) { *reinterpret_cast<typename VecOf<A>::unaligne
 inline V<float> at_least(V<float> low, V<float> x) { return (V<float>)_mm512_maskz_max_ps(0xffff, (__m512)low, (__m512)x); }
 inline V<float> at_most(V<float> high, V<float> x) { return (V<float>)_mm512_maskz_min_ps(0xffff, (__m512)high, (__m512)x); }
 inline V<float> fused_difference(V<float> a, V<float> b, V<float> c) { return (V<float>)_mm512_fmsub_ps((__m512)a, (__m512)b, (__m512)c); }
+// 1 / x to 2^-14.
+inline V<float> reciprocal(V<float> x) { return (V<float>)_mm512_maskz_rcp14_ps(0xffff, (__m512)x); }
 #elif defined(__AVX__)
 inline V<float> at_least(V<float> low, V<float> x) { return (V<float>)_mm256_max_ps((__m256)low, (__m256)x); }
 inline V<float> at_most(V<float> high, V<float> x) { return (V<float>)_mm256_min_ps((__m256)high, (__m256)x); }
@@ -110,42 +115,35 @@ inline V<float> fused_difference(V<float> a, V<float> b, V<float> c) {
   return d;
 }
 #endif
+#if FUSE_VECTOR_BYTES != 64
+inline V<float> reciprocal(V<float> x) { return 1.f / x; }
+#endif
 
-// x = n ln2 + r + tail, |r| <= ln2/2, for exp(x) = 2^n exp(r + tail). A NaN goes to r. Beyond fp32's range x is brought back into it.
-struct Reduced {
-  V<float> r, tail, scale;
+// exp(x) = scale + scale * q for |x| <= kExpRange; NaN for NaN. To 2^-26 with 5 terms of (exp(r) - 1 - r) / r^2, which give the least error
+// where |r| <= ln2/2; to 2^-17 with 3, for what is rounded to 16 bits.
+constexpr float kExpRange = 88.25f;
+template <int TERMS>
+struct Exp {
+  V<float> scale, q;
 
-  explicit Reduced(V<float> x) {
-    using VI = V<int32_t>;
-    const V<float> clamped = at_most(V<float>{} + 88.7f, at_least(V<float>{} - 87.f, x));
-    const V<float> shifted = clamped * 1.44269504f + 12582912.f, n = shifted - 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
-    const V<float> near = clamped - n * 0.693145752f;  // exact: that constant has few bits
-    const V<float> rest = n * -1.42860677e-6f;
-    r = near + rest;
-    tail = rest - (r - near);
-    VI e;
-    std::memcpy(&e, &shifted, sizeof e);
-    e = (e + 127) << 23;  // the low bits of `shifted` are n
-    std::memcpy(&scale, &e, sizeof e);
+  explicit Exp(V<float> x) {
+    static_assert(TERMS == 3 || TERMS == 5);
+    constexpr float kMost[] = {0x1.fffffcp-2f, 0x1.555492p-3f, 0x1.5558f4p-5f, 0x1.123a22p-7f, 0x1.6a23cap-10f};
+    constexpr float kFew[] = {0x1.0006b8p-1f, 0x1.571d22p-3f, 0x1.5224e2p-5f};
+    constexpr float kShift = 12582912.f + 127.f;  // 1.5 * 2^23: adding it rounds to an integer, here to what the exponent of 2^n is kept as
+    const V<float> shifted = x * 1.44269504f + kShift, n = shifted - kShift;
+    // The first product is exact: that constant has few bits.
+    const V<float> r = TERMS == 5 ? (x - n * 0.693145752f) - n * 1.42860677e-6f : x - n * 0.693147181f;
+    V<float> p = in_all(TERMS == 5 ? kMost[4] : kFew[2]);
+#pragma GCC unroll 8
+    for (int i = TERMS - 2; i >= 0; --i) p = p * r + (TERMS == 5 ? kMost[i] : kFew[i]);
+    q = p * r * r + r;
+    V<int32_t> bits;
+    std::memcpy(&bits, &shifted, sizeof bits);
+    bits <<= 23;
+    std::memcpy(&scale, &bits, sizeof bits);
   }
 };
-
-// (exp(r) - 1 - r) / r^2 to TERMS Taylor terms.
-template <int TERMS>
-inline V<float> exp_remainder(V<float> r) {
-  constexpr float kTerms[] = {1.f / 2, 1.f / 6, 1.f / 24, 1.f / 120, 1.f / 720, 1.f / 5040, 1.f / 40320};
-  V<float> p = V<float>{} + kTerms[TERMS - 1];
-#pragma GCC unroll 8
-  for (int i = TERMS - 2; i >= 0; --i) p = p * r + kTerms[i];
-  return p;
-}
-
-// To 1e-7, for what is rounded to 16 bits.
-inline V<float> vexp(V<float> x) {
-  const Reduced d(x);
-  const V<float> e = (exp_remainder<5>(d.r) * d.r * d.r + d.r + 1.f) * d.scale;
-  return x > V<float>{} + 88.7f ? V<float>{} + HUGE_VALF : e;
-}
 
 // exp by range reduction and Taylor terms, to 1e-16.
 inline V<double> vexp(V<double> x) {
@@ -166,56 +164,62 @@ inline V<double> vexp(V<double> x) {
   return x > hi ? V<double>{} + HUGE_VAL : p * scale;
 }
 
-template <typename A>
-inline V<A> silu(V<A> v) { return v / (1 + vexp(-v)); }
-template <typename A>
-inline V<A> silu_backward(V<A> dy, V<A> v) {
-  const V<A> s = 1 / (1 + vexp(-v));
+inline V<double> silu(V<double> v) { return v / (1 + vexp(-v)); }
+inline V<double> silu_backward(V<double> dy, V<double> v) {
+  const V<double> s = 1 / (1 + vexp(-v));
   return dy * s * (1 + v * (1 - s));
 }
 
-// The sigmoid of fp32 as head + tail, to 2^-28: its rounding is not to be seen beside that of the result.
-struct Sigmoid {
-  V<float> head, tail;
+inline V<float> at_least_in_range(V<float> v) { return at_least(in_all(-kExpRange), v); }
+inline V<float> in_range(V<float> v) { return at_most(in_all(kExpRange), at_least_in_range(v)); }
 
-  explicit Sigmoid(V<float> v) {
-    const Reduced d(-v);
-    // 1 + exp(r) in two parts, then 1 + 2^n of that.
-    const V<float> one = V<float>{} + 1.f, square = exp_remainder<7>(d.r) * d.r * d.r, t = d.r + square, top = one + t;
-    const V<float> low = t - (top - one) + (square - (t - d.r) + (d.tail + d.tail * d.r));
-    const V<float> a = top * d.scale, sum = one + a, other = sum - one;
-    const V<float> left = (one - (sum - other)) + (a - other) + low * d.scale;
-    head = one / sum;
-    tail = (-fused_difference(head, sum, one) - head * left) * head;
-  }
-};
-inline V<float> exact_silu(V<float> v) {
-  const Sigmoid s(v);
-  const V<float> y = v * s.head, corrected = y + (fused_difference(v, s.head, y) + v * s.tail);
-  return corrected == corrected ? corrected : y;  // an infinity
+// To 2^-14, for what is rounded to 16 bits.
+inline V<float> rough_silu(V<float> v) {
+  const V<float> c = at_least_in_range(v);
+  const Exp<3> e(-c);
+  return v > kExpRange ? v : c * reciprocal(e.scale * e.q + (e.scale + 1.f));
 }
-inline V<float> exact_silu_backward(V<float> dy, V<float> v) {
-  const Sigmoid s(v);
+inline V<float> rough_silu_backward(V<float> dy, V<float> v) {
+  const V<float> c = in_range(v);
+  const Exp<3> e(-c);
+  const V<float> s = 1 / (e.scale * e.q + e.scale + 1.f);
+  return dy * s * (1 + c * (1 - s));
+}
+
+// SiLU of fp32 whose own errors are hardly to be seen beside the rounding of the result: a rough quotient and what it lacks.
+inline V<float> exact_silu(V<float> v) {
+  const V<float> c = at_least_in_range(v);
+  const Exp<5> e(-c);
+  const V<float> power = e.scale + 1.f, r = reciprocal(e.scale * e.q + power), y = c * r;
+  return v > kExpRange ? v : y - (fused_difference(y, power, c) + y * e.scale * e.q) * r;
+}
+inline V<float> exact_silu_backward(V<float> dy, V<float> value) {
+  const V<float> v = in_range(value), one = in_all(1.f);
+  const Exp<5> e(-v);
+  // The sigmoid in two parts.
+  const V<float> power = e.scale + one, other = power - one, lost = (one - (power - other)) + (e.scale - other);
+  const V<float> s = one / (e.scale * e.q + power), s_tail = -(fused_difference(s, power, one) + s * (e.scale * e.q + lost)) * s;
   // The slope is s + s * v * (1 - s).
-  const V<float> one = V<float>{} + 1.f, c = one - s.head, c_tail = (one - c) - s.head - s.tail;
-  const V<float> vs = v * s.head, vs_tail = fused_difference(v, s.head, vs) + v * s.tail;
+  const V<float> c = one - s, c_tail = (one - c) - s - s_tail;
+  const V<float> vs = v * s, vs_tail = fused_difference(v, s, vs) + v * s_tail;
   const V<float> product = vs * c, product_tail = fused_difference(vs, c, product) + (vs * c_tail + vs_tail * c);
-  const V<float> slope = s.head + product, other = slope - s.head;
-  const V<float> slope_tail = (s.head - (slope - other)) + (product - other) + (s.tail + product_tail);
+  const V<float> slope = s + product, added = slope - s;
+  const V<float> slope_tail = (s - (slope - added)) + (product - added) + (s_tail + product_tail);
   const V<float> g = dy * slope;
-  const V<float> corrected = g + (fused_difference(dy, slope, g) + dy * slope_tail);
-  return corrected == corrected ? corrected : g;
+  return g + (fused_difference(dy, slope, g) + dy * slope_tail);
 }
 
 template <typename T, typename A>
 inline V<A> silu_of(V<A> v) {
   if constexpr (std::is_same_v<T, float> && std::is_same_v<A, float>) return exact_silu(v);
-  else return silu<A>(v);
+  else if constexpr (std::is_same_v<A, float>) return rough_silu(v);
+  else return silu(v);
 }
 template <typename T, typename A>
 inline V<A> silu_backward_of(V<A> dy, V<A> v) {
   if constexpr (std::is_same_v<T, float> && std::is_same_v<A, float>) return exact_silu_backward(dy, v);
-  else return silu_backward<A>(dy, v);
+  else if constexpr (std::is_same_v<A, float>) return rough_silu_backward(dy, v);
+  else return silu_backward(dy, v);
 }
 
 template <typename T>
@@ -224,10 +228,13 @@ inline V<Acc<T>> vload_as(const T* p) {
   if constexpr (std::is_same_v<T, A>) {
     return vload(p);
   } else if constexpr (std::is_same_v<T, BFloat16>) {
-    using V32 = V<uint32_t>;
+#if FUSE_VECTOR_BYTES == 64
+    const V<uint32_t> wide = (V<uint32_t>)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))) << 16;
+#else
     V16 raw;
     std::memcpy(&raw, p, sizeof raw);
-    const V32 wide = __builtin_convertvector(raw, V32) << 16;
+    const V<uint32_t> wide = __builtin_convertvector(raw, V<uint32_t>) << 16;
+#endif
     V<float> out;
     std::memcpy(&out, &wide, sizeof out);
     return out;
@@ -256,8 +263,12 @@ inline void vstore_as(T* p, V<Acc<T>> v) {
     V32 rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
     const V32 nan = (V32)(v != v);
     rounded = (nan & 0x7fc0u) | (~nan & rounded);
+#if FUSE_VECTOR_BYTES == 64
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)rounded));
+#else
     const V16 narrow = __builtin_convertvector(rounded, V16);
     std::memcpy(p, &narrow, sizeof narrow);
+#endif
   } else {
 #if FUSE_VECTOR_BYTES == 64
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT));
