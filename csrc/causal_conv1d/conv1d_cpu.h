@@ -13,11 +13,13 @@ struct CpuKernels {
   void (*forward)(const ConvParams&, int64_t begin, int64_t end);
   void (*backward)(const BackwardParams&, int64_t begin, int64_t end);
 };
-CpuKernels baseline_kernels();
 CpuKernels avx512_kernels();  // null pointers where the compiler can't make them
 const CpuKernels& cpu_kernels();  // the fastest that run here
 
-// Channels whose rows are brought in together: one or two cache lines', where channels are contiguous in some tensor.
+// Whether channels are the lanes of vectors, rather than samples.
+bool in_lanes(const ConvParams&);
+
+// Channels that are worked on together: in lanes, parts of all; of rows, one or two cache lines' where channels are contiguous in some tensor.
 int64_t rows_together(const ConvParams&);
 int64_t rows_together(const BackwardParams&);
 template <typename P>

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "conv1d_cpu.h"
+#include "cpu_lanes.h"
 #include "cpu_rows.h"
 
 namespace fusebackend::conv1d {
@@ -83,16 +84,78 @@ void forward_rows(const ConvParams& p, int64_t begin, int64_t end) {
     if (u == begin || u % tiles == 0) {
       for (int64_t r = 0; r < rows; ++r) load_taps<T, A>(w.data() + r * p.taps, p.w, (first + r) * p.w_c, p.w_k, p.taps);
     }
-    const int64_t t = u % tiles * tile, len = std::min(tile, p.out_len - t), n = round_up<A>(len), left = p.left - t;
-    load_rows<T, A>(x.data(), x_pitch, plane<T>(p.x, p.xs, b), first, rows, -left, n + p.taps - left, p.in_len);
-    for (int64_t r = 0; r < rows; ++r) {
-      A* out = y.data() + r * y_pitch;
-      convolve<A>(out, x.data() + r * x_pitch, w.data() + r * p.taps, n, p.taps, channel_bias<T, A>(p, first + r), left, left + p.in_len);
-      if (p.epilogue == Epilogue::kSilu) apply_silu<T>(out, n);
+    const Plane<const T> from = plane<T>(p.x, p.xs, b);
+    const Plane<T> to = plane<T>(p.out, p.outs, b);
+    auto by_scratch = [&](int64_t t, int64_t len) {
+      const int64_t n = round_up<A>(len), left = p.left - t;
+      load_rows<T, A>(x.data(), x_pitch, from, first, rows, -left, n + p.taps - left, p.in_len);
+      for (int64_t r = 0; r < rows; ++r) {
+        A* out = y.data() + r * y_pitch;
+        convolve<A, kLaneRegs>(out, x.data() + r * x_pitch, w.data() + r * p.taps, n, p.taps, channel_bias<T, A>(p, first + r), left, left + p.in_len);
+        if (p.epilogue == Epilogue::kSilu) apply_silu<T>(out, n);
+      }
+      store_rows<T, A>({to.data + t * to.t, to.c, to.t}, y.data(), y_pitch, first, rows, len);
+    };
+    int64_t t = u % tiles * tile;
+    const int64_t stop = std::min(p.out_len, t + tile);
+    if constexpr (std::is_same_v<T, A>) {
+      // Whole vectors, of contiguous samples that padding doesn't meet, need no scratch.
+      constexpr int64_t W = VecOf<A>::kSize, kBlock = kRegs * W;
+      const int64_t begin = t + std::max<int64_t>(0, (p.left - t + kBlock - 1) / kBlock * kBlock);
+      const int64_t n = std::max<int64_t>(0, std::min(stop, p.in_len + p.left - p.taps + 1) - begin) / W * W;
+      if (n > 0 && together == 1 && from.t == 1 && to.t == 1) {
+        if (begin > t) by_scratch(t, begin - t);
+        A* out = to.row(first) + begin;
+        convolve<A, kLaneRegs>(out, from.row(first) + begin - p.left, w.data(), n, p.taps, channel_bias<T, A>(p, first), 0, p.in_len + p.left - begin);
+        if (p.epilogue == Epilogue::kSilu) apply_silu<T>(out, n);
+        t = begin + n;
+      }
     }
-    Plane<T> out = plane<T>(p.out, p.outs, b);
-    out.data += t * out.t;
-    store_rows<T, A>(out, y.data(), y_pitch, first, rows, len);
+    if (t < stop) by_scratch(t, stop - t);
+  }
+}
+
+// In lanes: nothing is transposed but the taps where channels are contiguous.
+template <typename T, typename A>
+void forward_lanes(const ConvParams& p, int64_t begin, int64_t end) {
+  constexpr int W = VecOf<A>::kSize;
+  const int64_t together = rows_together(p), tile = tile_of(p), tiles = tiles_of(p);
+  // Samples that are used often are widened, or transposed, once; else, and where padding doesn't meet them, they are used where they lie.
+  const bool in_place = plane<T>(p.x, p.xs, 0).across() && p.taps <= (std::is_same_v<T, A> ? 64 : 8);
+  const int64_t step = in_place && plane<T>(p.out, p.outs, 0).across() ? kLaneRegs : std::min(tile, p.out_len), pitch = pitch_of(step + p.taps);
+  Scratch<A> x((step + p.taps) * W), y(step * W), rows(W * pitch), w(together * p.taps), start(together);
+  for (int64_t u = begin; u < end; ++u) {
+    const int64_t b = u / tiles % p.batch, group = u / tiles / p.batch * together, channels = std::min(together, p.channels - group);
+    if (u == begin || u % (tiles * p.batch) == 0) {
+      for (int64_t c = 0; c < channels; c += W) {
+        const int64_t lanes = std::min<int64_t>(W, channels - c);
+        for (int64_t i = 0; i < lanes; ++i) {
+          load_taps<T, A>(rows.data() + i * pitch, p.w, (group + c + i) * p.w_c, p.w_k, p.taps);
+          start.data()[c + i] = channel_bias<T, A>(p, group + c + i);
+        }
+        rows_to_block(w.data() + c * p.taps, rows.data(), pitch, lanes, p.taps);
+      }
+    }
+    const Plane<const T> from = plane<T>(p.x, p.xs, b);
+    const int64_t stop = std::min(p.out_len, (u % tiles + 1) * tile);
+    for (int64_t t = u % tiles * tile; t < stop; t += step) {
+      const int64_t n = std::min(step, stop - t), first = t - p.left, last = first + n + p.taps - 1;
+      Plane<T> to = plane<T>(p.out, p.outs, b);
+      to.data += t * to.t;
+      for (int64_t c = 0; c < channels; c += W) {
+        const int64_t lanes = std::min<int64_t>(W, channels - c);
+        const A* taps = w.data() + c * p.taps;
+        const V<A> bias = vload(start.data() + c);
+        if (in_place && lanes == W && first >= 0 && last <= p.in_len) {
+          convolve_lanes<T, A>(y.data(), from.row(group + c) + first * from.t, from.t, taps, n, p.taps, bias, -first, p.in_len - first);
+        } else {
+          load_lanes<T, A>(x.data(), from, group + c, lanes, first, last, p.in_len, rows.data(), pitch);
+          convolve_lanes<A, A>(y.data(), x.data(), W, taps, n, p.taps, bias, -first, p.in_len - first);
+        }
+        if (p.epilogue == Epilogue::kSilu) apply_silu<T>(y.data(), n * W);
+        store_lanes<T, A>(to, group + c, y.data(), lanes, n, rows.data(), pitch);
+      }
+    }
   }
 }
 
@@ -161,13 +224,13 @@ void backward_rows(const BackwardParams& p, int64_t begin, int64_t end) {
         A *g0 = g.data() + r * g_pitch + before, *x0 = x.data() + r * x_pitch;
         load_taps<T, A>(w.data(), p.w, c * p.w_c, p.w_k, p.taps);
         if (p.silu) {
-          convolve<A>(pre.data(), x0, w.data(), n, p.taps, channel_bias<T, A>(p, c), p.left, p.left + p.in_len);
+          convolve<A, kLaneRegs>(pre.data(), x0, w.data(), n, p.taps, channel_bias<T, A>(p, c), p.left, p.left + p.in_len);
           apply_silu_backward<T>(g0, pre.data(), n);
           std::fill(g0 + p.out_len, g0 + n, A(0));  // 0 * NaN past the end
         }
         if (p.dx) {
           std::reverse_copy(w.begin(), w.end(), flipped.begin());
-          convolve<A>(dx.data() + r * dx_pitch, g0 - back, flipped.data(), m, p.taps, A(0), back, back + p.out_len);
+          convolve<A, kLaneRegs>(dx.data() + r * dx_pitch, g0 - back, flipped.data(), m, p.taps, A(0), back, back + p.out_len);
         }
         gradients[r].add(g0, n, x0, x_len);
       }
@@ -188,8 +251,12 @@ auto dispatch(Dtype dtype, F&& f) {
 }
 
 void forward_range(const ConvParams& p, int64_t begin, int64_t end) {
-  if (in_double(p)) return forward_rows<float, double>(p, begin, end);
-  dispatch(p.dtype, [&](auto type) { forward_rows<decltype(type), Acc<decltype(type)>>(p, begin, end); });
+  const bool lanes = in_lanes(p);
+  if (in_double(p)) return (lanes ? forward_lanes<float, double> : forward_rows<float, double>)(p, begin, end);
+  dispatch(p.dtype, [&](auto type) {
+    using T = decltype(type);
+    return (lanes ? forward_lanes<T, Acc<T>> : forward_rows<T, Acc<T>>)(p, begin, end);
+  });
 }
 void backward_range(const BackwardParams& p, int64_t begin, int64_t end) {
   if (in_double(p)) return backward_rows<float, double>(p, begin, end);

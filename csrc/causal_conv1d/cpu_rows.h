@@ -92,8 +92,10 @@ void load_rows(A* dst, int64_t pitch, const Plane<const T>& src, int64_t channel
       for (; i + W <= end; i += W) {
         for (int64_t r = 0; r < whole; r += W) {
           V<A> v[W];
+#pragma GCC unroll 16
           for (int j = 0; j < W; ++j) v[j] = vload_as(from + (i + j) * src.t + r);
           transpose(v);
+#pragma GCC unroll 16
           for (int j = 0; j < W; ++j) vstore(dst + (r + j) * pitch + (i - first), v[j]);
         }
       }
@@ -126,8 +128,10 @@ void store_rows(const Plane<T>& dst, const A* src, int64_t pitch, int64_t channe
       for (; i + W <= n; i += W) {
         for (int64_t r = 0; r < whole; r += W) {
           V<A> v[W];
+#pragma GCC unroll 16
           for (int j = 0; j < W; ++j) v[j] = vload(src + (r + j) * pitch + i);
           transpose(v);
+#pragma GCC unroll 16
           for (int j = 0; j < W; ++j) vstore_as(to + (i + j) * dst.t + r, v[j]);
         }
       }
@@ -151,8 +155,8 @@ inline void add_taps(V<A> (&acc)[R], const A* x, const A* w, int first, int last
   for (int m = first; m < last; ++m) {
     V<A> wk[J];
 #pragma GCC unroll 4
-    for (int j = 0; j < J; ++j) wk[j] = V<A>{} + w[m + W * j];
-#pragma GCC unroll 16
+    for (int j = 0; j < J; ++j) wk[j] = in_all(w[m + W * j]);
+#pragma GCC unroll 32
     for (int i = 0; i < R + J - 1; ++i) {
       V<A> samples = vload(x + m + W * i);
       asm("" : "+v"(samples));  // else each use would load it again
@@ -167,6 +171,7 @@ inline void add_taps(V<A> (&acc)[R], const A* x, const A* w, int first, int last
 // y, or what it holds already, += acc, and acc begins anew.
 template <int R, typename A>
 inline void end_chain(V<A> (&acc)[R], A* y, bool& begun) {
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     A* to = y + r * VecOf<A>::kSize;
     vstore(to, begun ? acc[r] + vload(to) : acc[r]);
@@ -175,15 +180,18 @@ inline void end_chain(V<A> (&acc)[R], A* y, bool& begun) {
   begun = true;
 }
 
-// R vectors of y[t] = start + sum_k w[k] * x[t + k] for k up to `end`. In fp32 no chain of additions is longer than 32: what chains
-// add up to rounds less than one long chain, which is what eager mode's kernels are.
+// In fp32 no chain of additions is longer: what chains add up to rounds less than one long chain, which is what eager mode's kernels are.
+constexpr int kChain = 32;
+
+// R vectors of y[t] = start + sum_k w[k] * x[t + k] for k up to `end`.
 template <int R, typename A>
 inline void convolve_block(A* y, const A* x, const A* w, int64_t k, int64_t end, A start) {
-  constexpr int W = VecOf<A>::kSize, kChain = 32;
+  constexpr int W = VecOf<A>::kSize;
   V<A> acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = V<A>{} + start;
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) acc[r] = in_all(start);
   bool begun = false;
-  if constexpr (R == kRegs) {
+  if constexpr (R >= kRegs) {
     for (; end - k >= 8 * W; k += 4 * W) {
       for (int m = 0; m < W; m += kChain / 4) {
         add_taps<4>(acc, x + k, w + k, m, std::min(W, m + kChain / 4));

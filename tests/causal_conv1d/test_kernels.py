@@ -48,6 +48,18 @@ def test_some_taps(device, channels_last, taps):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("taps", [100, 131, 300])
+def test_many_taps_of_many_channels(device, taps):
+    for dtype in (torch.float32, torch.bfloat16):
+        for channels, length in ((16, 300), (37, 130), (70, 701)):
+            for channels_last in (False, True):
+                case = Case(2, channels, length, taps, dtype, device, channels_last=channels_last, silu=channels == 37)
+                case.check()
+                case.channels_last = not channels_last
+                case.check()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("taps", [3, 4, 9, 31])
 def test_one_memory_order_in_and_the_other_out(device, taps):
     for dtype in (torch.float32, torch.bfloat16):

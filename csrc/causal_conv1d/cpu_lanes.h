@@ -1,0 +1,138 @@
+// Channels as the lanes of vectors: a block is as many as a vector has. Where they are contiguous nothing is transposed but the taps;
+// where time is, the samples are, which pays for many taps: no load of theirs crosses a cache line.
+#pragma once
+#include <algorithm>
+#include <type_traits>
+
+#include "cpu_rows.h"
+
+namespace fusebackend::conv1d {
+namespace {
+
+// A vector of the type of sums.
+template <typename T, typename A>
+inline V<A> load_block(const T* p) {
+  if constexpr (std::is_same_v<A, Acc<T>>) {
+    return vload_as(p);
+  } else {
+    V<A> v;
+    for (int i = 0; i < VecOf<A>::kSize; ++i) v[i] = load(p[i]);
+    return v;
+  }
+}
+template <typename T, typename A>
+inline void store_block(T* p, V<A> v) {
+  if constexpr (std::is_same_v<A, Acc<T>>) {
+    vstore_as(p, v);
+  } else {
+    for (int i = 0; i < VecOf<A>::kSize; ++i) p[i] = to_storage<T>(v[i]);
+  }
+}
+
+// Transposes `lanes` rows, `pitch` apart, of n numbers into a block, and back.
+template <typename A>
+void rows_to_block(A* block, const A* rows, int64_t pitch, int64_t lanes, int64_t n) {
+  store_rows<A, A>(Plane<A>{block, 1, VecOf<A>::kSize}, rows, pitch, 0, lanes, n);
+}
+template <typename A>
+void block_to_rows(A* rows, int64_t pitch, const A* block, int64_t lanes, int64_t n) {
+  load_rows<A, A>(rows, pitch, Plane<const A>{block, 1, VecOf<A>::kSize}, 0, lanes, 0, n, n);
+}
+
+// Samples [first, last) of a block that begins with `channel`, zeros outside [0, len). `rows` is scratch.
+template <typename T, typename A>
+void load_lanes(A* block, const Plane<const T>& src, int64_t channel, int64_t lanes, int64_t first, int64_t last, int64_t len, A* rows, int64_t pitch) {
+  constexpr int W = VecOf<A>::kSize;
+  if (!src.across()) {
+    if constexpr (std::is_same_v<T, A>) {
+      if (src.t == 1 && first >= 0 && last <= len) return rows_to_block(block, src.row(channel) + first, src.c, lanes, last - first);
+    }
+    load_rows<T, A>(rows, pitch, src, channel, lanes, first, last, len);
+    return rows_to_block(block, rows, pitch, lanes, last - first);
+  }
+  const T* from = src.row(channel);
+  for (int64_t t = first; t < last; ++t, block += W) {
+    V<A> v = {};
+    if (t >= 0 && t < len && lanes == W) {
+      v = load_block<T, A>(from + t * src.t);
+    } else if (t >= 0 && t < len) {
+      T some[W] = {};
+      std::copy(from + t * src.t, from + t * src.t + lanes, some);
+      v = load_block<T, A>(some);
+    }
+    vstore(block, v);
+  }
+}
+
+template <typename T, typename A>
+void store_lanes(const Plane<T>& dst, int64_t channel, const A* block, int64_t lanes, int64_t n, A* rows, int64_t pitch) {
+  constexpr int W = VecOf<A>::kSize;
+  if (!dst.across()) {
+    if constexpr (std::is_same_v<T, A>) {
+      if (dst.t == 1) return block_to_rows(dst.row(channel), dst.c, block, lanes, n);
+    }
+    block_to_rows(rows, pitch, block, lanes, n);
+    return store_rows<T, A>(dst, rows, pitch, channel, lanes, n);
+  }
+  T* to = dst.row(channel);
+  for (int64_t t = 0; t < n; ++t, block += W, to += dst.t) {
+    if (lanes == W) {
+      store_block<T, A>(to, vload(block));
+    } else {
+      for (int64_t i = 0; i < lanes; ++i) to[i] = to_storage<T>(block[i]);
+    }
+  }
+}
+
+constexpr int kLaneRegs = FUSE_VECTOR_BYTES == 64 ? 16 : 8;  // more than kRegs: fewer loads, and blocks of that many samples are small
+
+// acc[r] += sum_j w[j] * x[r + j]: samples are `stride` numbers apart, taps follow each other.
+template <int J, int R, typename T, typename A>
+inline void add_lane_taps(V<A> (&acc)[R], const T* x, int64_t stride, const A* w) {
+  V<A> wj[J];
+#pragma GCC unroll 4
+  for (int j = 0; j < J; ++j) wj[j] = vload(w + VecOf<A>::kSize * j);
+#pragma GCC unroll 32
+  for (int i = 0; i < R + J - 1; ++i, x += stride) {
+    V<A> samples = load_block<T, A>(x);
+    asm("" : "+v"(samples));  // else each use would load it again
+#pragma GCC unroll 4
+    for (int j = 0; j < J; ++j) {
+      if (i - j >= 0 && i - j < R) acc[i - j] += wj[j] * samples;
+    }
+  }
+}
+
+// As convolve_block, for R samples of a block.
+template <int R, typename T, typename A>
+inline void convolve_lane_block(A* y, const T* x, int64_t stride, const A* w, int64_t k, int64_t end, V<A> start) {
+  constexpr int W = VecOf<A>::kSize;
+  V<A> acc[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) acc[r] = start;
+  bool begun = false;
+  do {
+    const int64_t stop = std::min(end, k + kChain);
+#pragma GCC unroll 1
+    for (; stop - k >= 4; k += 4) add_lane_taps<4>(acc, x + k * stride, stride, w + k * W);
+#pragma GCC unroll 1
+    for (; k < stop; ++k) add_lane_taps<1>(acc, x + k * stride, stride, w + k * W);
+    end_chain(acc, y, begun);
+  } while (k < end);
+}
+
+// As convolve, for n samples of a block; those of x are `stride` apart.
+template <typename T, typename A, int R = kLaneRegs>
+void convolve_lanes(A* y, const T* x, int64_t stride, const A* w, int64_t n, int64_t taps, V<A> start, int64_t zeros, int64_t end) {
+  int64_t t = 0;
+  for (; n - t >= R; t += R) {
+    const int64_t first = std::max<int64_t>(0, zeros - (t + R - 1)), last = std::min(taps, end - t);
+    convolve_lane_block<R>(y + t * VecOf<A>::kSize, x + t * stride, stride, w, first, last, start);
+  }
+  if constexpr (R > 1) {
+    if (t < n) convolve_lanes<T, A, R / 2>(y + t * VecOf<A>::kSize, x + t * stride, stride, w, n - t, taps, start, zeros - t, end - t);
+  }
+}
+
+}  // namespace
+}  // namespace fusebackend::conv1d
