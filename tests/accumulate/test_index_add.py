@@ -221,6 +221,7 @@ def test_cuda_graph_and_side_stream(rows, columns, n, det):
     self, index, source = case((rows, columns), 0, n, torch.float32, "cuda")
     exact = self.double().index_add(0, index, source.double())
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         call(self, 0, index, source, det=det)
     stream.synchronize()

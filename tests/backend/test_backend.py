@@ -63,6 +63,7 @@ def test_a_side_stream():
     x, y = inputs("cuda", 4096, 2048)
     compiled(x, y)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(20):
             torch.cuda._sleep(1_000_000)

@@ -252,6 +252,7 @@ def test_in_a_cuda_graph_and_on_a_side_stream():
     x, w, out = (torch.randn(1024, 1024, device=device()) for _ in range(3))
     static = {}
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         eager = ops.matmul(x, w, None, 1.0, 0.0)
     stream.synchronize()
