@@ -8,6 +8,8 @@ namespace fusebackend::accumulate {
 namespace {
 
 constexpr int kRowThreads = 64;  // small blocks leave soonest room for the next
+constexpr int kManyBlocksPerSm = 20;  // of those that take several entries
+constexpr int64_t kMaxSecond = 65535;  // of blocks in the grid's second dimension
 
 struct RowsArgs {
   uint4* out;
@@ -16,7 +18,7 @@ struct RowsArgs {
   int64_t rows, out_row_stride, source_row_stride;  // strides in vectors of 16 bytes
   uint32_t n, columns;
   Bounds bounds;
-  bool prefetch;  // out is larger than the L2 cache: reductions are slow on lines that it does not hold
+  bool pieces_first;  // of the grid's dimensions: there are too many for the second one
 };
 
 __device__ __forceinline__ void red_raw(float*, uint4* p, uint4 v) {
@@ -34,8 +36,10 @@ __device__ __forceinline__ void red_raw(T*, uint4* p, uint4 v) {
 }
 
 template <typename T, int U>
-__global__ void __launch_bounds__(kRowThreads, U == 1 ? 32 : 20) rows_kernel(const __grid_constant__ RowsArgs a) {
-  const uint32_t c = blockIdx.x * kRowThreads + threadIdx.x, first = blockIdx.y * U;
+__global__ void __launch_bounds__(kRowThreads, U == 1 ? 32 : kManyBlocksPerSm) rows_kernel(const __grid_constant__ RowsArgs a) {
+  // Blocks of one piece of all entries are neighbours: a row that comes again is in the L2 cache still.
+  const uint32_t piece = a.pieces_first ? blockIdx.x : blockIdx.y, group = a.pieces_first ? blockIdx.y : blockIdx.x;
+  const uint32_t c = piece * kRowThreads + threadIdx.x, first = group * U;
   if (c >= a.columns) return;
   uint4 v[U];
   uint4* to[U];
@@ -46,7 +50,7 @@ __global__ void __launch_bounds__(kRowThreads, U == 1 ? 32 : 20) rows_kernel(con
   for (int u = 0; u < U; ++u)
     if (first + u < a.n) {
       to[u] = a.out + checked_row(load_index(a.index, first + u), a.rows, a.bounds == Bounds::kWrap) * a.out_row_stride + c;
-      if (a.prefetch) asm volatile("prefetch.global.L2 [%0];" ::"l"(to[u]));
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(to[u]));  // reductions are slow on lines that the cache does not hold
     }
 #pragma unroll
   for (int u = 0; u < U; ++u)
@@ -59,22 +63,25 @@ bool rows_fit(const Params& p, int v) {
   const bool plain = !p.weight.data && p.alpha == 1.0 && !p.source_index.data && !p.has_ignore && p.bounds != Bounds::kDrop;
   const bool type = p.dtype == DType::kFloat32 || is_half(p.dtype);
   return plain && type && p.n_dims == 1 && v * element_size(p.dtype) == 16 && p.columns() / v >= kRowThreads && p.columns() / v <= INT32_MAX &&
-         p.n <= 2 * p.rows && p.n <= 65535;
+         p.n <= 2 * p.rows && p.n <= kMaxSecond;
 }
 
 cudaError_t launch_rows(const Params& p, int v, const Device& device, cudaStream_t stream) {
-  const uint32_t columns = uint32_t(p.columns() / v);
-  const bool prefetch = p.rows * p.columns() * element_size(p.dtype) > device.l2_bytes;
+  const uint32_t columns = uint32_t(p.columns() / v), pieces = uint32_t(ceil_div(columns, kRowThreads));
   const RowsArgs a{static_cast<uint4*>(p.out), static_cast<const uint4*>(p.source), p.index, p.rows, p.out_row_stride / v,
-                   p.source_row_stride / v, uint32_t(p.n), columns, p.bounds, prefetch};
+                   p.source_row_stride / v, uint32_t(p.n), columns, p.bounds, pieces > kMaxSecond};
   auto run = [&](auto kernel, int entries) {
-    kernel<<<dim3(unsigned(ceil_div(columns, kRowThreads)), unsigned(ceil_div(p.n, entries))), kRowThreads, 0, stream>>>(a);
+    const uint32_t groups = uint32_t(ceil_div(p.n, entries));
+    kernel<<<a.pieces_first ? dim3(pieces, groups) : dim3(groups, pieces), kRowThreads, 0, stream>>>(a);
     return cudaGetLastError();
   };
   auto go = [&](auto type) {
     using T = decltype(type);
-    constexpr int kMany = 4, kBlocksPerSm = 4;
-    const bool many = columns * p.n >= int64_t(kMany) * kBlocksPerSm * kRowThreads * device.sm_count;
+    // Several entries to a block, if there are blocks enough all the same. Of few entries, one to a block, unless these would run in more rounds:
+    // 15 are three times 4 and 3.
+    constexpr int kMany = 4, kFewEntries = 64;
+    const int64_t blocks = columns * p.n / (kMany * kRowThreads);
+    const bool many = blocks >= 4 * device.sm_count && (p.n >= kFewEntries || blocks <= kManyBlocksPerSm * device.sm_count);
     return many ? run(rows_kernel<T, kMany>, kMany) : run(rows_kernel<T, 1>, 1);
   };
   if (p.dtype == DType::kFloat32) return go(float());

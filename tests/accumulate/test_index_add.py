@@ -244,6 +244,16 @@ def test_neighbours_of_16_bit_elements_keep_their_bits():
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape, n", [((3, 36_000_000), 2), ((2000, 2048), 3001), ((100, 4100), 63), ((40, 1 << 20), 30)])
+def test_wide_rows(shape, n, dtype):
+    """Few and many, some of them twice; also more pieces of a row than a grid's second dimension has blocks."""
+    self, index, source = case(shape, 0, n, dtype, "cuda")
+    exact = self.double().index_add_(0, index, source.double())
+    check(call(self, 0, index, source), self, exact, self.index_add(0, index, source))
+
+
+@pytest.mark.cuda
 def test_more_than_2_to_the_31_elements():
     far = 2**31 + 100
     self = torch.zeros(far + 8, device="cuda", dtype=torch.int8)
