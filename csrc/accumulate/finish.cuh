@@ -15,29 +15,39 @@ template <typename T, int kSplits>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Params p, const Acc<T>* partial, int64_t splits,
                                                           int64_t columns, const LeftOver left) {
   using A = Acc<T>;
-  __shared__ Sum<T> sums[kThreads];
   constexpr int kElements = kThreads / kSplits;
-  const int64_t total = p.rows * columns, at = int64_t(blockIdx.x) * kElements + threadIdx.x % kElements;
+  const int64_t total = p.rows * columns, at = int64_t(blockIdx.x) * kElements + threadIdx.x % kElements, row = quotient(at, columns);
   wait_for_previous_kernel();
-  if (kSplits == 1 && (at >= total || !left.any() || !left.has(at / columns))) return;
-  Sum<T> sum{};
-  if (at < total)
-#pragma unroll 8
-    for (int64_t s = threadIdx.x / kElements; s < splits; s += kSplits) sum.add(partial[s * total + at]);
-  if constexpr (kSplits > 1) {
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.x >= kElements) return;
-    sum = {};
-#pragma unroll
-    for (int s = 0; s < kSplits; ++s) sum.add(sums[s * kElements + threadIdx.x]);
+  if (kSplits == 1 && (at >= total || !left.any() || !left.has(row))) return;
+  const bool writes = at < total && threadIdx.x < kElements;
+  int64_t out = 0, source;
+  T held{};
+  if (writes) {
+    column_offsets<1>(p, at - row * columns, out, source);
+    out += row * p.out_row_stride;
+    if (p.initial) held = static_cast<const T*>(p.initial)[out];  // beside the partial sums, not after them
   }
-  if (at >= total) return;
-  const int64_t row = at / columns;
-  int64_t out, source;
-  column_offsets<1>(p, at - row * columns, out, source);
-  out += row * p.out_row_stride;
-  if (p.initial) sum.add(widen<A>(static_cast<const T*>(p.initial)[out]));
+  Sum<T> sum{};
+  constexpr int U = kSplits > 1 ? 12 : 1;  // loads in flight
+  for (int64_t s = threadIdx.x / kElements; at < total && s < splits; s += kSplits * U) {
+    A x[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) x[u] = s + u * kSplits < splits ? partial[(s + u * kSplits) * total + at] : A(0);
+#pragma unroll
+    for (int u = 0; u < U; ++u) sum.add(x[u]);
+  }
+  if constexpr (kSplits > 1) {
+    __shared__ Sum<T> sums[kThreads / 32][kElements];
+#pragma unroll
+    for (int step = kElements; step < 32; step *= 2) sum.add_other_lane(~0u, step);
+    if (threadIdx.x % 32 < kElements) sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+    __syncthreads();
+    if (writes)
+#pragma unroll
+      for (int w = 1; w < kThreads / 32; ++w) sum.add(sums[w][threadIdx.x]);
+  }
+  if (!writes) return;
+  if (p.initial) sum.add(widen<A>(held));
   static_cast<T*>(p.out)[out] = narrow<T>(sum.total());
 }
 

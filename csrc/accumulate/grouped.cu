@@ -8,13 +8,15 @@ namespace fusebackend::accumulate {
 namespace {
 
 constexpr int kTileEntries = 1024, kGroupedBlocksPerSm = 2;  // the first: that a block sorts at once
+constexpr int kBatch = 8;  // loads in flight of a thread
 constexpr uint32_t kNoRow = ~0u;
 
 // The grid covers entries and columns: a block has `groups` groups of block_columns threads, and takes every row_blocks-th tile.
 template <typename T>
 struct GroupedArgs {
   Params p;
-  float* partial;  // [row_block][row][columns * V]; nullptr: sums are reduced straight into out
+  float* partial;  // [row_block][row][columns * V]
+  float* scratch;  // [row][columns * V], zeros, for sums that are reduced instead; neither: they are reduced straight into out
   int64_t columns, tiles, row_blocks;
   int block_columns, groups, column_blocks, row_bits, tile_entries;
   int prefetch_rows;  // of the source, that are fetched into the L2 cache during the first sort
@@ -22,11 +24,12 @@ struct GroupedArgs {
 
 template <typename T, int V>
 __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_kernel(const __grid_constant__ GroupedArgs<T> a) {
-  constexpr int U = 8;  // loads in flight
+  constexpr int U = kBatch;
   constexpr int kEach = kTileEntries / kSortThreads;
-  __shared__ uint32_t from_of[kTileEntries], warp_sums[kWarps], head_row[kSortThreads / 8], kept;
-  __shared__ uint16_t row_of[kTileEntries];
-  __shared__ float scales[kTileEntries];
+  __shared__ alignas(16) uint32_t from_of[kTileEntries];
+  __shared__ alignas(16) uint16_t row_of[kTileEntries];
+  __shared__ alignas(16) float scales[kTileEntries];
+  __shared__ uint32_t warp_sums[kWarps], head_row[kSortThreads / 8], kept;
   extern __shared__ uint4 shared[];
   const Params& p = a.p;
   const uint32_t rows = uint32_t(p.rows), width = a.block_columns * V;
@@ -37,7 +40,7 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
   const unsigned row_block = blockIdx.x / unsigned(a.column_blocks), column_block = blockIdx.x % unsigned(a.column_blocks);
   const uint32_t group = threadIdx.x / unsigned(a.block_columns), lane_column = threadIdx.x % unsigned(a.block_columns);
   const int64_t column = int64_t(column_block) * a.block_columns + lane_column;
-  const bool active = group < unsigned(a.groups) && column < a.columns;
+  const bool active = group < unsigned(a.groups) && column < a.columns, scaled = p.weight.data || p.alpha != 1.0;
   for (uint32_t i = threadIdx.x; i < rows * width; i += kSortThreads) table[i] = 0.f;
   let_next_kernel_set_up();  // the finishing kernel, which waits for this one's end
   int64_t out_offset = 0, source_offset = 0;
@@ -48,6 +51,8 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
     const int64_t first = t * a.tile_entries;
     const int count = int(min(int64_t(a.tile_entries), p.n - first));
     for (uint32_t i = threadIdx.x; i < rows * kWarps; i += kSortThreads) seen[i] = 0;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) from_of[threadIdx.x + e * kSortThreads] = 0;  // past the last entry a row is read that there is
     __syncthreads();
     const int base = int(threadIdx.x / 32) * (32 * kEach) + int(threadIdx.x % 32);
     uint16_t* const mine = seen + threadIdx.x / 32 * rows;
@@ -77,11 +82,11 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
       const uint32_t at = mine[row[e]] + rank[e];
       row_of[at] = uint16_t(row[e]);
       from_of[at] = uint32_t(p.source_index.data ? checked_row(load_index(p.source_index, n), p.source_rows, p.source_wraps) : n);
-      scales[at] = float(p.alpha) * (p.weight.data ? widen<float>(static_cast<const T*>(p.weight.data)[n * p.weight.stride]) : 1.f);
+      if (scaled) scales[at] = float(p.alpha) * (p.weight.data ? widen<float>(static_cast<const T*>(p.weight.data)[n * p.weight.stride]) : 1.f);
     }
     __syncthreads();
 
-    const int sorted = int(kept), per_group = int((sorted + a.groups - 1) / a.groups);
+    const int sorted = int(kept), per_group = ((sorted + a.groups - 1) / a.groups + U - 1) / U * U;
     const int begin = int(group) * per_group, end = min(sorted, begin + per_group);
     if (active && lane_column == 0) head_row[group] = kNoRow;
     if (active && begin < end) {
@@ -98,31 +103,29 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
         for (int i = 0; i < V; ++i) held.v[i] += sum[i];
         *to = held;
       };
-      auto load = [&](uint4(&to)[U], int k0) {
+      for (int k0 = begin; k0 < end; k0 += U) {
+        uint4 from[U / 4];
 #pragma unroll
-        for (int u = 0; u < U; ++u) {
-          to[u] = __ldcs(reinterpret_cast<const uint4*>(source + int64_t(from_of[min(k0 + u, end - 1)]) * p.source_row_stride));
-        }
-      };
-      auto add = [&](const uint4(&x)[U], int k0) {
+        for (int q = 0; q < U / 4; ++q) from[q] = reinterpret_cast<const uint4&>(from_of[k0 + q * 4]);
+#pragma unroll
+        for (int u = 0; u < U; ++u)
+          v[u] = __ldcs(reinterpret_cast<const uint4*>(source + int64_t(reinterpret_cast<const uint32_t*>(from)[u]) * p.source_row_stride));
+        const bool one_row = row_of[min(k0 + U, end) - 1] == current;  // as most often: they are sorted
 #pragma unroll
         for (int u = 0; u < U; ++u) {
           if (k0 + u >= end) break;
-          if (const uint32_t row = row_of[k0 + u]; row != current) {
-            flush();
-            current = row, head = false;
+          if (!one_row)
+            if (const uint32_t row = row_of[k0 + u]; row != current) {
+              flush();
+              current = row, head = false;
 #pragma unroll
-            for (int i = 0; i < V; ++i) sum[i] = 0.f;
-          }
-          const float scale = scales[k0 + u];
-          const Vec<T, V> values = reinterpret_cast<const Vec<T, V>&>(x[u]);
+              for (int i = 0; i < V; ++i) sum[i] = 0.f;
+            }
+          const float scale = scaled ? scales[k0 + u] : 1.f;
+          const Vec<T, V> values = reinterpret_cast<const Vec<T, V>&>(v[u]);
 #pragma unroll
           for (int i = 0; i < V; ++i) sum[i] = fmaf(widen<float>(values.v[i]), scale, sum[i]);
         }
-      };
-      for (int k0 = begin; k0 < end; k0 += U) {
-        load(v, k0);
-        add(v, k0);
       }
       flush();
     }
@@ -134,22 +137,25 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
   }
 
   if constexpr (std::is_same_v<T, float>) {
-    if (!a.partial) {
-      for (uint32_t i = threadIdx.x; i < rows * a.block_columns; i += kSortThreads) {
-        const uint32_t row = i / a.block_columns, c = i % a.block_columns;
-        const int64_t at = int64_t(column_block) * a.block_columns + c;
-        if (at >= a.columns) continue;
-        int64_t to, unused;
-        column_offsets<V>(p, at, to, unused);
-        const Vec<float, V> sum = reinterpret_cast<const Vec<float, V>&>(table[row * width + c * V]);
-        red_vector(static_cast<float*>(p.out) + row * p.out_row_stride + to, sum.v);
-      }
+    if (!a.partial && !a.scratch) {
+      for (uint32_t row = group; active && row < rows; row += a.groups)
+        red_vector(static_cast<float*>(p.out) + row * p.out_row_stride + out_offset,
+                   reinterpret_cast<const Vec<float, V>*>(table)[row * a.block_columns + lane_column].v);
       return;
     }
   }
-  for (uint32_t i = threadIdx.x; i < rows * width; i += kSortThreads) {
-    const int64_t at = int64_t(column_block) * width + i % width, row = i / width;
-    if (at < a.columns * V) a.partial[(row_block * p.rows + row) * a.columns * V + at] = table[i];
+  if (a.scratch) wait_for_previous_kernel();  // which cleared it
+  // Neighbouring threads take neighbouring quads, which make whole sectors.
+  const uint32_t quads = width / 4;
+  for (uint32_t i = threadIdx.x; i < rows * quads; i += kSortThreads) {
+    const uint32_t row = i / quads;
+    const int64_t at = int64_t(column_block) * width + i % quads * 4;
+    if (at >= a.columns * V) continue;
+    const Vec<float, 4> sum = reinterpret_cast<const Vec<float, 4>*>(table)[i];
+    if (a.scratch)
+      red_vector(a.scratch + row * a.columns * V + at, sum.v);
+    else
+      *reinterpret_cast<Vec<float, 4>*>(a.partial + (row_block * rows + row) * a.columns * V + at) = sum;
   }
 }
 
@@ -163,10 +169,11 @@ GroupedArgs<T> grouped_args(const Params& p, const Device& device) {
   while (p.rows > 1 << a.row_bits) ++a.row_bits;
   const int64_t blocks = std::max<int64_t>(int64_t(device.sm_count) * kGroupedBlocksPerSm / a.column_blocks, 1);
   const int64_t tiles_each = ceil_div(p.n, blocks * kTileEntries);
-  a.tile_entries = int(ceil_div(p.n, blocks * tiles_each));
+  // As many blocks as run at once, unless threads would have little to sum and blocks much to bring together.
+  a.tile_entries = int(std::max(ceil_div(p.n, blocks * tiles_each), std::min<int64_t>(kBatch * a.groups, kTileEntries)));
   a.tiles = ceil_div(p.n, a.tile_entries);
   a.row_blocks = ceil_div(a.tiles, tiles_each);
-  constexpr int kPrefetchBytes = 64 * 1024;  // a block: as much as memory gives while a tile is sorted
+  constexpr int kPrefetchBytes = 32 * 1024;  // a block: as much as memory gives while a tile is sorted
   if (!p.source_index.data && p.n_dims == 1 && a.columns % a.block_columns == 0) a.prefetch_rows = kPrefetchBytes / (a.block_columns * 16);
   return a;
 }
@@ -195,22 +202,26 @@ static bool reduces_directly(const Params& p) {
 
 size_t grouped_bytes(const Params& p, const Device& device) {
   if (reduces_directly(p)) return 0;
-  return size_t(grouped_args<float>(p, device).row_blocks) * p.rows * p.columns() * sizeof(float);
+  return size_t(p.deterministic ? grouped_args<float>(p, device).row_blocks : 1) * p.rows * p.columns() * sizeof(float);
 }
 
 cudaError_t launch_grouped(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
   auto run = [&](auto type) {
     using T = decltype(type);
     GroupedArgs<T> a = grouped_args<T>(p, device);
-    a.partial = reduces_directly(p) ? nullptr : static_cast<float*>(workspace);
+    const bool direct = reduces_directly(p);
+    if (!direct) (p.deterministic ? a.partial : a.scratch) = static_cast<float*>(workspace);
     const auto kernel = grouped_kernel<T, kWide<T>>;
     static SharedMemoryOptIn opt_in;
     const int bytes = shared_bytes(a);
     if (bytes > 32 * 1024)  // beside the static part
       if (cudaError_t error = opt_in.ensure(kernel, device.shared_bytes_per_block - kTileEntries * 10 - 2048); error != cudaSuccess) return error;
-    kernel<<<unsigned(a.row_blocks * a.column_blocks), kSortThreads, bytes, stream>>>(a);
-    if (cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-    return a.partial ? finish<T>(p, a.partial, a.row_blocks, device, stream) : cudaSuccess;
+    if (a.scratch)
+      if (cudaError_t error = clear(a.scratch, p.rows * p.columns(), stream); error != cudaSuccess) return error;
+    const int overlaps = a.scratch ? device.major : 0;
+    const cudaError_t error = launch_overlapped(kernel, unsigned(a.row_blocks * a.column_blocks), kSortThreads, bytes, overlaps, stream, a);
+    if (error != cudaSuccess || direct) return error;
+    return a.scratch ? finish<T>(p, a.scratch, 1, device, stream) : finish<T>(p, a.partial, a.row_blocks, device, stream);
   };
   if (p.dtype == DType::kFloat32) return run(float());
   return p.dtype == DType::kFloat16 ? run(__half()) : run(__nv_bfloat16());

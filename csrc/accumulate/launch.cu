@@ -38,7 +38,7 @@ Route choose(const Params& p, const Device& device) {
   }
   // A second kernel pays where there is much to read, which reductions would slow down, or where those of a row, some ten nanoseconds each,
   // would queue up.
-  if (several && (p.n * p.columns() >= 1 << 24 || p.n >= 512 * p.rows)) {
+  if (several && (p.n * p.columns() >= 1 << 24 || p.n >= (half ? 256 : 512) * p.rows)) {
     if (grouped_fits(p, device)) return Route::kGrouped;
     if (table_pays(p, device)) return Route::kTable;
   }

@@ -35,4 +35,19 @@ cudaError_t launch_overlapped(void (*kernel)(Parameters...), unsigned blocks, in
   return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 
+template <typename Word>
+__global__ void __launch_bounds__(256) clear_kernel(Word* words, int64_t count) {
+  let_next_kernel_set_up();
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < count; i += int64_t(gridDim.x) * blockDim.x) words[i] = Word(0);
+}
+
+// Zeros, for a kernel that is launched overlapped: before it waits it may do all that needs none of them.
+template <typename Word>
+cudaError_t clear(Word* words, int64_t count, cudaStream_t stream) {
+  constexpr int64_t kEach = 4, kBlockThreads = 256, kMost = 132;
+  const int64_t blocks = (count + kEach * kBlockThreads - 1) / (kEach * kBlockThreads);
+  clear_kernel<<<unsigned(blocks < kMost ? blocks : kMost), unsigned(kBlockThreads), 0, stream>>>(words, count);
+  return cudaGetLastError();
+}
+
 }  // namespace fusebackend::accumulate
