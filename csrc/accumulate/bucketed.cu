@@ -10,6 +10,7 @@ namespace fusebackend::accumulate {
 namespace {
 
 constexpr int kBlocksPerSm = 2;
+constexpr uint32_t kBatch = 8;  // loads in flight of a thread that sums
 constexpr int kFillEach = 8, kTileEach = 4;  // entries of a thread, of the first kernel and of the third
 constexpr int64_t kAverage = kMostEntries * 3 / 4;  // entries of a bucket, so that few overflow
 constexpr uint32_t kMaxBuckets = 4096, kMaxRowsEach = 4096, kNoRow = ~0u;
@@ -61,15 +62,17 @@ __device__ __forceinline__ uint32_t scan_counts(uint32_t* counts, uint32_t size,
 
 // Whether neighbouring entries are mostly of one row, as far as a sample shows: the same one in every block.
 __device__ __forceinline__ bool is_in_order(const Params& p, uint32_t n) {
-  const uint32_t i = uint32_t(uint64_t(n - 1) * threadIdx.x / kSortThreads);
-  return __syncthreads_count(load_index(p.index, i) == load_index(p.index, i + 1)) > kSortThreads * 5 / 8;
+  constexpr uint32_t kSamples = 128;
+  const uint32_t i = uint32_t(uint64_t(n - 1) * threadIdx.x / kSamples);
+  return __syncthreads_count(threadIdx.x < kSamples && load_index(p.index, i) == load_index(p.index, i + 1)) > kSamples * 5 / 8;
 }
 
 // A tile's entries, sorted by bucket, go to the ends of the buckets' lists.
 template <typename T>
 __global__ void __launch_bounds__(kSortThreads, 3) fill_kernel(const __grid_constant__ BucketedArgs<T> a) {
   constexpr uint32_t kTile = kSortThreads * kFillEach;
-  extern __shared__ uint32_t counts[];  // [bucket]; then where the tile's first one of each goes in the list, less where it is in the tile
+  extern __shared__ uint32_t places[];           // [bucket]: how many entries the tile has of it; then how many are before these
+  uint32_t* const goes_to = places + a.buckets;  // [bucket]: where the tile's first one goes in the list, less its place in the tile
   __shared__ uint2 staged[kTile];
   __shared__ uint32_t warp_sums[kWarps];
   const Params& p = a.p;
@@ -77,7 +80,7 @@ __global__ void __launch_bounds__(kSortThreads, 3) fill_kernel(const __grid_cons
   int64_t index[kFillEach];
 #pragma unroll
   for (int e = 0; e < kFillEach; ++e) index[e] = load_index(p.index, first + min(threadIdx.x + e * kSortThreads, count - 1));
-  for (uint32_t i = threadIdx.x; i < a.buckets; i += kSortThreads) counts[i] = 0;
+  for (uint32_t i = threadIdx.x; i < a.buckets; i += kSortThreads) places[i] = 0;
   const bool in_order = is_in_order(p, a.n);
   let_next_kernel_set_up();
   if (in_order) {
@@ -89,19 +92,12 @@ __global__ void __launch_bounds__(kSortThreads, 3) fill_kernel(const __grid_cons
   for (int e = 0; e < kFillEach; ++e) {
     const int64_t target = threadIdx.x + e * kSortThreads < count ? target_row(p, index[e]) : -1;
     row[e] = uint32_t(target);
-    if (target >= 0) rank[e] = atomicAdd(&counts[a.rows_each.div(row[e])], 1u);
+    if (target >= 0) rank[e] = atomicAdd(&places[a.rows_each.div(row[e])], 1u);
   }
-  __syncthreads();
-  const uint32_t each = (a.buckets + kSortThreads - 1) / kSortThreads, begin = min(threadIdx.x * each, a.buckets), end = min(begin + each, a.buckets);
-  uint32_t sum = 0, kept;
-  for (uint32_t b = begin; b < end; ++b) sum += counts[b];
-  uint32_t place = scan_block(sum, warp_sums, kept);
-  uint32_t* const places = counts + a.buckets;
-  for (uint32_t b = begin; b < end; ++b) {
-    const uint32_t here = counts[b];
-    places[b] = place;
-    if (here) counts[b] = atomicAdd(a.filled + b, here) - place;
-    place += here;
+  const uint32_t kept = scan_counts(places, a.buckets, warp_sums);
+  for (uint32_t b = threadIdx.x; b < a.buckets; b += kSortThreads) {
+    const uint32_t here = (b + 1 < a.buckets ? places[b + 1] : kept) - places[b];
+    if (here) goes_to[b] = atomicAdd(a.filled + b, here) - places[b];
   }
   __syncthreads();
 #pragma unroll
@@ -118,24 +114,37 @@ __global__ void __launch_bounds__(kSortThreads, 3) fill_kernel(const __grid_cons
       const uint2 entry = staged[i];
       uint32_t bucket, local;
       a.rows_each.divmod(entry.y, bucket, local);
-      if (const uint32_t to = counts[bucket] + i; to < kMostEntries) a.lists[size_t(bucket) * kMostEntries + to] = {entry.x, local};
+      if (const uint32_t to = goes_to[bucket] + i; to < kMostEntries) a.lists[size_t(bucket) * kMostEntries + to] = {entry.x, local};
     }
 }
 
+// Neighbours in shared memory, as few loads as will do: `at` is on a boundary of 16 bytes.
+template <typename W, int N>
+__device__ __forceinline__ void load_batch(W (&to)[N], const W* at) {
+  constexpr int kWords = N * sizeof(W) / 16;
+  static_assert(N * sizeof(W) % 16 == 0);
+  uint4 words[kWords];
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = reinterpret_cast<const uint4*>(at)[w];
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = reinterpret_cast<const W*>(words)[i];
+}
+
 // Sums the source rows of a block's entries, which are sorted by row: look(row, offset in out) when a thread comes to a row,
-// write(row, column, offset in out, sum) at its end, once a row.
+// write(row, column, offset in out, sum) at its end, once a row. `from` names rows of source past its end too, as far as a multiple of kBatch.
 template <typename T, int V, typename Row, typename Look, typename Write>
 __device__ __forceinline__ void sum_rows(const BucketedArgs<T>& a, const Row* rows, const uint32_t* from, const Acc<T>* scales, uint32_t count,
                                          Heads<T, V>& shared, Look look, Write write) {
   using A = Acc<T>;
-  constexpr int U = 8;  // loads in flight
+  constexpr int U = kBatch;
   using Load = uint4;   // as they come: taken apart, 16-bit elements would hold a register each
   static_assert(sizeof(Vec<T, V>) == sizeof(Load));
   const Params& p = a.p;
   const bool again = p.source_index.data;
   // A group of threads takes some of the entries, each thread a piece of the row.
   const uint32_t group = threadIdx.x / a.block_columns, lane = threadIdx.x % a.block_columns;
-  const uint32_t per_group = (count + a.groups - 1) / a.groups, begin = min(group * per_group, count), end = min(begin + per_group, count);
+  const uint32_t per_group = ((count + a.groups - 1) / a.groups + U - 1) / U * U;
+  const uint32_t begin = min(group * per_group, count), end = min(begin + per_group, count);
   for (uint32_t column_block = 0; column_block < a.column_blocks; ++column_block) {
     const uint32_t column = column_block * a.block_columns + lane;
     const bool busy = group < a.groups && column < a.columns && begin < end;
@@ -152,15 +161,19 @@ __device__ __forceinline__ void sum_rows(const BucketedArgs<T>& a, const Row* ro
     if (busy && !head) look(current, out);
     for (uint32_t k0 = begin; busy && k0 < end; k0 += U) {
       Load v[U];
+      uint32_t entry[U];
+      Row row_of[U];
+      load_batch(entry, from + k0);
+      load_batch(row_of, rows + k0);
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        const auto* const at = reinterpret_cast<const Load*>(source + uint64_t(from[min(k0 + u, end - 1)]) * a.source_row_bytes);
+        const auto* const at = reinterpret_cast<const Load*>(source + uint64_t(entry[u]) * a.source_row_bytes);
         v[u] = again ? __ldg(at) : __ldcs(at);
       }
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         if (k0 + u >= end) break;
-        if (const Row row = rows[k0 + u]; row != current) {
+        if (const Row row = row_of[u]; row != current) {
           if (head)
             put_head();
           else
@@ -204,15 +217,15 @@ __device__ __forceinline__ void look_up(const Params& p, uint32_t n, uint32_t& f
 template <typename T, int V>
 __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(const __grid_constant__ BucketedArgs<T> a) {
   using A = Acc<T>;
-  extern __shared__ uint32_t shared[];
+  extern __shared__ uint4 shared[];
   __shared__ Heads<T, V> heads;
   __shared__ uint32_t warp_sums[kWarps];
   const Params& p = a.p;
   const uint32_t bucket = blockIdx.x, rows_each = a.rows_each.d, first_row = bucket * rows_each, rows = min(rows_each, uint32_t(p.rows) - first_row);
-  uint32_t* const from = shared;                                                     // [kMostEntries], by row
-  uint32_t* const begins = from + kMostEntries;                                      // [row]
-  A* const scales = p.weight.data || p.alpha != 1.0 ? reinterpret_cast<A*>(begins + rows_each) : nullptr;  // [kMostEntries]
-  auto* const row_of = reinterpret_cast<uint16_t*>(begins + rows_each + (scales ? kMostEntries : 0));      // the same
+  auto* const from = reinterpret_cast<uint32_t*>(shared);                 // [kMostEntries], by row
+  auto* const row_of = reinterpret_cast<uint16_t*>(from + kMostEntries);  // the same
+  A* const scales = p.weight.data || p.alpha != 1.0 ? reinterpret_cast<A*>(row_of + kMostEntries) : nullptr;  // the same
+  auto* const begins = reinterpret_cast<uint32_t*>(row_of + kMostEntries) + (scales ? kMostEntries : 0);      // [row]
   for (uint32_t i = threadIdx.x; i < rows_each; i += kSortThreads) begins[i] = 0;
   const uint32_t group = threadIdx.x / a.block_columns, lane_column = threadIdx.x % a.block_columns;
   wait_for_previous_kernel();
@@ -258,6 +271,7 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(co
     for (int e = 0; e < kPartEach; ++e)
       if (threadIdx.x + e * kSortThreads < count) row_rank[e] |= atomicAdd(&begins[row_rank[e]], 1u) << 16;
     scan_counts(begins, rows_each, warp_sums);
+    if (const uint32_t i = count + threadIdx.x; threadIdx.x < kBatch && i < kMostEntries) from[i] = 0;
 #pragma unroll
     for (int e = 0; e < kPartEach; ++e)
       if (threadIdx.x + e * kSortThreads < count) {
@@ -297,7 +311,8 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) left_over_kernel(c
   constexpr uint32_t kTile = kSortThreads * kTileEach;
   extern __shared__ uint16_t seen[];  // [warp][bucket], or [row of a bucket] in 32 bits
   __shared__ Heads<T, V> heads;
-  __shared__ uint32_t rows[kTile], from[kTile], warp_sums[kWarps];
+  __shared__ alignas(16) uint32_t rows[kTile], from[kTile];
+  __shared__ uint32_t warp_sums[kWarps];
   __shared__ A scales_of[kTile];
   const Params& p = a.p;
   wait_for_previous_kernel();
@@ -348,6 +363,7 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) left_over_kernel(c
       const uint32_t to = mine[a.rows_each.div(row[e])] + rank[e];
       rows[to] = row[e], from[to] = entry[e];
     }
+  if (const uint32_t i = kept + threadIdx.x; threadIdx.x < kBatch && i < kTile) from[i] = 0;
   __syncthreads();
   if (scales || p.source_index.data) {
     for (uint32_t i = threadIdx.x; i < kept; i += kSortThreads) look_up<T>(p, from[i], from[i], scales ? scales + i : nullptr);
