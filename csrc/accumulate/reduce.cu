@@ -1,6 +1,7 @@
 // kReduce and kWide: vector reductions straight into out, or, for kWide, into an fp32 copy of it. Runs of equal rows are summed in registers
 // first.
 #include "finish.cuh"
+#include "walk.cuh"
 
 namespace fusebackend::accumulate {
 namespace {
@@ -8,16 +9,10 @@ namespace {
 constexpr int kReduceEntries = 512;      // that a block stages at once
 constexpr int64_t kNowhere = INT64_MIN;  // the offset of an entry that is to be ignored
 
-// The grid covers entries and columns: a block has `groups` groups of block_columns threads, each with a column of V elements, and takes
-// every row_blocks-th tile of groups * per_group entries. A group walks per_group neighbours of the tile, or, for slices under 128 bytes,
-// every groups-th entry, so that a warp reads whole lines.
 template <typename Out>
-struct ReduceArgs {
+struct ReduceArgs : Walk {
   Params p;
-  Out* out;          // out itself, or the fp32 copy
-  int64_t columns, tiles, row_blocks;
-  int block_columns, groups, column_blocks, per_group;
-  bool interleave;
+  Out* out;       // out itself, or the fp32 copy
   bool prefetch;  // out is larger than the L2 cache
   const uint32_t* state;  // a BucketState: there is nothing to do unless it is kInOrder; nullptr: there is
 };
@@ -100,22 +95,10 @@ __global__ void __launch_bounds__(kThreads, sizeof(Acc<Out>) == 8 ? 2 : 4) reduc
   if (active && current != kNowhere) red_vector(out + current, sum);
 }
 
-// About as many blocks as run at once, sharing the work evenly: as few tiles each as fit, all of one size.
 template <typename Out>
 ReduceArgs<Out> reduce_args(const Params& p, int v, const Device& device) {
-  constexpr int64_t kBlocksPerSm = 4;
-  ReduceArgs<Out> a{p};
-  a.columns = p.columns() / v;
-  a.column_blocks = int(ceil_div(a.columns, kThreads));
-  a.block_columns = int(ceil_div(a.columns, a.column_blocks));
-  a.groups = kThreads / a.block_columns;
-  const int64_t blocks = std::max<int64_t>(device.sm_count * kBlocksPerSm / a.column_blocks, 1);
-  const int64_t tiles_each = ceil_div(p.n, blocks * a.groups * std::max(kReduceEntries / a.groups, 1));
-  a.per_group = int(ceil_div(p.n, blocks * a.groups * tiles_each));
-  a.tiles = ceil_div(p.n, a.groups * a.per_group);
-  a.row_blocks = ceil_div(a.tiles, tiles_each);
-  a.interleave = p.dims[p.n_dims - 1].size * element_size(p.dtype) < 128;
-  return a;
+  constexpr int kBlocksPerSm = 4;
+  return {make_walk(p, v, kReduceEntries, kBlocksPerSm, device), p};
 }
 
 // Four 16-byte loads or eight narrower ones in flight a thread.

@@ -1,21 +1,17 @@
 // kTable: few rows that take many entries. Every thread sums into a table of its own in shared memory, so nothing is atomic, and the result
 // does not depend on the order in which threads run.
 #include "finish.cuh"
+#include "walk.cuh"
 
 namespace fusebackend::accumulate {
 namespace {
 
 constexpr int kTableEntries = 1024;  // that a block stages at once
 
-// The grid covers entries and columns: a block has `groups` groups of block_columns threads, and takes every row_blocks-th tile of
-// groups * per_group entries. Slices under 128 bytes are interleaved, so that a warp reads whole lines.
 template <typename T>
-struct TableArgs {
+struct TableArgs : Walk {
   Params p;
   Acc<T>* partial;  // [row_block][row][columns * V]
-  int64_t columns, tiles, row_blocks;
-  int block_columns, groups, column_blocks, per_group;
-  bool interleave;
 };
 
 template <typename T, int V, int U>
@@ -127,21 +123,7 @@ Table table_shape(const Params& p, const Device& device) {
   return t;
 }
 
-template <typename T>
-TableArgs<T> table_args(const Params& p, const Table& t, const Device& device) {
-  TableArgs<T> a{p};
-  a.columns = p.columns() / t.v;
-  a.column_blocks = int(ceil_div(a.columns, kThreads));
-  a.block_columns = int(ceil_div(a.columns, a.column_blocks));
-  a.groups = kThreads / a.block_columns;
-  const int64_t blocks = std::max<int64_t>(int64_t(device.sm_count) * t.blocks_per_sm / a.column_blocks, 1);
-  const int64_t tiles_each = ceil_div(p.n, blocks * a.groups * std::max(kTableEntries / a.groups, 1));
-  a.per_group = int(ceil_div(p.n, blocks * a.groups * tiles_each));
-  a.tiles = ceil_div(p.n, a.groups * a.per_group);
-  a.row_blocks = ceil_div(a.tiles, tiles_each);
-  a.interleave = p.dims[p.n_dims - 1].size * element_size(p.dtype) < 128;
-  return a;
-}
+Walk table_walk(const Params& p, const Table& t, const Device& device) { return make_walk(p, t.v, kTableEntries, t.blocks_per_sm, device); }
 
 template <typename T, int V, int U>
 cudaError_t launch_instance(const TableArgs<T>& a, const Table& t, cudaStream_t stream) {
@@ -170,15 +152,14 @@ bool table_fits(const Params& p, const Device& device) { return table_shape(p, d
 bool table_pays(const Params& p, const Device& device) { return table_shape(p, device).blocks_per_sm >= 2; }
 
 size_t table_bytes(const Params& p, const Device& device) {
-  return size_t(table_args<float>(p, table_shape(p, device), device).row_blocks) * p.rows * p.columns() * (element_size(p.dtype) == 8 ? 8 : 4);
+  return size_t(table_walk(p, table_shape(p, device), device).row_blocks) * p.rows * p.columns() * (element_size(p.dtype) == 8 ? 8 : 4);
 }
 
 cudaError_t launch_table(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
   const Table t = table_shape(p, device);
   return dispatch(p.dtype, [&](auto type) {
     using T = decltype(type);
-    TableArgs<T> a = table_args<T>(p, t, device);
-    a.partial = static_cast<Acc<T>*>(workspace);
+    const TableArgs<T> a{table_walk(p, t, device), p, static_cast<Acc<T>*>(workspace)};
     const cudaError_t error = launch_width<T>(a, t, stream);
     return error == cudaSuccess ? finish<T>(p, a.partial, a.row_blocks, device, stream) : error;
   });
