@@ -20,20 +20,13 @@ struct RowScale {
 
 template <typename T>
 __device__ RowScale row_scale(const T* row, int len, int64_t stride) {
-  __shared__ double sums[32];
   double sum = 0;
 #pragma unroll 16
   for (int t = threadIdx.x; t < len; t += blockDim.x) {
     const double v = to_float(row[t * stride]);
     sum += v * v;
   }
-#pragma unroll
-  for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-  __syncthreads();
-  sum = 0;
-  for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) sum += sums[i];
+  sum = block_sum(sum);
   const bool finite = sum <= 1e300;  // not for inf, nor for NaN
   return {finite && sum > 0 ? max(-126, min(126, -ilogb(sum) / 2)) : 0, finite};
 }

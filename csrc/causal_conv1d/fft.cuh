@@ -8,6 +8,19 @@
 
 namespace fusebackend::conv1d {
 
+// The sum of all threads' values, in every thread; of at most 512.
+__device__ __forceinline__ double block_sum(double v) {
+  __shared__ double sums[16];
+#pragma unroll
+  for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
+  __syncthreads();  // the last sum has been read
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = 0;
+  for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) v += sums[i];
+  return v;
+}
+
 template <typename R>
 struct alignas(2 * sizeof(R)) Complex {
   R x, y;

@@ -11,26 +11,13 @@
 #include "device.cuh"
 #include "device_limits.h"
 #include "fft.cuh"
+#include "weight_grad_one_by_one.cuh"
 
 namespace fusebackend::conv1d {
 namespace {
 
 template <int LOG_N>
 using WeightGradFft = Fft<double, LOG_N, true>;
-
-// The sum of all threads' values, in thread 0.
-__device__ double block_sum(double v) {
-  __shared__ double sums[16];
-#pragma unroll
-  for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
-  __syncthreads();
-  v = 0;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) v += sums[i];
-  }
-  return v;
-}
 
 // A block takes channels' groups of `rows` batch entries in turn. In scratch it has two spectra: of a row's gradient, and the sum.
 template <typename T, int LOG_N>

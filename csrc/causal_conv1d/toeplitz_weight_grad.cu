@@ -9,6 +9,7 @@
 #include "conv1d_cuda.h"
 #include "device_limits.h"
 #include "mma.cuh"
+#include "weight_grad_one_by_one.cuh"
 
 namespace fusebackend::conv1d {
 namespace {
