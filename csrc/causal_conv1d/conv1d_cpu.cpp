@@ -10,7 +10,7 @@ namespace fusebackend::conv1d {
 namespace {
 
 constexpr int64_t kMostLanes = 16;  // of a vector
-constexpr int64_t kManyTaps = 100;  // worth transposing samples for
+constexpr int64_t kManyTaps = 256;  // worth transposing samples for
 
 bool across(const Strides& s) { return s.c == 1 && s.t != 1; }
 int64_t elements(int64_t bytes, Dtype dtype) { return bytes / (dtype == Dtype::kDouble ? 8 : dtype == Dtype::kFloat ? 4 : 2); }

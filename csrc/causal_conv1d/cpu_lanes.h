@@ -43,24 +43,26 @@ void block_to_rows(A* rows, int64_t pitch, const A* block, int64_t lanes, int64_
 template <typename T, typename A>
 void load_lanes(A* block, const Plane<const T>& src, int64_t channel, int64_t lanes, int64_t first, int64_t last, int64_t len, A* rows, int64_t pitch) {
   constexpr int W = VecOf<A>::kSize;
+  const int64_t begin = std::clamp<int64_t>(0, first, last), end = std::clamp<int64_t>(len, begin, last);
+  std::fill(block, block + (begin - first) * W, A(0));
+  std::fill(block + (end - first) * W, block + (last - first) * W, A(0));
+  block += (begin - first) * W;
   if (!src.across()) {
     if constexpr (std::is_same_v<T, A>) {
-      if (src.t == 1 && first >= 0 && last <= len) return rows_to_block(block, src.row(channel) + first, src.c, lanes, last - first);
+      if (src.t == 1) return rows_to_block(block, src.row(channel) + begin, src.c, lanes, end - begin);
     }
-    load_rows<T, A>(rows, pitch, src, channel, lanes, first, last, len);
-    return rows_to_block(block, rows, pitch, lanes, last - first);
+    load_rows<T, A>(rows, pitch, src, channel, lanes, begin, end, len);
+    return rows_to_block(block, rows, pitch, lanes, end - begin);
   }
-  const T* from = src.row(channel);
-  for (int64_t t = first; t < last; ++t, block += W) {
-    V<A> v = {};
-    if (t >= 0 && t < len && lanes == W) {
-      v = load_block<T, A>(from + t * src.t);
-    } else if (t >= 0 && t < len) {
+  const T* from = src.row(channel) + begin * src.t;
+  for (int64_t t = begin; t < end; ++t, block += W, from += src.t) {
+    if (lanes == W) {
+      vstore(block, load_block<T, A>(from));
+    } else {
       T some[W] = {};
-      std::copy(from + t * src.t, from + t * src.t + lanes, some);
-      v = load_block<T, A>(some);
+      std::copy(from, from + lanes, some);
+      vstore(block, load_block<T, A>(some));
     }
-    vstore(block, v);
   }
 }
 
@@ -89,6 +91,7 @@ constexpr int kLaneRegs = FUSE_VECTOR_BYTES == 64 ? 16 : 8;  // more than kRegs:
 // acc[r] += sum_j w[j] * x[r + j]: samples are `stride` numbers apart, taps follow each other.
 template <int J, int R, typename T, typename A>
 inline void add_lane_taps(V<A> (&acc)[R], const T* x, int64_t stride, const A* w) {
+  asm("" : "+r"(x));  // else samples would be carried from call to call, and there are too few registers
   V<A> wj[J];
 #pragma GCC unroll 4
   for (int j = 0; j < J; ++j) wj[j] = vload(w + VecOf<A>::kSize * j);

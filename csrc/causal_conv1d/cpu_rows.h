@@ -192,7 +192,7 @@ inline void convolve_block(A* y, const A* x, const A* w, int64_t k, int64_t end,
   for (int r = 0; r < R; ++r) acc[r] = in_all(start);
   bool begun = false;
   if constexpr (R >= kRegs) {
-    for (; end - k >= 8 * W; k += 4 * W) {
+    for (; end - k >= 4 * W; k += 4 * W) {
       for (int m = 0; m < W; m += kChain / 4) {
         add_taps<4>(acc, x + k, w + k, m, std::min(W, m + kChain / 4));
         end_chain(acc, y, begun);
@@ -250,7 +250,16 @@ void correlate(double* dw, const A* g, const A* x, int64_t n, int64_t taps, int6
 // y <- silu(y), n rounded up to vectors.
 template <typename T, typename A>
 void apply_silu(A* y, int64_t n) {
-  for (int64_t t = 0; t < n; t += VecOf<A>::kSize) vstore(y + t, silu_of<T, A>(vload(y + t)));
+  constexpr int W = VecOf<A>::kSize, kTogether = 4;  // so that they hide one another's latencies
+  int64_t t = 0;
+  for (; n - t >= kTogether * W; t += kTogether * W) {
+    V<A> v[kTogether];
+#pragma GCC unroll 4
+    for (int i = 0; i < kTogether; ++i) v[i] = silu_of<T, A>(vload(y + t + i * W));
+#pragma GCC unroll 4
+    for (int i = 0; i < kTogether; ++i) vstore(y + t + i * W, v[i]);
+  }
+  for (; t < n; t += W) vstore(y + t, silu_of<T, A>(vload(y + t)));
 }
 // dy <- dy * silu'(pre)
 template <typename T, typename A>

@@ -119,12 +119,12 @@ inline V<float> fused_difference(V<float> a, V<float> b, V<float> c) {
 inline V<float> reciprocal(V<float> x) { return 1.f / x; }
 #endif
 
-// exp(x) = scale + scale * q for |x| <= kExpRange; NaN for NaN. To 2^-26 with 5 terms of (exp(r) - 1 - r) / r^2, which give the least error
-// where |r| <= ln2/2; to 2^-17 with 3, for what is rounded to 16 bits.
+// exp(x) = scale + scale * less_one() for |x| <= kExpRange; NaN for NaN. To 2^-26 with 5 terms of (exp(r) - 1 - r) / r^2, which give the least
+// error where |r| <= ln2/2; to 2^-17 with 3, for what is rounded to 16 bits.
 constexpr float kExpRange = 88.25f;
 template <int TERMS>
 struct Exp {
-  V<float> scale, q;
+  V<float> scale, r, p;
 
   explicit Exp(V<float> x) {
     static_assert(TERMS == 3 || TERMS == 5);
@@ -133,16 +133,18 @@ struct Exp {
     constexpr float kShift = 12582912.f + 127.f;  // 1.5 * 2^23: adding it rounds to an integer, here to what the exponent of 2^n is kept as
     const V<float> shifted = x * 1.44269504f + kShift, n = shifted - kShift;
     // The first product is exact: that constant has few bits.
-    const V<float> r = TERMS == 5 ? (x - n * 0.693145752f) - n * 1.42860677e-6f : x - n * 0.693147181f;
-    V<float> p = in_all(TERMS == 5 ? kMost[4] : kFew[2]);
+    r = TERMS == 5 ? (x - n * 0.693145752f) - n * 1.42860677e-6f : x - n * 0.693147181f;
+    p = in_all(TERMS == 5 ? kMost[4] : kFew[2]);
 #pragma GCC unroll 8
     for (int i = TERMS - 2; i >= 0; --i) p = p * r + (TERMS == 5 ? kMost[i] : kFew[i]);
-    q = p * r * r + r;
     V<int32_t> bits;
     std::memcpy(&bits, &shifted, sizeof bits);
     bits <<= 23;
     std::memcpy(&scale, &bits, sizeof bits);
   }
+  // Of exp(r), to more digits than 1 + that has.
+  V<float> less_one() const { return p * r * r + r; }
+  V<float> plus_one() const { return scale * ((p * r + 1.f) * r + 1.f) + 1.f; }
 };
 
 // exp by range reduction and Taylor terms, to 1e-16.
@@ -174,31 +176,23 @@ inline V<float> at_least_in_range(V<float> v) { return at_least(in_all(-kExpRang
 inline V<float> in_range(V<float> v) { return at_most(in_all(kExpRange), at_least_in_range(v)); }
 
 // To 2^-14, for what is rounded to 16 bits.
-inline V<float> rough_silu(V<float> v) {
-  const V<float> c = at_least_in_range(v);
-  const Exp<3> e(-c);
-  return v > kExpRange ? v : c * reciprocal(e.scale * e.q + (e.scale + 1.f));
-}
+inline V<float> rough_silu(V<float> v) { return at_least_in_range(v) * reciprocal(Exp<3>(-in_range(v)).plus_one()); }
 inline V<float> rough_silu_backward(V<float> dy, V<float> v) {
   const V<float> c = in_range(v);
   const Exp<3> e(-c);
-  const V<float> s = 1 / (e.scale * e.q + e.scale + 1.f);
+  const V<float> s = 1 / e.plus_one();
   return dy * s * (1 + c * (1 - s));
 }
 
-// SiLU of fp32 whose own errors are hardly to be seen beside the rounding of the result: a rough quotient and what it lacks.
-inline V<float> exact_silu(V<float> v) {
-  const V<float> c = at_least_in_range(v);
-  const Exp<5> e(-c);
-  const V<float> power = e.scale + 1.f, r = reciprocal(e.scale * e.q + power), y = c * r;
-  return v > kExpRange ? v : y - (fused_difference(y, power, c) + y * e.scale * e.q) * r;
-}
+// SiLU of fp32, errors like those of PyTorch's or smaller.
+inline V<float> exact_silu(V<float> v) { return at_least_in_range(v) / Exp<5>(-in_range(v)).plus_one(); }
 inline V<float> exact_silu_backward(V<float> dy, V<float> value) {
   const V<float> v = in_range(value), one = in_all(1.f);
   const Exp<5> e(-v);
+  const V<float> q = e.less_one();
   // The sigmoid in two parts.
   const V<float> power = e.scale + one, other = power - one, lost = (one - (power - other)) + (e.scale - other);
-  const V<float> s = one / (e.scale * e.q + power), s_tail = -(fused_difference(s, power, one) + s * (e.scale * e.q + lost)) * s;
+  const V<float> s = one / (e.scale * q + power), s_tail = -(fused_difference(s, power, one) + s * (e.scale * q + lost)) * s;
   // The slope is s + s * v * (1 - s).
   const V<float> c = one - s, c_tail = (one - c) - s - s_tail;
   const V<float> vs = v * s, vs_tail = fused_difference(v, s, vs) + v * s_tail;
