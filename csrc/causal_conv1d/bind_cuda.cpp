@@ -16,7 +16,7 @@ Layout layout(const Strides& s, int64_t channels) {
 // The one-pass kernels: causal, few taps, every tensor in the same memory order.
 bool short_enough(int64_t batch, int64_t channels, int64_t in_len, int64_t out_len, int64_t taps, int64_t left,
                   std::initializer_list<Strides> tensors) {
-  if (taps > kMaxShortTaps || left != taps - 1 || in_len != out_len || batch * (in_len + 8) >= (int64_t{1} << 31)) return false;
+  if (taps < kMinShortTaps || taps > kMaxShortTaps || left != taps - 1 || in_len != out_len || batch * (in_len + 8) >= (int64_t{1} << 31)) return false;
   const Layout first = layout(*tensors.begin(), channels);
   for (const Strides& s : tensors) {
     if (layout(s, channels) != first) return false;

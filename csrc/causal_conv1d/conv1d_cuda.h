@@ -6,9 +6,9 @@
 
 namespace fusebackend::conv1d {
 
-constexpr int kMaxShortTaps = 4;
+constexpr int kMinShortTaps = 2, kMaxShortTaps = 4;
 
-// One pass in registers, taps 1..4. Time-contiguous or channel-contiguous tensors (all of one kind; forwards, where short_turns says
+// One pass in registers, taps 2..4. Time-contiguous or channel-contiguous tensors (all of one kind; forwards, where short_turns says
 // so, from the latter to the former; backwards, where short_backward_turns says so, x of the latter and gradients of the former).
 bool short_turns(const ConvParams&);
 cudaError_t launch_short_forward(const ConvParams&, cudaStream_t);

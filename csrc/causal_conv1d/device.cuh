@@ -117,6 +117,19 @@ __device__ __forceinline__ double silu_backward(double dy, double v) {
   return dy * s * fma(v, 1. - s, 1.);
 }
 
+// Whether SiLU follows: known when a kernel is compiled, where a branch would cost time, else asked when it runs, since each
+// kernel more costs whoever compiles them.
+enum class Silu : int { kNone, kFollows, kAsked };
+template <Silu SILU>
+__device__ __forceinline__ bool silu_follows(bool asked) { return SILU == Silu::kFollows || (SILU == Silu::kAsked && asked); }
+
+// f(Silu) as a constant: kAsked where the kernel is not FAST.
+template <bool FAST, typename F>
+cudaError_t dispatch_silu(bool silu, F&& f) {
+  if constexpr (!FAST) return f(std::integral_constant<Silu, Silu::kAsked>{});
+  else return silu ? f(std::integral_constant<Silu, Silu::kFollows>{}) : f(std::integral_constant<Silu, Silu::kNone>{});
+}
+
 template <typename F>
 cudaError_t dispatch_dtype(Dtype dtype, F&& f) {
   switch (dtype) {

@@ -23,7 +23,6 @@ Strips plan_strips(int64_t batch, int64_t len, int64_t channels, int samples, in
 template <typename F>
 cudaError_t dispatch_taps(int64_t taps, F&& f) {
   switch (taps) {
-    case 1: return f(std::integral_constant<int, 1>{});
     case 2: return f(std::integral_constant<int, 2>{});
     case 3: return f(std::integral_constant<int, 3>{});
     case 4: return f(std::integral_constant<int, 4>{});
@@ -38,10 +37,10 @@ constexpr int64_t kMaxStripBlocks = 4096;
 template <typename T, int K, int V>
 cudaError_t channel_major_forward(const ConvParams& p, cudaStream_t stream) {
   const Strips s = plan_strips<V>(p.batch, p.in_len, p.channels, kStripLen, kMaxStripBlocks);
-  auto* kernel = p.epilogue == Epilogue::kSilu ? short_channel_major_forward<T, K, V, 8, true>
-                                               : short_channel_major_forward<T, K, V, 8, false>;
-  kernel<<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
-  return cudaGetLastError();
+  return dispatch_silu<(V > 1)>(p.epilogue == Epilogue::kSilu, [&](auto silu) {
+    short_channel_major_forward<T, K, V, 8, decltype(silu)::value><<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
+    return cudaGetLastError();
+  });
 }
 
 // Strips of the turning kernels: shorter than those measured best where blocks would be too few to fill the device.
@@ -75,8 +74,7 @@ template <typename T, int K>
 cudaError_t turning_forward(const ConvParams& p, cudaStream_t stream) {
   const TurnStrips s = turn_strips(p.batch, p.channels, p.in_len, kTurnStrip);
   const dim3 grid(static_cast<unsigned>(ceil_div(p.channels, kTurnBlock)), s.per_row, static_cast<unsigned>(p.batch));
-  auto* kernel = p.epilogue == Epilogue::kSilu ? short_turning_forward<T, K, true, 6> : short_turning_forward<T, K, false, 6>;
-  kernel<<<grid, kTurnThreads, 0, stream>>>(p, s);
+  short_turning_forward<T, K, 6><<<grid, kTurnThreads, 0, stream>>>(p, s);
   return cudaGetLastError();
 }
 
@@ -84,8 +82,7 @@ template <typename T, int K, int UNIT>
 cudaError_t turning_backward(const BackwardParams& p, cudaStream_t stream) {
   const TurnStrips s = turn_strips(p.batch, p.channels, p.in_len, kTurnBackwardStrip);
   const dim3 grid(static_cast<unsigned>(ceil_div(p.channels, kTurnBlock)), s.per_row, static_cast<unsigned>(p.batch));
-  auto* kernel = p.silu ? short_turning_backward<T, K, true, 4, UNIT> : short_turning_backward<T, K, false, 4, UNIT>;
-  kernel<<<grid, kTurnThreads, 0, stream>>>(p, s, whole_channels(p.channels, p.x, p.xs));
+  short_turning_backward<T, K, 4, UNIT><<<grid, kTurnThreads, 0, stream>>>(p, s, whole_channels(p.channels, p.x, p.xs));
   const cudaError_t e = cudaGetLastError();
   if (e != cudaSuccess || (!p.dw && !p.db)) return e;
   return launch_reduce_partials(p.partial, p.splits, p.channels, K, p.dw, p.db, p.dtype, stream);
@@ -99,9 +96,10 @@ cudaError_t turned_forward(const ConvParams& p, cudaStream_t stream) {
       return turning_forward<T, K>(p, stream);
   }
   const Strips s = plan_strips<kTurnChannels>(p.batch, p.in_len, p.channels, kTurnLen<T>, kMaxStripBlocks);
-  auto* kernel = p.epilogue == Epilogue::kSilu ? short_turned_forward<T, K, true> : short_turned_forward<T, K, false>;
-  kernel<<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
-  return cudaGetLastError();
+  return dispatch_silu<sizeof(T) == 4>(p.epilogue == Epilogue::kSilu, [&](auto silu) {
+    short_turned_forward<T, K, decltype(silu)::value><<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
+    return cudaGetLastError();
+  });
 }
 
 // Long strips where they are many enough to fill the device.
@@ -114,9 +112,10 @@ int backward_strip_len(const BackwardParams& p) {
 template <typename T, int K, int V>
 cudaError_t channel_major_backward(const BackwardParams& p, cudaStream_t stream) {
   const Strips s = plan_strips<V>(p.batch, p.in_len, p.channels, backward_strip_len(p), p.splits);
-  auto* kernel = p.silu ? short_channel_major_backward<T, K, V, 4, true> : short_channel_major_backward<T, K, V, 4, false>;
-  kernel<<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
-  cudaError_t e = cudaGetLastError();
+  const cudaError_t e = dispatch_silu<(V > 1)>(p.silu, [&](auto silu) {
+    short_channel_major_backward<T, K, V, 4, decltype(silu)::value><<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
+    return cudaGetLastError();
+  });
   if (e != cudaSuccess || (!p.dw && !p.db)) return e;
   return launch_reduce_partials(p.partial, s.blocks, p.channels, K, p.dw, p.db, p.dtype, stream);
 }
@@ -128,9 +127,10 @@ cudaError_t time_major_forward(const ConvParams& p, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(p.channels), time_major_splits(p.channels, rows.items));
   return dispatch_access(access, [&](auto how) {
     constexpr Access A = decltype(how)::value;
-    auto* kernel = p.epilogue == Epilogue::kSilu ? short_time_major_forward<T, K, 2, true, A> : short_time_major_forward<T, K, 2, false, A>;
-    kernel<<<grid, kShortThreads, 0, stream>>>(p, rows);
-    return cudaGetLastError();
+    return dispatch_silu<A == Access::kWhole>(p.epilogue == Epilogue::kSilu, [&](auto silu) {
+      short_time_major_forward<T, K, 2, decltype(silu)::value, A><<<grid, kShortThreads, 0, stream>>>(p, rows);
+      return cudaGetLastError();
+    });
   });
 }
 
@@ -140,9 +140,10 @@ cudaError_t time_major_backward(const BackwardParams& p, cudaStream_t stream) {
   const ShortRows rows = plan_rows<T>(p.batch, p.in_len, access);
   const cudaError_t e = dispatch_access(access, [&](auto how) {
     constexpr Access A = decltype(how)::value;
-    auto* kernel = p.silu ? short_time_major_backward<T, K, true, A> : short_time_major_backward<T, K, false, A>;
-    kernel<<<dim3(static_cast<unsigned>(p.channels), p.splits), kShortThreads, 0, stream>>>(p, rows);
-    return cudaGetLastError();
+    return dispatch_silu<A == Access::kWhole>(p.silu, [&](auto silu) {
+      short_time_major_backward<T, K, decltype(silu)::value, A><<<dim3(static_cast<unsigned>(p.channels), p.splits), kShortThreads, 0, stream>>>(p, rows);
+      return cudaGetLastError();
+    });
   });
   if (e != cudaSuccess || p.splits == 1 || (!p.dw && !p.db)) return e;
   return launch_reduce_partials(p.partial, p.splits, p.channels, K, p.dw, p.db, p.dtype, stream);

@@ -49,7 +49,7 @@ __device__ __forceinline__ void slide(float (&win)[K][V]) {
   }
 }
 
-template <typename T, int K, int V, int U, bool SILU>
+template <typename T, int K, int V, int U, Silu SILU>
 __global__ void __launch_bounds__(kStripThreads) short_channel_major_forward(const ConvParams p, const Strips strips) {
   const uint32_t strip_block = strips.channel_blocks.div(blockIdx.x);
   const int64_t c = ((blockIdx.x - strip_block * strips.channel_blocks.d) * 32 + threadIdx.x) * V;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kStripThreads) short_channel_major_forward(con
 #pragma unroll
         for (int k = 0; k < K; ++k) y[v] = fmaf(w[k][v], win[k][v], y[v]);
         if constexpr (sizeof(T) == 4) y[v] += shift;
-        if constexpr (SILU) y[v] = silu<T>(y[v]);
+        if (silu_follows<SILU>(p.epilogue == Epilogue::kSilu)) y[v] = silu<T>(y[v]);
       }
       *reinterpret_cast<Vec<T, V>*>(orow + t * p.outs.t) = pack<T, V>(y);
       slide<K, V>(win);
@@ -97,7 +97,7 @@ constexpr int kTurnLen = 128 / sizeof(T);  // samples a strip
 template <typename T>
 constexpr int kTurnPitch = kTurnLen<T> + 4 / sizeof(T);  // of a channel's row: one word more, for the banks
 
-template <typename T, int K, bool SILU>
+template <typename T, int K, Silu SILU>
 __global__ void __launch_bounds__(kStripThreads) short_turned_forward(const ConvParams p, const Strips strips) {
   constexpr int V = kTurnChannels, kLen = kTurnLen<T>, kPitch = kTurnPitch<T>, U = 8, kWord = 4 / sizeof(T);
   __shared__ __align__(16) T tiles[kStripThreads / 32][32 * V * kPitch];
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kStripThreads) short_turned_forward(const Conv
 #pragma unroll
             for (int k = 0; k < K; ++k) y = fmaf(w[k][v], win[k][v], y);
             if constexpr (sizeof(T) == 4) y += shift;
-            if constexpr (SILU) y = silu<T>(y);
+            if (silu_follows<SILU>(p.epilogue == Epilogue::kSilu)) y = silu<T>(y);
             results[v][u] = y;
           }
           slide<K, V>(win);
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kStripThreads) short_turned_forward(const Conv
 }
 
 // Runs K-1 samples past its strip, for the gradients that reach back into it; dw and db take only the strip's own.
-template <typename T, int K, int V, int U, bool SILU>
+template <typename T, int K, int V, int U, Silu SILU>
 __global__ void __launch_bounds__(kStripThreads) short_channel_major_backward(const BackwardParams p,
                                                                               const Strips strips) {
   const uint32_t strip_block = strips.channel_blocks.div(blockIdx.x);
@@ -176,9 +176,8 @@ __global__ void __launch_bounds__(kStripThreads) short_channel_major_backward(co
     const int len = static_cast<int>(p.in_len);
     float w[K][V], bias[V], win[K][V], g[K][V];  // g[j]: the gradient of pre at t-(K-1)+j
     load_channel_taps<T, K, V>(p.w, p.bias, c, p.w_c, p.w_k, p.bias_c, w, bias);
-  const float shift = late_shift<T>(p.shift, bias);
-    for (uint32_t strip = strip_block * blockDim.y + threadIdx.y; strip < strips.count;
-         strip += strips.blocks * blockDim.y) {
+    const float shift = late_shift<T>(p.shift, bias);
+    for (uint32_t strip = strip_block * blockDim.y + threadIdx.y; strip < strips.count; strip += strips.blocks * blockDim.y) {
       const uint32_t b = strips.per_row.div(strip);
       const int t0 = (strip - b * strips.per_row.d) * strips.len;
       const int t1 = min(t0 + strips.len, len);
@@ -191,14 +190,14 @@ __global__ void __launch_bounds__(kStripThreads) short_channel_major_backward(co
         for (int v = 0; v < V; ++v) g[k][v] = 0.f;
       }
       load_window<T, K, V>(row, t0, p.xs.t, win);
-      // One sample; OWN: of this strip, else one of those after it.
-      auto step = [&](const Vec<T, V>& xraw, const Vec<T, V>& dyraw, int t, auto own) {
+      // One sample; own: of this strip, else one of those after it.
+      auto step = [&](const Vec<T, V>& xraw, const Vec<T, V>& dyraw, int t, bool own) {
         float dx[V];
         unpack<T, V>(xraw, win[K - 1]);
         unpack<T, V>(dyraw, g[K - 1]);
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-          if constexpr (SILU) {
+          if (silu_follows<SILU>(p.silu)) {
             float pre = bias[v];
 #pragma unroll
             for (int k = 0; k < K; ++k) pre = fmaf(w[k][v], win[k][v], pre);
@@ -207,7 +206,7 @@ __global__ void __launch_bounds__(kStripThreads) short_channel_major_backward(co
           dx[v] = 0.f;
 #pragma unroll
           for (int k = 0; k < K; ++k) dx[v] = fmaf(w[k][v], g[K - 1 - k][v], dx[v]);
-          if constexpr (decltype(own)::value) {
+          if (own) {
 #pragma unroll
             for (int k = 0; k < K; ++k) dw[k][v] = fma(Sum<T>(g[K - 1][v]), Sum<T>(win[k][v]), dw[k][v]);
             dw[K][v] += g[K - 1][v];
@@ -228,21 +227,20 @@ __global__ void __launch_bounds__(kStripThreads) short_channel_major_backward(co
           dyraw[u] = load(dyrow + (t + u) * p.dys.t);
         }
 #pragma unroll
-        for (int u = 0; u < U; ++u) step(xraw[u], dyraw[u], t + u, std::true_type{});
+        for (int u = 0; u < U; ++u) step(xraw[u], dyraw[u], t + u, true);
       }
-      for (; t < t1; ++t) step(load(row + t * p.xs.t), load(dyrow + t * p.dys.t), t, std::true_type{});
       for (; t < t1 + K - 1; ++t) {
+        Vec<T, V> xraw = {}, dyraw = {};
         if (t < len) {
-          step(load(row + t * p.xs.t), load(dyrow + t * p.dys.t), t, std::false_type{});
+          xraw = load(row + t * p.xs.t), dyraw = load(dyrow + t * p.dys.t);
         } else {  // no gradient here, whatever pre is
-          Vec<T, V> none = {};
 #pragma unroll
           for (int k = 0; k < K - 1; ++k) {
 #pragma unroll
             for (int v = 0; v < V; ++v) win[k][v] = 0.f;
           }
-          step(none, none, t, std::false_type{});
         }
+        step(xraw, dyraw, t, t < t1);
       }
     }
   }

@@ -57,7 +57,7 @@ __device__ __forceinline__ int row_shift(const T* row) {
 }
 
 // U: rounds in flight.
-template <typename T, int K, int U, bool SILU, Access ACCESS>
+template <typename T, int K, int U, Silu SILU, Access ACCESS>
 __global__ void __launch_bounds__(kShortThreads) short_time_major_forward(const ConvParams p, const ShortRows rows) {
   static_assert(K - 1 <= kHalo);
   constexpr int V = kVecElems<T>;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kShortThreads) short_time_major_forward(const 
 #pragma unroll
         for (int k = 0; k < K; ++k) y[e] = fmaf(w[k], x[u][kHalo - (K - 1) + e + k], y[e]);
         if constexpr (sizeof(T) == 4) y[e] += shift;
-        if constexpr (SILU) y[e] = silu<T>(y[e]);
+        if (silu_follows<SILU>(p.epilogue == Epilogue::kSilu)) y[e] = silu<T>(y[e]);
       }
       store_samples<T, V, ACCESS>(oc + b[u] * p.outs.b, t[u], len[u], y);
     }
@@ -121,7 +121,7 @@ __device__ __forceinline__ void block_sum(S (&v)[N]) {
   for (int n = 0; n < N; ++n) v[n] = warp_sums[0][n];
 }
 
-template <typename T, int K, bool SILU, Access ACCESS>
+template <typename T, int K, Silu SILU, Access ACCESS>
 __global__ void __launch_bounds__(kShortThreads) short_time_major_backward(const BackwardParams p, const ShortRows rows) {
   static_assert(K - 1 <= kHalo);
   constexpr int V = kVecElems<T>;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kShortThreads) short_time_major_backward(const
     load_samples<T, V, ACCESS>(xrow, t, mine, x + kHalo);
     load_samples<T, V, ACCESS>(dyrow, t, mine, g);
     load_samples<T, kHalo, ACCESS>(xrow, t - kHalo, mine, x);
-    if constexpr (SILU) {
+    if (silu_follows<SILU>(p.silu)) {
 #pragma unroll
       for (int e = 0; e < V; ++e) {
         float pre = bias;

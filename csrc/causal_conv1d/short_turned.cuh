@@ -107,7 +107,7 @@ __device__ __forceinline__ void turned_window(const uint32_t (&words)[4], uint32
   unpack<T, 8>(*reinterpret_cast<const Vec<T, 8>*>(words), x + 4);
 }
 
-template <typename T, int K, bool SILU, int STAGES>
+template <typename T, int K, int STAGES>
 __global__ void __launch_bounds__(kTurnThreads) short_turning_forward(const ConvParams p, const TurnStrips strips) {
   __shared__ __align__(128) char stages[STAGES][kTurnStep * 128];
   constexpr int kStage = kTurnStep * 128;
@@ -145,14 +145,17 @@ __global__ void __launch_bounds__(kTurnThreads) short_turning_forward(const Conv
       y[e] = bias;
 #pragma unroll
       for (int k = 0; k < K; ++k) y[e] = fmaf(w[k], xw[5 - K + e + k], y[e]);
-      if constexpr (SILU) y[e] = silu<T>(y[e]);
+    }
+    if (p.epilogue == Epilogue::kSilu) {
+#pragma unroll
+      for (int e = 0; e < kTurnVec; ++e) y[e] = silu<T>(y[e]);
     }
     if (mine && t < t1) *reinterpret_cast<Vec<T, kTurnVec>*>(out + t) = pack<T, kTurnVec>(y);
   }
 }
 
 // One partial sum of dw and db a strip.
-template <typename T, int K, bool SILU, int STAGES, int UNIT>
+template <typename T, int K, int STAGES, int UNIT>
 __global__ void __launch_bounds__(kTurnThreads, 3) short_turning_backward(const BackwardParams p, const TurnStrips strips, bool whole_x) {
   // Of a step: x, then 16 bytes of dy a thread, which nobody else reads.
   constexpr int kStage = kTurnStep * 128 + kTurnThreads * 16;
@@ -196,14 +199,17 @@ __global__ void __launch_bounds__(kTurnThreads, 3) short_turning_backward(const 
     unpack<T, kTurnVec>(*reinterpret_cast<const Vec<T, kTurnVec>*>(own + stage * kStage), g);
     stage = stage + 1 == STAGES ? 0 : stage + 1, filled = filled + 1 == STAGES ? 0 : filled + 1;
     turned_window<T>(words, last, xw);
+    if (p.silu) {
 #pragma unroll
-    for (int e = 0; e < kTurnVec; ++e) {
-      if constexpr (SILU) {
+      for (int e = 0; e < kTurnVec; ++e) {
         float pre = bias;
 #pragma unroll
         for (int k = 0; k < K; ++k) pre = fmaf(w[k], xw[5 - K + e + k], pre);
         g[e] = silu_backward<T>(g[e], pre);
       }
+    }
+#pragma unroll
+    for (int e = 0; e < kTurnVec; ++e) {
       if (t + sub + e / UNIT * UNIT >= end) g[e] = 0.f;  // 0 * NaN would leak in
     }
     if (t + sub < t1) {

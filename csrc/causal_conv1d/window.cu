@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kElems = 8;       // samples a thread, and taps a step
 constexpr int kTapBlock = 512;  // taps staged at a time
+constexpr int kMaxThreads = 128;
 constexpr int kWindow = 2 * kElems + 4;  // samples a step reads, from an aligned one on: kElems + 7 and up to 3 before
 
 // Lanes read 8 neighbouring numbers each: 16 bytes of padding every 128 spread the 16-byte reads over all banks.
@@ -40,12 +41,12 @@ __device__ __forceinline__ int misalignment(const T* row, int start, int64_t str
 }
 
 // tile[i] <- row[start + i] for i < count, zero outside [0, len). Rows of stride 1 must start at a 16-byte boundary.
-template <int THREADS, typename T, typename S>
+template <typename T, typename S>
 __device__ __forceinline__ void stage(S* tile, const T* row, int start, int count, int len, int64_t stride) {
   if (stride == 1) {
     constexpr int V = 16 / sizeof(T);
 #pragma unroll 2
-    for (int i = threadIdx.x * V; i < count; i += THREADS * V) {
+    for (int i = threadIdx.x * V; i < count; i += blockDim.x * V) {
       const int t = start + i;
       alignas(16) S wide[V];
       if (t >= 0 && t + V <= len) {
@@ -69,7 +70,7 @@ __device__ __forceinline__ void stage(S* tile, const T* row, int start, int coun
     }
   } else {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < count; i += THREADS) {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
       const int t = start + i;
       tile[padded<S>(i)] = t >= 0 && t < len ? S(to_float(row[t * stride])) : S(0);
     }
@@ -87,16 +88,17 @@ __device__ __forceinline__ void with_offset(int offset, F&& f) {
   }
 }
 
-// One block: THREADS * 8 outputs of one row. DOWN: from the last tap to the first. X: what x is stored as; OUT: the results;
+// One block: 8 outputs a thread, of one row. DOWN: from the last tap to the first. X: what x is stored as; OUT: the results;
 // T: the rest. Sums are of type A.
-template <typename X, typename OUT, typename T, typename A, int THREADS, bool DOWN>
-__global__ void __launch_bounds__(THREADS) window_forward(const ConvParams p, const uint32_t tiles) {
-  constexpr int kTile = THREADS * kElems;
-  __shared__ __align__(16) A xs[padded<A>(kTile + kTapBlock + 16) + 4];
-  __shared__ __align__(16) A ws[kTapBlock];
+template <typename X, typename OUT, typename T, typename A, bool DOWN>
+__global__ void __launch_bounds__(kMaxThreads) window_forward(const ConvParams p, const uint32_t tiles) {
+  extern __shared__ __align__(16) char shared[];
+  A* ws = reinterpret_cast<A*>(shared);
+  A* xs = ws + kTapBlock;
+  const int tile = blockDim.x * kElems;
   const uint32_t row = blockIdx.x / tiles, channels = static_cast<uint32_t>(p.channels);
   const int64_t b = row / channels, c = row % channels;
-  const int t0 = static_cast<int>(blockIdx.x - row * tiles) * kTile, mine = threadIdx.x * kElems;
+  const int t0 = static_cast<int>(blockIdx.x - row * tiles) * tile, mine = threadIdx.x * kElems;
   const int in_len = static_cast<int>(p.in_len), out_len = static_cast<int>(p.out_len);
   const int taps = static_cast<int>(p.taps), left = static_cast<int>(p.left);
   const X* x = static_cast<const X*>(p.x) + b * p.xs.b + c * p.xs.c;
@@ -107,15 +109,15 @@ __global__ void __launch_bounds__(THREADS) window_forward(const ConvParams p, co
 #pragma unroll
   for (int e = 0; e < kElems; ++e) acc[e] = bias;
   // Taps that meet x at all, for some output of the tile.
-  const int first = max(0, left - (t0 + kTile - 1)) / kElems * kElems, last = min(taps, in_len + left - t0);
+  const int first = max(0, left - (t0 + tile - 1)) / kElems * kElems, last = min(taps, in_len + left - t0);
   const int blocks = last > first ? (last - first + kTapBlock - 1) / kTapBlock : 0;
   for (int block = 0; block < blocks; ++block) {
     const int k0 = first + (DOWN ? blocks - 1 - block : block) * kTapBlock;
     const int count = min(kTapBlock, last - k0), whole = count / kElems * kElems;
     const int start = t0 - left + k0, shift = misalignment(x, start, p.xs.t);
     __syncthreads();
-    for (int i = threadIdx.x; i < count; i += THREADS) ws[i] = to_float(w[(k0 + i) * p.w_k]);
-    stage<THREADS>(xs, x, start - shift, shift + kTile + count - 1, in_len, p.xs.t);
+    for (int i = threadIdx.x; i < count; i += blockDim.x) ws[i] = to_float(w[(k0 + i) * p.w_k]);
+    stage(xs, x, start - shift, shift + tile + count - 1, in_len, p.xs.t);
     __syncthreads();
     // The same for the samples of this warp: skip steps in which all of its products are with padding.
     const int warp_t0 = t0 + (mine & ~(32 * kElems - 1)), warp_t1 = warp_t0 + 32 * kElems - 1;
@@ -190,23 +192,24 @@ __global__ void __launch_bounds__(THREADS) window_forward(const ConvParams p, co
   for (int e = 0; e < kElems; ++e) xs[padded<A>(mine + e)] = acc[e];
   __syncthreads();
 #pragma unroll 4
-  for (int i = threadIdx.x; i < min(kTile, out_len - t0); i += THREADS)
+  for (int i = threadIdx.x; i < min(tile, out_len - t0); i += blockDim.x)
     out[(t0 + i) * p.outs.t] = rounded<OUT>(finish(xs[padded<A>(i)], [&] { return to_float(dy[(t0 + i) * p.dys.t]); }));
 }
 
-// One block: 8 * CHUNKS taps of one channel. A thread owns 8 taps and every kSlices-th group of 8 samples.
-constexpr int kGradThreads = 256, kGradTile = 2048;
+// One block: 8 * chunks taps of one channel. A thread owns 8 taps and every slices-th group of 8 samples.
+constexpr int kGradThreads = 256, kGradTile = 2048, kMaxChunks = 16;
 
-template <typename G, typename T, int CHUNKS>
-__global__ void __launch_bounds__(kGradThreads) window_weight_grad(const WeightGradParams p, const int tiles) {
+template <typename G, typename T>
+__global__ void __launch_bounds__(kGradThreads) window_weight_grad(const WeightGradParams p, const int tiles, const int chunks) {
   using S = Sum<T>;
-  constexpr int kSlices = kGradThreads / CHUNKS, kTaps = CHUNKS * kElems;
-  __shared__ __align__(16) S xs[padded<S>(kGradTile + kTaps + 16) + 4];
-  __shared__ __align__(16) S gs[padded<S>(kGradTile)];
+  extern __shared__ __align__(16) char shared[];
+  S* gs = reinterpret_cast<S*>(shared);
+  S* xs = gs + padded<S>(kGradTile);
+  const int slices = kGradThreads / chunks, own_taps = chunks * kElems;
   const int64_t c = blockIdx.x;
-  const int k0 = blockIdx.z * kTaps;
+  const int k0 = blockIdx.z * own_taps;
   const int in_len = static_cast<int>(p.in_len), out_len = static_cast<int>(p.out_len), left = static_cast<int>(p.left);
-  const int chunk = threadIdx.x % CHUNKS, slice = threadIdx.x / CHUNKS;
+  const int chunk = threadIdx.x % chunks, slice = threadIdx.x / chunks;
 
   S acc[kElems] = {}, db = 0;
   for (int64_t item = blockIdx.y; item < p.batch * tiles; item += p.splits) {
@@ -216,16 +219,16 @@ __global__ void __launch_bounds__(kGradThreads) window_weight_grad(const WeightG
     const int t0 = static_cast<int>(item - b * tiles) * kGradTile - misalignment(g_row, 0, p.gs.t);
     const int count = min(kGradTile, out_len - t0);
     // Nothing of x is in reach: only db wants this tile.
-    const bool reach = t0 + count - 1 - left + k0 + kTaps - 1 >= 0 && t0 - left + k0 < in_len;
+    const bool reach = t0 + count - 1 - left + k0 + own_taps - 1 >= 0 && t0 - left + k0 < in_len;
     if (count <= 0 || (!reach && blockIdx.z)) continue;
     const int before = max(0, -t0), start = t0 - left + k0, shift = misalignment(x_row, start, p.xs.t);
     __syncthreads();
-    stage<kGradThreads>(gs, g_row, t0, (count + kElems - 1) / kElems * kElems, out_len, p.gs.t);
-    stage<kGradThreads>(xs, x_row, start - shift, shift + count + kTaps - 1, in_len, p.xs.t);
+    stage(gs, g_row, t0, (count + kElems - 1) / kElems * kElems, out_len, p.gs.t);
+    stage(xs, x_row, start - shift, shift + count + own_taps - 1, in_len, p.xs.t);
     __syncthreads();
     with_offset(shift % 4, [&](auto offset) {
       constexpr int O = decltype(offset)::value;
-      for (int t = slice * kElems; t < count; t += kSlices * kElems) {
+      for (int t = slice * kElems; t < count; t += slices * kElems) {
         alignas(16) S g[kElems], win[kWindow];
         read<kElems>(gs, t, g);
         read<kWindow>(xs, t + chunk * kElems + shift - O, win);
@@ -242,63 +245,52 @@ __global__ void __launch_bounds__(kGradThreads) window_weight_grad(const WeightG
     });
   }
   // Sum the slices in order.
-  constexpr int kWidth = kTaps + CHUNKS;
+  const int width = own_taps + chunks;
   S* sums = xs;
-  static_assert(kWidth * 8 <= padded<S>(kGradTile), "eight slices at a time");
+  static_assert(kMaxChunks * (kElems + 1) * 8 <= padded<S>(kGradTile) && kGradThreads / kMaxChunks % 8 == 0, "eight slices at a time");
   S total = 0, total_db = 0;
-  for (int s0 = 0; s0 < kSlices; s0 += 8) {
+  for (int s0 = 0; s0 < slices; s0 += 8) {
     __syncthreads();
     if (slice >= s0 && slice < s0 + 8) {
 #pragma unroll
-      for (int j = 0; j < kElems; ++j) sums[(slice - s0) * kWidth + chunk * kElems + j] = acc[j];
-      if (chunk == 0) sums[(slice - s0) * kWidth + kTaps] = db;
+      for (int j = 0; j < kElems; ++j) sums[(slice - s0) * width + chunk * kElems + j] = acc[j];
+      if (chunk == 0) sums[(slice - s0) * width + own_taps] = db;
     }
     __syncthreads();
-    for (int s = 0; s < min(8, kSlices - s0); ++s) {
-      if (threadIdx.x < kTaps) total += sums[s * kWidth + threadIdx.x];
-      if (threadIdx.x == 0) total_db += sums[s * kWidth + kTaps];
+#pragma unroll
+    for (int s = 0; s < 8; ++s) {
+      if (threadIdx.x < own_taps) total += sums[s * width + threadIdx.x];
+      if (threadIdx.x == 0) total_db += sums[s * width + own_taps];
     }
   }
   double* out = p.partial + (blockIdx.y * p.channels + c) * (p.taps + 1);
-  if (threadIdx.x < kTaps && k0 + threadIdx.x < p.taps) out[k0 + threadIdx.x] = total;
+  if (threadIdx.x < own_taps && k0 + threadIdx.x < p.taps) out[k0 + threadIdx.x] = total;
   if (threadIdx.x == 0 && blockIdx.z == 0) out[p.taps] = total_db;
-}
-
-template <typename X, typename OUT, typename T, typename A, bool DOWN, int THREADS>
-cudaError_t launch(const ConvParams& p, cudaStream_t stream) {
-  const int64_t tiles = (p.out_len + THREADS * kElems - 1) / (THREADS * kElems), blocks = p.batch * p.channels * tiles;
-  if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
-  window_forward<X, OUT, T, A, THREADS, DOWN><<<static_cast<unsigned>(blocks), THREADS, 0, stream>>>(p, static_cast<uint32_t>(tiles));
-  return cudaGetLastError();
 }
 
 template <typename X, typename OUT, typename T, typename A, bool DOWN>
 cudaError_t forward(const ConvParams& p, cudaStream_t stream) {
-  if (p.out_len <= 32 * kElems) return launch<X, OUT, T, A, DOWN, 32>(p, stream);
-  if (p.out_len <= 64 * kElems) return launch<X, OUT, T, A, DOWN, 64>(p, stream);
-  return launch<X, OUT, T, A, DOWN, 128>(p, stream);
+  const int threads = p.out_len <= 32 * kElems ? 32 : p.out_len <= 64 * kElems ? 64 : kMaxThreads, tile = threads * kElems;
+  const int64_t tiles = (p.out_len + tile - 1) / tile, blocks = p.batch * p.channels * tiles;
+  if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
+  const size_t bytes = (kTapBlock + padded<A>(tile + kTapBlock + 16) + 4) * sizeof(A);
+  window_forward<X, OUT, T, A, DOWN><<<static_cast<unsigned>(blocks), threads, bytes, stream>>>(p, static_cast<uint32_t>(tiles));
+  return cudaGetLastError();
 }
 
 // Tiles of a row: the first may begin before it, at a 16-byte boundary.
 int64_t grad_tiles(const WeightGradParams& p) { return (p.out_len + 7 + kGradTile - 1) / kGradTile; }
 
-template <typename G, typename T, int CHUNKS>
-cudaError_t launch_weight_grad(const WeightGradParams& p, cudaStream_t stream) {
-  const int tap_blocks = static_cast<int>((p.taps + CHUNKS * kElems - 1) / (CHUNKS * kElems));
-  const dim3 grid(static_cast<unsigned>(p.channels), p.splits, tap_blocks);
-  window_weight_grad<G, T, CHUNKS><<<grid, kGradThreads, 0, stream>>>(p, static_cast<int>(grad_tiles(p)));
+template <typename G, typename T>
+cudaError_t weight_grad(const WeightGradParams& p, cudaStream_t stream) {
+  int chunks = 1;
+  while (chunks < kMaxChunks && chunks * kElems < p.taps) chunks *= 2;
+  const dim3 grid(static_cast<unsigned>(p.channels), p.splits, static_cast<unsigned>((p.taps + chunks * kElems - 1) / (chunks * kElems)));
+  const size_t bytes = (padded<Sum<T>>(kGradTile) + padded<Sum<T>>(kGradTile + chunks * kElems + 16) + 4) * sizeof(Sum<T>);
+  window_weight_grad<G, T><<<grid, kGradThreads, bytes, stream>>>(p, static_cast<int>(grad_tiles(p)), chunks);
   const cudaError_t e = cudaGetLastError();
   if (e != cudaSuccess) return e;
   return launch_reduce_partials(p.partial, p.splits, p.channels, p.taps, p.dw, p.db, p.dtype, stream);
-}
-
-template <typename G, typename T>
-cudaError_t weight_grad(const WeightGradParams& p, cudaStream_t stream) {
-  if (p.taps <= 8) return launch_weight_grad<G, T, 1>(p, stream);
-  if (p.taps <= 16) return launch_weight_grad<G, T, 2>(p, stream);
-  if (p.taps <= 32) return launch_weight_grad<G, T, 4>(p, stream);
-  if (p.taps <= 64) return launch_weight_grad<G, T, 8>(p, stream);
-  return launch_weight_grad<G, T, 16>(p, stream);
 }
 
 }  // namespace
