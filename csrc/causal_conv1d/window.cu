@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kMaxThreads) window_forward(const ConvParams p
 constexpr int kGradThreads = 256, kGradTile = 2048, kMaxChunks = 16;
 
 template <typename G, typename T>
-__global__ void __launch_bounds__(kGradThreads) window_weight_grad(const WeightGradParams p, const int tiles, const int chunks) {
+__global__ void __launch_bounds__(kGradThreads, sizeof(T) == 4 ? 4 : 5) window_weight_grad(const WeightGradParams p, const int tiles, const int chunks) {
   using S = Sum<T>;
   extern __shared__ __align__(16) char shared[];
   S* gs = reinterpret_cast<S*>(shared);
