@@ -15,6 +15,7 @@ channel shuffle, a reshape that copies, an operand of ``bmm`` or of a 1-D convol
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -67,6 +68,32 @@ class Site:
     argument: int | None = None
     fusable: bool = True
     unproven: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """What is known of a copy: sizes and strides of the source, in elements; its memory order and the copy's, without dims of size 1."""
+
+    sizes: list[int]
+    strides: list[int]
+    itemsize: int
+    before: list[int]
+    after: list[int]
+    static: bool
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.sizes) * self.itemsize
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """Elements along the copy's inner dims that are one dim in the source, too."""
+        return g.run_length(self.sizes, self.after, self.before)
+
+    @functools.cached_property
+    def columns(self) -> int:
+        """Elements along the source's inner dims that are one dim in the copy, too."""
+        return g.run_length(self.sizes, self.before, self.after)
 
 
 class Permute(Pattern):
@@ -149,10 +176,13 @@ def _judge(node: fx.Node, site: Site) -> Site | Reject | None:
         neighbour = g.fused_neighbour(node) if site.argument is None else _producer(site.source)
         if neighbour is not None:
             return Reject(f"Inductor fuses it with its neighbour {g.describe(neighbour)}", node)
-    reason = _loses(x, before, after, site)
+    static = all(isinstance(n, int) for n in (*x.shape, *x.stride()))
+    move = Move(g.hints(x.shape), g.hints(x.stride()), x.itemsize, before, after, static)
+    reason = _loses(move, x.device, site)
     if reason:
         return Reject(reason, node)
-    return dataclasses.replace(site, unproven=_unproven(x, before, after) if site.fusable else "")
+    unproven = _unproven_on_cpus if x.device.type == "cpu" else _unproven_on_gpus
+    return dataclasses.replace(site, unproven=unproven(move) if site.fusable else "")
 
 
 def _varying(x: torch.Tensor, order: list[int] | None) -> list[int] | None:
@@ -166,63 +196,50 @@ def _producer(source: fx.Node) -> fx.Node | None:
     return producer if g.is_fusable(producer) else None
 
 
-def _loses(x: torch.Tensor, before: list[int], after: list[int], site: Site) -> str | None:
+def _loses(move: Move, device: torch.device, site: Site) -> str | None:
     """Why Inductor's (or PyTorch's) own copy is as good, by what was measured on an H200; None if it is not."""
-    unavailable = native.load().why_not(x.device, permute_copy)
+    unavailable = native.load().why_not(device, permute_copy)
     if unavailable:
         return unavailable
-    sizes = g.hints(x.shape)
-    total = math.prod(sizes) * x.itemsize
-    if total < (_SMALL_CUDA if x.device.type == "cuda" else _SMALL_CPU):
-        return f"{total} bytes: a call of an operator costs as much as they do"
-    if x.device.type == "cpu":
+    if move.bytes < (_SMALL_CUDA if device.type == "cuda" else _SMALL_CPU):
+        return f"{move.bytes} bytes: a call of an operator costs as much as they do"
+    if device.type == "cpu" or not site.fusable:  # there PyTorch's strided kernel is the peer: 1.5x to 6x slower than a copy
         return None
-    if not site.fusable:  # PyTorch's strided kernel is the peer: 1.5x to 6x slower than a copy
-        return None
-    return _loses_to_triton(sizes, x.itemsize, before, after, _is_static(x))
+    return _loses_to_triton(move)
 
 
-def _is_static(x: torch.Tensor) -> bool:
-    return all(isinstance(n, int) for n in (*x.shape, *x.stride()))
-
-
-def _unproven(x: torch.Tensor, before: list[int], after: list[int]) -> str:
-    """Where it is not known that Inductor's copy is slower. On a CPU it turns squares in wider registers than the kernel's.
-    Where rows of the copy (under symbolic sizes: of either side) are short it goes one by one: 2x to 30x slower than ours."""
-    sizes = g.hints(x.shape)
-    if x.device.type != "cpu":
-        return _unproven_on_gpus(sizes, g.hints(x.stride()), x.itemsize, before, after) if _is_static(x) else ""
-    if before[-1] == after[-1]:
+def _unproven_on_cpus(move: Move) -> str:
+    """Where it is not known that Inductor's copy is slower: it turns squares in wider registers than the kernel's. Where rows of the
+    copy (under symbolic sizes: of either side) are short it goes one by one: 2x to 30x slower than ours."""
+    if move.before[-1] == move.after[-1]:
         return "rows stay whole: Inductor's copy on a CPU may be as fast"
-    along, beside = g.run_length(sizes, after, before), g.run_length(sizes, before, after)
-    if x.itemsize in (2, 4) and (along if _is_static(x) else min(along, beside)) <= 4:
+    if move.itemsize in (2, 4) and (move.rows if move.static else min(move.rows, move.columns)) <= 4:
         return ""
     return "rows are long, or elements are not of 2 or 4 bytes: Inductor's copy on a CPU may be as fast"
 
 
-def _loses_to_triton(sizes: list[int], itemsize: int, before: list[int], after: list[int], static: bool) -> str | None:
-    """The same of Inductor's kernel on a GPU, for a copy from memory order ``before`` to ``after`` (without dims of size 1).
+def _loses_to_triton(move: Move) -> str | None:
+    """The same of Inductor's kernel on a GPU.
 
     By random shapes of 2 to 160 MB: of static ones below 12 MB, most lost, since our kernels begin 1 us later. Of dynamic ones few
     lost: elements of 4 bytes from short rows, or in large planes."""
-    if math.prod(sizes) * itemsize < _SMALL:
+    itemsize, rows, columns = move.itemsize, move.rows, move.columns
+    if move.bytes < _SMALL:
         return "so few bytes that the call of an operator or a kernel's first microsecond counts"
-    # Elements along the copy's inner dims, and the source's.
-    rows, columns = g.run_length(sizes, after, before), g.run_length(sizes, before, after)
     even = all(n * itemsize % 16 == 0 for n in (rows, columns))
-    if before[-1] == after[-1]:
-        return "long rows stay whole and sizes are static: Inductor's copy is as fast" if static and rows * itemsize >= 128 else None
-    if static:
+    if move.before[-1] == move.after[-1]:
+        return "long rows stay whole and sizes are static: Inductor's copy is as fast" if move.static and rows * itemsize >= 128 else None
+    if move.static:
         large = itemsize >= 4 and even and min(rows, columns) >= 128
         return "static, even sizes of elements of 4 and more bytes: Inductor's tiles are as fast" if large else None
     if columns < 8 and itemsize != 2:
         return "the elements of a cache line go to few rows: Inductor's loop is as fast"
-    dims = _merged(before, after)
+    dims = _merged(move.before, move.after)
     plane = itemsize >= 4 and (even and dims <= 3 or dims == 2 and min(rows, columns) >= 128)
     return "a large or even transpose of 4-byte elements: Inductor's loop is as fast" if plane else None
 
 
-def _unproven_on_gpus(sizes: list[int], strides: list[int], itemsize: int, before: list[int], after: list[int]) -> str:
+def _unproven_on_gpus(move: Move) -> str:
     """Where it is not known that Inductor's kernel for static sizes is slower on a GPU.
 
     It is where it moves much more than the elements (on an H200, of 1,648 random shapes from 12 MB on that were drawn after these rules
@@ -231,6 +248,9 @@ def _unproven_on_gpus(sizes: list[int], strides: list[int], itemsize: int, befor
     inner dims, up to the one that is innermost in the source, by 32 along the others; or, where those inner dims have few elements,
     along the result. Memory moves by sectors of 32 bytes: read in part by many blocks, they are read again; written in part by two,
     they are read as well."""
+    if not move.static:
+        return ""
+    sizes, itemsize, before, after, rows, columns = move.sizes, move.itemsize, move.before, move.after, move.rows, move.columns
     if itemsize not in (2, 4, 8):
         return "elements that are not of 2, 4 or 8 bytes: Inductor's copy may be as fast"
     middle = after.index(before[-1]) + 1
@@ -240,16 +260,15 @@ def _unproven_on_gpus(sizes: list[int], strides: list[int], itemsize: int, befor
     # Rows of the result that begin within sectors: of the sectors that a block writes, those that another one writes, too.
     aligned = math.gcd(width * itemsize, _SECTOR) / _SECTOR
     shared = 2 * _SECTOR * (1 - aligned) / (along * itemsize) if outer and width > along else 0
-    rows, columns = g.run_length(sizes, after, before), g.run_length(sizes, before, after)
     if itemsize == 2 and rows * itemsize < 512 and rows * itemsize % _SECTOR and columns * itemsize >= 64:
         return "short rows that end within sectors: our kernel may be slow, too"
-    if math.prod(sizes) * itemsize >= _LARGE:
+    if move.bytes >= _LARGE:
         if shared > 0.25 and rows * itemsize >= 8:
             return ""
         # Small elements that are neighbours in long rows of the result, and a cache line or more apart in the source.
-        if itemsize == 2 and before[-1] != after[-1] and rows >= 64 and strides[after[-1]] * itemsize >= _LINE:
+        if itemsize == 2 and before[-1] != after[-1] and rows >= 64 and move.strides[after[-1]] * itemsize >= _LINE:
             return ""
-        read = _sectors_read(sizes, strides, itemsize, outer, inner, across, along) * _SECTOR / (across * along * itemsize)
+        read = _sectors_read(move, outer, inner, across, along) * _SECTOR / (across * along * itemsize)
         if read >= (1.9 if itemsize < 8 else 2.2):
             return ""
         # Blocks that are mostly beyond the plane read sectors that others read, too.
@@ -257,7 +276,8 @@ def _unproven_on_gpus(sizes: list[int], strides: list[int], itemsize: int, befor
             return ""
     # Short rows of the source, side by side along long ones of the result: no sector is read twice, but many instructions read each.
     beside = math.prod(sizes[d] for d in before[before.index(after[-1]) + 1 :]) == columns
-    if across == 32 <= rows and columns * itemsize < _SECTOR / 2 and beside:
+    few = columns * itemsize < (_SECTOR / 2 if rows * itemsize >= 512 else 12)
+    if across == 32 <= rows and few and beside:
         return ""
     return "static sizes that waste little of what Inductor's kernel moves: its copy may be as fast"
 
@@ -270,21 +290,21 @@ def _block(height: int, width: int) -> tuple[int, int]:
     return min(most[0], 1024 // along), along
 
 
-def _sectors_read(sizes: list[int], strides: list[int], itemsize: int, outer: list[int], inner: list[int], across: int, along: int) -> int:
+def _sectors_read(move: Move, outer: list[int], inner: list[int], across: int, along: int) -> int:
     """The sectors that hold the elements of a block amid the plane of the dims ``outer`` by ``inner``."""
 
     def offsets(dims: list[int], count: int) -> list[int]:
-        total = math.prod(sizes[d] for d in dims)
+        total = math.prod(move.sizes[d] for d in dims)
         first, found = total // count // 2 * count, []
         for index in range(first, min(first + count, total)):
             offset = 0
             for d in reversed(dims):
-                index, i = divmod(index, sizes[d])
-                offset += i * strides[d]
+                index, i = divmod(index, move.sizes[d])
+                offset += i * move.strides[d]
             found.append(offset)
         return found
 
-    return len({(x + y) * itemsize // _SECTOR for x in offsets(inner, along) for y in offsets(outer, across)})
+    return len({(x + y) * move.itemsize // _SECTOR for x in offsets(inner, along) for y in offsets(outer, across)})
 
 
 def _merged(before: list[int], after: list[int]) -> int:

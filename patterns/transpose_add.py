@@ -185,6 +185,8 @@ def _unproven(operands: tuple[torch.Tensor, ...], out: torch.Tensor) -> str:
     static = all(isinstance(n, int) for n in (*out.shape, *across.stride()))
     if out.device.type == "cpu":
         return _unproven_on_cpus(math.prod(sizes), out.itemsize, beside, along, static)
+    if static and out.itemsize >= 4:
+        return "static sizes of elements of 4 and more bytes: Inductor's tiles may be as fast"
     if static and min(beside, along) < _LARGE_PLANE:
         return "static sizes, rows or columns below 2048: Inductor's tiles are as fast"
     if not static and (math.prod(sizes) * out.itemsize < _SMALL_DYNAMIC or min(beside, along) < 64):

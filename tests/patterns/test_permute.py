@@ -197,15 +197,15 @@ def test_what_does_not_pay_stays_with_inductor(interpreted):
         ([451, 99497, 3], 4, [2, 1, 0], [0, 1, 2], True, None),
         ([33, 3000, 300], 2, [1, 2, 0], [0, 1, 2], True, None),  # blocks of 32 x 32, of which every other one holds one row
         ([4096, 3, 512], 2, [0, 2, 1], [0, 1, 2], True, None),  # short rows of the source
+        ([629, 6, 2, 32, 131], 2, [3, 0, 2, 4, 1], [0, 1, 2, 3, 4], True, "waste little"),  # pieces of 12 bytes, rows of 262
         ([2000, 3, 512], 2, [0, 2, 1], [0, 1, 2], True, "so few bytes"),
         ([2, 160, 34176 * 2], 2, [2, 1, 0], [0, 1, 2], True, None),  # pieces of 4 bytes, each of a sector of its own
     ],
 )
 def test_where_a_gpu_gains(sizes, itemsize, before, after, static, reason):
     strides = [math.prod(sizes[e] for e in before[before.index(d) + 1 :]) for d in range(len(sizes))]
-    found = family._loses_to_triton(sizes, itemsize, before, after, static)
-    if not found and static:
-        found = family._unproven_on_gpus(sizes, strides, itemsize, before, after)
+    move = family.Move(sizes, strides, itemsize, before, after, static)
+    found = family._loses_to_triton(move) or family._unproven_on_gpus(move)
     assert not found if reason is None else reason in found
 
 
