@@ -1,23 +1,23 @@
 // kBucketed: much to read and several entries a row. Reductions go through the L2 cache at less than half of memory's speed; so one kernel puts
 // the entries into buckets of neighbouring rows, and in the next each block sorts a bucket in shared memory, sums the source rows in registers
 // and writes each row once. If a bucket holds more than a block can, as with an uneven index, a third kernel sorts its entries tile by tile and
-// reduces the sums of equal rows. An index whose neighbours are mostly of one row needs no sorting: that is left to kReduce's kernel. Nobody
-// waits for the index to be looked at: kernels that have nothing to do end at once.
+// reduces the sums of equal rows; so it does, without sorting, where neighbouring entries are mostly of one row. Nobody waits for the index to
+// be looked at: kernels that have nothing to do end at once.
 #include "finish.cuh"
+#include "overlap.cuh"
 #include "rank.cuh"
+#include "twosum.cuh"
 
 namespace fusebackend::accumulate {
 namespace {
 
 constexpr int kBlocksPerSm = 2;
-constexpr uint32_t kBatch = 8;  // loads in flight of a thread that sums
 constexpr int kFillEach = 8, kTileEach = 4;  // entries of a thread, of the first kernel and of the third
-constexpr int64_t kAverage = kMostEntries * 3 / 4;  // entries of a bucket, so that few overflow
 constexpr uint32_t kMaxBuckets = 4096, kMaxRowsEach = 4096, kNoRow = ~0u;
+constexpr uint32_t kFewerEntries = kMostEntries * 3 / 4;  // of a bucket, where that makes no more rounds: a large one is waited for
 constexpr int64_t kMaxPieces = 128;  // of a row that a group of threads takes at once
 constexpr int kStaticBytes = 24 * 1024;  // more than the second kernel has of static shared memory
 
-template <typename T>
 struct BucketedArgs {
   Params p;
   FastDiv rows_each;  // of a bucket
@@ -25,7 +25,8 @@ struct BucketedArgs {
   int bucket_bits;
   uint32_t* state;   // a BucketState
   uint32_t* filled;  // [bucket]: how many entries it has
-  uint2* lists;      // [bucket][kMostEntries]: (entry, row within the bucket)
+  uint2* lists;      // [bucket][most]: (entry, row within the bucket)
+  uint32_t most;     // entries of a bucket
   float* scratch;    // for what is left, [rows][columns * V], zeros where anything is; nullptr: it goes straight into out
   uint32_t columns;  // of V elements
   uint32_t source_row_bytes;
@@ -68,8 +69,7 @@ __device__ __forceinline__ bool is_in_order(const Params& p, uint32_t n) {
 }
 
 // A tile's entries, sorted by bucket, go to the ends of the buckets' lists.
-template <typename T>
-__global__ void __launch_bounds__(kSortThreads, 3) fill_kernel(const __grid_constant__ BucketedArgs<T> a) {
+__global__ void __launch_bounds__(kSortThreads, 3) fill_kernel(const __grid_constant__ BucketedArgs a) {
   constexpr uint32_t kTile = kSortThreads * kFillEach;
   extern __shared__ uint32_t places[];           // [bucket]: how many entries the tile has of it; then how many are before these
   uint32_t* const goes_to = places + a.buckets;  // [bucket]: where the tile's first one goes in the list, less its place in the tile
@@ -114,26 +114,14 @@ __global__ void __launch_bounds__(kSortThreads, 3) fill_kernel(const __grid_cons
       const uint2 entry = staged[i];
       uint32_t bucket, local;
       a.rows_each.divmod(entry.y, bucket, local);
-      if (const uint32_t to = goes_to[bucket] + i; to < kMostEntries) a.lists[size_t(bucket) * kMostEntries + to] = {entry.x, local};
+      if (const uint32_t to = goes_to[bucket] + i; to < a.most) a.lists[size_t(bucket) * a.most + to] = {entry.x, local};
     }
-}
-
-// Neighbours in shared memory, as few loads as will do: `at` is on a boundary of 16 bytes.
-template <typename W, int N>
-__device__ __forceinline__ void load_batch(W (&to)[N], const W* at) {
-  constexpr int kWords = N * sizeof(W) / 16;
-  static_assert(N * sizeof(W) % 16 == 0);
-  uint4 words[kWords];
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) words[w] = reinterpret_cast<const uint4*>(at)[w];
-#pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = reinterpret_cast<const W*>(words)[i];
 }
 
 // Sums the source rows of a block's entries, which are sorted by row: look(row, offset in out) when a thread comes to a row,
 // write(row, column, offset in out, sum) at its end, once a row. `from` names rows of source past its end too, as far as a multiple of kBatch.
 template <typename T, int V, typename Row, typename Look, typename Write>
-__device__ __forceinline__ void sum_rows(const BucketedArgs<T>& a, const Row* rows, const uint32_t* from, const Acc<T>* scales, uint32_t count,
+__device__ __forceinline__ void sum_rows(const BucketedArgs& a, const Row* rows, const uint32_t* from, const Acc<T>* scales, uint32_t count,
                                          Heads<T, V>& shared, Look look, Write write) {
   using A = Acc<T>;
   constexpr int U = kBatch;
@@ -206,33 +194,40 @@ __device__ __forceinline__ void sum_rows(const BucketedArgs<T>& a, const Row* ro
   }
 }
 
-// Which source row an entry is, and what it is multiplied by.
+// Which source row each entry is, and what it is multiplied by. Every thread must call it; all of them may read `from` afterwards.
 template <typename T>
-__device__ __forceinline__ void look_up(const Params& p, uint32_t n, uint32_t& from, Acc<T>* scale) {
+__device__ __forceinline__ void look_up(const Params& p, uint32_t* from, Acc<T>* scales, uint32_t count) {
   using A = Acc<T>;
-  from = p.source_index.data ? uint32_t(checked_row(load_index(p.source_index, n), p.source_rows, p.source_wraps)) : n;
-  if (scale) *scale = A(p.alpha) * (p.weight.data ? widen<A>(static_cast<const T*>(p.weight.data)[n * p.weight.stride]) : A(1));
+  __syncthreads();
+  if (!scales && !p.source_index.data) return;
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < count; i += kSortThreads) {
+    const uint32_t n = from[i];
+    if (p.source_index.data) from[i] = uint32_t(checked_row(load_index(p.source_index, n), p.source_rows, p.source_wraps));
+    if (scales) scales[i] = A(p.alpha) * (p.weight.data ? widen<A>(static_cast<const T*>(p.weight.data)[n * p.weight.stride]) : A(1));
+  }
+  __syncthreads();
 }
 
 template <typename T, int V>
-__global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(const __grid_constant__ BucketedArgs<T> a) {
+__global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(const __grid_constant__ BucketedArgs a) {
   using A = Acc<T>;
   extern __shared__ uint4 shared[];
   __shared__ Heads<T, V> heads;
   __shared__ uint32_t warp_sums[kWarps];
   const Params& p = a.p;
   const uint32_t bucket = blockIdx.x, rows_each = a.rows_each.d, first_row = bucket * rows_each, rows = min(rows_each, uint32_t(p.rows) - first_row);
-  auto* const from = reinterpret_cast<uint32_t*>(shared);                 // [kMostEntries], by row
-  auto* const row_of = reinterpret_cast<uint16_t*>(from + kMostEntries);  // the same
-  A* const scales = p.weight.data || p.alpha != 1.0 ? reinterpret_cast<A*>(row_of + kMostEntries) : nullptr;  // the same
-  auto* const begins = reinterpret_cast<uint32_t*>(row_of + kMostEntries) + (scales ? kMostEntries : 0);      // [row]
+  auto* const from = reinterpret_cast<uint32_t*>(shared);                 // [most], by row
+  auto* const row_of = reinterpret_cast<uint16_t*>(from + a.most);  // the same
+  A* const scales = p.weight.data || p.alpha != 1.0 ? reinterpret_cast<A*>(row_of + a.most) : nullptr;  // the same
+  auto* const begins = reinterpret_cast<uint32_t*>(row_of + a.most) + (scales ? a.most : 0);      // [row]
   for (uint32_t i = threadIdx.x; i < rows_each; i += kSortThreads) begins[i] = 0;
   const uint32_t group = threadIdx.x / a.block_columns, lane_column = threadIdx.x % a.block_columns;
   wait_for_previous_kernel();
   let_next_kernel_set_up();
   const uint32_t count = a.filled[bucket];
   const bool in_order = *reinterpret_cast<volatile uint32_t*>(a.state) == kInOrder;
-  if (in_order || count > kMostEntries) {  // left to reductions, for which out or scratch is initialised
+  if (in_order || count > a.most) {  // left to reductions, for which out or scratch is initialised
     if (!in_order && threadIdx.x == 0) *a.state = kSomeLeft;
     if (!a.scratch && p.in_place()) return;
     for (uint32_t c = lane_column; c < a.columns; c += a.block_columns) {
@@ -259,7 +254,7 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(co
   // Sort by row; the order within a row is chance.
   __syncthreads();
   {
-    const uint2* const list = a.lists + size_t(bucket) * kMostEntries;
+    const uint2* const list = a.lists + size_t(bucket) * a.most;
     uint32_t entry[kPartEach], row_rank[kPartEach];  // both parts below 2^16
 #pragma unroll
     for (int e = 0; e < kPartEach; ++e)
@@ -271,15 +266,15 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(co
     for (int e = 0; e < kPartEach; ++e)
       if (threadIdx.x + e * kSortThreads < count) row_rank[e] |= atomicAdd(&begins[row_rank[e]], 1u) << 16;
     scan_counts(begins, rows_each, warp_sums);
-    if (const uint32_t i = count + threadIdx.x; threadIdx.x < kBatch && i < kMostEntries) from[i] = 0;
+    if (const uint32_t i = count + threadIdx.x; threadIdx.x < kBatch && i < a.most) from[i] = 0;
 #pragma unroll
     for (int e = 0; e < kPartEach; ++e)
       if (threadIdx.x + e * kSortThreads < count) {
         const uint32_t row = row_rank[e] & 0xffff, place = begins[row] + (row_rank[e] >> 16);
         row_of[place] = uint16_t(row);
-        look_up<T>(p, entry[e], from[place], scales ? scales + place : nullptr);
+        from[place] = entry[e];
       }
-    __syncthreads();
+    look_up<T>(p, from, scales, count);
   }
 
   Vec<T, V> held{};
@@ -304,9 +299,9 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(co
   }
 }
 
-// What did not fit: reductions of the sums of a tile's entries, sorted by row.
+// What did not fit, sorted by row tile by tile, or all of an index in order: reductions of the sums of neighbours of one row.
 template <typename T, int V>
-__global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) left_over_kernel(const __grid_constant__ BucketedArgs<T> a, const LeftOver left) {
+__global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) left_over_kernel(const __grid_constant__ BucketedArgs a, const LeftOver left) {
   using A = Acc<T>;
   constexpr uint32_t kTile = kSortThreads * kTileEach;
   extern __shared__ uint16_t seen[];  // [warp][bucket], or [row of a bucket] in 32 bits
@@ -317,92 +312,109 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) left_over_kernel(c
   const Params& p = a.p;
   wait_for_previous_kernel();
   let_next_kernel_set_up();
-  if (*left.state != kSomeLeft) return;
-  const uint32_t first = blockIdx.x * kTile, count = min(kTile, a.n - first);
+  const uint32_t state = *left.state;
+  if (state == kAllSummed) return;
   A* const scales = p.weight.data || p.alpha != 1.0 ? scales_of : nullptr;
-  int64_t index[kTileEach];
-#pragma unroll
-  for (int e = 0; e < kTileEach; ++e) index[e] = load_index(p.index, first + min(threadIdx.x + e * kSortThreads, count - 1));
-
-  // By their rows within the buckets, in any order; then, without changing that one, by bucket.
   auto* const counts = reinterpret_cast<uint32_t*>(seen);
-  uint32_t row[kTileEach], entry[kTileEach], rank[kTileEach];
-  auto local_row = [&](uint32_t row) { return row - a.rows_each.div(row) * a.rows_each.d; };
-  for (uint32_t i = threadIdx.x; i < a.rows_each.d; i += kSortThreads) counts[i] = 0;
-  __syncthreads();
-#pragma unroll
-  for (int e = 0; e < kTileEach; ++e) {
-    const int64_t target = threadIdx.x + e * kSortThreads < count ? target_row(p, index[e]) : -1;
-    row[e] = target >= 0 && left.has(target) ? uint32_t(target) : kNoRow;
-    if (row[e] != kNoRow) rank[e] = atomicAdd(&counts[local_row(row[e])], 1u);
-  }
-  const uint32_t kept = scan_counts(counts, a.rows_each.d, warp_sums);
-  if (kept == 0) return;
-#pragma unroll
-  for (int e = 0; e < kTileEach; ++e)
-    if (row[e] != kNoRow) {
-      const uint32_t to = counts[local_row(row[e])] + rank[e];
-      rows[to] = row[e], from[to] = first + threadIdx.x + e * kSortThreads;
-    }
-  __syncthreads();
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (uint32_t i = threadIdx.x; i < a.buckets * (kWarps / 2); i += kSortThreads) counts[i] = 0;
-  __syncthreads();
   uint16_t* const mine = seen + warp * a.buckets;
+  auto local_row = [&](uint32_t row) { return row - a.rows_each.div(row) * a.rows_each.d; };
+
+  for (uint32_t first = blockIdx.x * kTile; first < a.n; first += gridDim.x * kTile) {
+    const uint32_t count = min(kTile, a.n - first);
+    int64_t index[kTileEach];
 #pragma unroll
-  for (int e = 0; e < kTileEach; ++e) {
-    const uint32_t i = (warp * kTileEach + e) * 32 + lane;
-    row[e] = i < kept ? rows[i] : kNoRow;
-    entry[e] = from[i];
-    rank[e] = rank_in_warp(mine, i < kept ? a.rows_each.div(row[e]) : 0, a.bucket_bits, i < kept);
-  }
-  counts_to_places(seen, a.buckets, warp_sums, [](uint32_t, uint32_t) {});
+    for (int e = 0; e < kTileEach; ++e) index[e] = load_index(p.index, first + min(threadIdx.x + e * kSortThreads, count - 1));
+    uint32_t row[kTileEach], kept = count;
 #pragma unroll
-  for (int e = 0; e < kTileEach; ++e)
-    if (row[e] != kNoRow) {
-      const uint32_t to = mine[a.rows_each.div(row[e])] + rank[e];
-      rows[to] = row[e], from[to] = entry[e];
+    for (int e = 0; e < kTileEach; ++e) {
+      const int64_t target = threadIdx.x + e * kSortThreads < count ? target_row(p, index[e]) : -1;
+      row[e] = target >= 0 && left.has(target) ? uint32_t(target) : kNoRow;
     }
-  if (const uint32_t i = kept + threadIdx.x; threadIdx.x < kBatch && i < kTile) from[i] = 0;
-  __syncthreads();
-  if (scales || p.source_index.data) {
-    for (uint32_t i = threadIdx.x; i < kept; i += kSortThreads) look_up<T>(p, from[i], from[i], scales ? scales + i : nullptr);
-    __syncthreads();
-  }
-  sum_rows<T, V>(a, rows, from, scales, kept, heads, [](uint32_t, int64_t) {}, [&](uint32_t row, uint32_t column, int64_t offset, PlainSum<T>(&sum)[V]) {
-    A total[V];
+    if (state == kInOrder) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) total[i] = sum[i].total();
-    if (a.scratch)
-      red_vector(a.scratch + (int64_t(row) * a.columns + column) * V, total);
-    else
-      red_vector(static_cast<T*>(p.out) + row * p.out_row_stride + offset, total);
-  });
+      for (int e = 0; e < kTileEach; ++e) {
+        const uint32_t i = threadIdx.x + e * kSortThreads;
+        rows[i] = row[e], from[i] = i < count ? first + i : 0;
+      }
+    } else {  // by their rows within the buckets, in any order; then, without changing that one, by bucket
+      uint32_t entry[kTileEach], rank[kTileEach];
+      for (uint32_t i = threadIdx.x; i < a.rows_each.d; i += kSortThreads) counts[i] = 0;
+      __syncthreads();
+#pragma unroll
+      for (int e = 0; e < kTileEach; ++e)
+        if (row[e] != kNoRow) rank[e] = atomicAdd(&counts[local_row(row[e])], 1u);
+      kept = scan_counts(counts, a.rows_each.d, warp_sums);
+      if (kept == 0) continue;
+#pragma unroll
+      for (int e = 0; e < kTileEach; ++e)
+        if (row[e] != kNoRow) {
+          const uint32_t to = counts[local_row(row[e])] + rank[e];
+          rows[to] = row[e], from[to] = first + threadIdx.x + e * kSortThreads;
+        }
+      __syncthreads();
+      for (uint32_t i = threadIdx.x; i < a.buckets * (kWarps / 2); i += kSortThreads) counts[i] = 0;
+      __syncthreads();
+#pragma unroll
+      for (int e = 0; e < kTileEach; ++e) {
+        const uint32_t i = (warp * kTileEach + e) * 32 + lane;
+        row[e] = i < kept ? rows[i] : kNoRow;
+        entry[e] = from[i];
+        rank[e] = rank_in_warp(mine, i < kept ? a.rows_each.div(row[e]) : 0, a.bucket_bits, i < kept);
+      }
+      counts_to_places(seen, a.buckets, warp_sums, [](uint32_t, uint32_t) {});
+#pragma unroll
+      for (int e = 0; e < kTileEach; ++e)
+        if (row[e] != kNoRow) {
+          const uint32_t to = mine[a.rows_each.div(row[e])] + rank[e];
+          rows[to] = row[e], from[to] = entry[e];
+        }
+      if (const uint32_t i = kept + threadIdx.x; threadIdx.x < kBatch && i < kTile) from[i] = 0;
+    }
+    look_up<T>(p, from, scales, kept);
+    auto reduce = [&](uint32_t row, uint32_t column, int64_t offset, PlainSum<T>(&sum)[V]) {
+      if (row == kNoRow) return;
+      A total[V];
+#pragma unroll
+      for (int i = 0; i < V; ++i) total[i] = sum[i].total();
+      if (a.scratch)
+        red_vector(a.scratch + (int64_t(row) * a.columns + column) * V, total);
+      else
+        red_vector(static_cast<T*>(p.out) + row * p.out_row_stride + offset, total);
+    };
+    sum_rows<T, V>(a, rows, from, scales, kept, heads, [](uint32_t, int64_t) {}, reduce);
+  }
 }
 
 struct Shape {
-  uint32_t rows_each, buckets;
+  uint32_t rows_each, buckets, most;
   size_t lists, scratch, bytes;  // where they lie in the workspace
 };
 
 size_t align(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
+// Entries of a bucket, so that few hold more than `most`.
+constexpr int64_t average(int64_t most) { return most * 3 / 4; }
+
 // As many rows to a bucket as make a whole number of rounds of the blocks that run at once.
 Shape shape_of(const Params& p, const Device& device) {
-  const int64_t at_once = int64_t(device.sm_count) * kBlocksPerSm, round = ceil_div(p.n, at_once * kAverage);
+  const int64_t at_once = int64_t(device.sm_count) * kBlocksPerSm;
+  auto rounds = [&](int64_t most) { return ceil_div(p.n, at_once * average(most)); };
+  const int64_t round = rounds(kMostEntries);
   const bool rounded_once = is_half(p.dtype) && (p.precise || p.n >= 16 * p.rows);
   Shape s{};
+  s.most = rounds(kFewerEntries) == round ? kFewerEntries : kMostEntries;
   s.rows_each = uint32_t(std::max<int64_t>(ceil_div(p.rows, at_once * round), 1));
   s.buckets = uint32_t(ceil_div(p.rows, int64_t(s.rows_each)));
   s.lists = align((s.buckets + 1) * sizeof(uint32_t));
-  s.scratch = s.lists + align(size_t(s.buckets) * kMostEntries * sizeof(uint2));
+  s.scratch = s.lists + align(size_t(s.buckets) * s.most * sizeof(uint2));
   s.bytes = s.scratch + (rounded_once ? wide_bytes(p) : 0);
   return s;
 }
 
 int shared_bytes(const Params& p, const Shape& s) {
   const bool scaled = p.weight.data || p.alpha != 1.0;
-  return int(kMostEntries * (scaled ? 10 : 6) + s.rows_each * 4);
+  return int(s.most * (scaled ? 10 : 6) + s.rows_each * 4);
 }
 int left_over_bytes(const Shape& s) { return int(std::max(s.buckets * kWarps * 2, s.rows_each * 4)); }
 
@@ -414,7 +426,7 @@ bool bucketed_fits(const Params& p, const Device& device) {
   if (vector_width(p, true) * element_size(p.dtype) != 16 || p.source_row_stride * element_size(p.dtype) > int64_t(UINT32_MAX)) return false;
   const Shape s = shape_of(p, device);
   const int most = std::min(device.shared_bytes_per_block, device.shared_bytes / kBlocksPerSm) - kStaticBytes;
-  return s.buckets <= kMaxBuckets && s.rows_each <= kMaxRowsEach && p.n / s.buckets <= kAverage && shared_bytes(p, s) <= most &&
+  return s.buckets <= kMaxBuckets && s.rows_each <= kMaxRowsEach && p.n / s.buckets <= average(s.most) && shared_bytes(p, s) <= most &&
          left_over_bytes(s) <= device.shared_bytes_per_block - 2 * kStaticBytes;
 }
 
@@ -428,10 +440,11 @@ cudaError_t launch_bucketed(const Params& p, void* workspace, const Device& devi
   auto run = [&](auto type) {
     using T = decltype(type);
     constexpr int V = kWide<T>;
-    BucketedArgs<T> a{p, FastDiv(s.rows_each), s.buckets, uint32_t(p.n)};
+    BucketedArgs a{p, FastDiv(s.rows_each), s.buckets, uint32_t(p.n)};
     while (s.buckets > 1u << a.bucket_bits) ++a.bucket_bits;
     a.state = state;
     a.filled = state + 1;
+    a.most = s.most;
     a.lists = reinterpret_cast<uint2*>(base + s.lists);
     a.scratch = s.bytes > s.scratch ? reinterpret_cast<float*>(base + s.scratch) : nullptr;
     a.columns = uint32_t(p.columns() / V);
@@ -443,18 +456,17 @@ cudaError_t launch_bucketed(const Params& p, void* workspace, const Device& devi
     static SharedMemoryOptIn fill_opt_in, opt_in, left_opt_in;
     const auto sums = bucketed_kernel<T, V>;
     const auto rest = left_over_kernel<T, V>;
-    if (cudaError_t error = fill_opt_in.ensure(fill_kernel<T>, int(kMaxBuckets) * 8); error != cudaSuccess) return error;
+    if (cudaError_t error = fill_opt_in.ensure(fill_kernel, int(kMaxBuckets) * 8); error != cudaSuccess) return error;
     if (cudaError_t error = opt_in.ensure(sums, device.shared_bytes_per_block - kStaticBytes); error != cudaSuccess) return error;
     if (cudaError_t error = left_opt_in.ensure(rest, device.shared_bytes_per_block - 2 * kStaticBytes); error != cudaSuccess) return error;
-    fill_kernel<T><<<unsigned(ceil_div(p.n, kSortThreads * kFillEach)), kSortThreads, s.buckets * 8, stream>>>(a);
+    fill_kernel<<<unsigned(ceil_div(p.n, kSortThreads * kFillEach)), kSortThreads, s.buckets * 8, stream>>>(a);
     cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) error = launch_overlapped(sums, s.buckets, kSortThreads, shared_bytes(p, s), device.major, stream, a);
-    const LeftOver left{a.state, a.filled, a.rows_each};
+    const LeftOver left{a.state, a.filled, a.rows_each, a.most};
+    const int64_t tiles = ceil_div(p.n, kSortThreads * kTileEach), at_once = int64_t(device.sm_count) * kBlocksPerSm;
     if (error == cudaSuccess)
-      error = launch_overlapped(rest, unsigned(ceil_div(p.n, kSortThreads * kTileEach)), kSortThreads, left_over_bytes(s), device.major, stream, a,
-                                left);
-    if (error == cudaSuccess) error = launch_in_order(p, a.state, a.scratch, device, stream);
-    if (error == cudaSuccess && a.scratch) error = finish<T>(p, a.scratch, 1, device, stream, left);
+      error = launch_overlapped(rest, unsigned(std::min(tiles, at_once)), kSortThreads, left_over_bytes(s), device.major, stream, a, left);
+    if (error == cudaSuccess && a.scratch) error = finish(p, a.scratch, 1, device, stream, left);
     return error;
   };
   if (p.dtype == DType::kFloat32) return run(float());

@@ -10,6 +10,7 @@
 namespace fusebackend::accumulate {
 
 constexpr int kThreads = 256;
+constexpr int kBatch = 8;  // loads in flight of a thread that sums sorted entries
 
 template <typename T> struct AccOf { using type = int32_t; };
 template <> struct AccOf<double> { using type = double; };
@@ -66,6 +67,18 @@ __device__ __forceinline__ Vec<T, V> load_again(const T* p) {
   return reinterpret_cast<const Vec<T, V>&>(w);
 }
 
+// Neighbours in shared memory, as few loads as will do: `at` is on a boundary of 16 bytes.
+template <typename W, int N>
+__device__ __forceinline__ void load_batch(W (&to)[N], const W* at) {
+  constexpr int kWords = N * sizeof(W) / 16;
+  static_assert(N * sizeof(W) % 16 == 0);
+  uint4 words[kWords];
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = reinterpret_cast<const uint4*>(at)[w];
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = reinterpret_cast<const W*>(words)[i];
+}
+
 // In 32 bits where that will do, which takes a third of the instructions.
 __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) { return (a | b) >> 32 ? a / b : int64_t(uint32_t(a) / uint32_t(b)); }
 
@@ -73,6 +86,7 @@ __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) { return (a | 
 template <int V>
 __device__ __forceinline__ void column_offsets(const Params& p, int64_t c, int64_t& out, int64_t& source) {
   out = source = 0;
+#pragma unroll 1  // else divisions of each dimension are most of a kernel's code
   for (int d = p.n_dims - 1; d >= 0; --d) {
     const int64_t size = d == p.n_dims - 1 ? p.dims[d].size / V : p.dims[d].size, step = d == p.n_dims - 1 ? V : 1;
     int64_t i = c;

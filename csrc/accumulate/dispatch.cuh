@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "device.cuh"
 #include "launch.h"
@@ -11,24 +12,37 @@ namespace fusebackend::accumulate {
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <typename F>
-cudaError_t dispatch(DType t, F&& f) {
+cudaError_t dispatch_floating(DType t, F&& f) {
   switch (t) {
     case DType::kFloat64: return f(double());
     case DType::kFloat32: return f(float());
     case DType::kFloat16: return f(__half());
     case DType::kBFloat16: return f(__nv_bfloat16());
+    default: return cudaErrorInvalidValue;
+  }
+}
+template <typename F>
+cudaError_t dispatch(DType t, F&& f) {
+  switch (t) {
     case DType::kInt64: return f(int64_t());
     case DType::kInt32: return f(int32_t());
     case DType::kInt16: return f(int16_t());
-    case DType::kInt8: return f(int8_t());
-    case DType::kUInt8: return f(uint8_t());
+    case DType::kInt8: case DType::kUInt8: return f(uint8_t());  // sums modulo 256 are the same
+    default: return dispatch_floating(t, f);
   }
-  return cudaErrorInvalidValue;
 }
 
-// Widths, in elements, that a thread may move at once: 16 bytes, a pair of 16-bit elements, one element.
+template <typename T>
+constexpr bool kHalf = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
+
+// Widths, in elements, that a thread may move at once: 16 bytes, a pair of 16-bit floats, one element.
 template <typename T>
 constexpr int kWide = sizeof(T) >= 2 ? 16 / int(sizeof(T)) : 1;
+
+// As many are reduced in global memory at once: without vector reductions, a warp's single ones had better be neighbours.
+constexpr bool has_vector_reds(DType t) { return t == DType::kFloat32 || is_half(t); }
+template <typename T>
+constexpr int kReduced = std::is_same_v<T, float> || kHalf<T> ? kWide<T> : 1;
 
 // The widest that alignment allows along the last slice dimension in the source, and in out if it is written directly.
 inline int vector_width(const Params& p, bool out_too) {

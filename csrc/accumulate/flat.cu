@@ -61,10 +61,8 @@ cudaError_t launch_instance(const Params& p, cudaStream_t stream) {
                       p.has_ignore, float(p.alpha), p.ignore, p.source_rows, p.source_wraps, static_cast<const T*>(p.weight.data), p.source_index};
   const bool plain = !p.weight.data && p.alpha == 1.0 && !p.source_index.data && !p.has_ignore && p.bounds != Bounds::kDrop;
   const unsigned blocks = unsigned(ceil_div(pieces, kFlatThreads));
-  if (plain)
-    flat_kernel<T, V, true><<<blocks, kFlatThreads, 0, stream>>>(a);
-  else
-    flat_kernel<T, V, false><<<blocks, kFlatThreads, 0, stream>>>(a);
+  const auto kernel = plain ? flat_kernel<T, V, true> : flat_kernel<T, V, false>;
+  kernel<<<blocks, kFlatThreads, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -81,9 +79,9 @@ bool flat_fits(const Params& p, int v, const Device& device) {
 cudaError_t launch_flat(const Params& p, int v, cudaStream_t stream) {
   return dispatch(p.dtype, [&](auto type) {
     using T = decltype(type);
-    if constexpr (sizeof(T) > 1)
-      if (v == kWide<T>) return launch_instance<T, kWide<T>>(p, stream);
-    if constexpr (sizeof(T) == 2)
+    if constexpr (kReduced<T> > 1)
+      if (v == kReduced<T>) return launch_instance<T, kReduced<T>>(p, stream);
+    if constexpr (kHalf<T>)
       if (v == 2) return launch_instance<T, 2>(p, stream);
     return launch_instance<T, 1>(p, stream);
   });

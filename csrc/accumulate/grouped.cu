@@ -2,21 +2,21 @@
 // same; only where the row changes are they added to a table in shared memory. A row that goes on from one group of threads to the next is
 // added by one thread a column afterwards, so nothing is atomic in a block and its order is always the same.
 #include "finish.cuh"
+#include "overlap.cuh"
 #include "rank.cuh"
 
 namespace fusebackend::accumulate {
 namespace {
 
 constexpr int kTileEntries = 1024, kGroupedBlocksPerSm = 2;  // the first: that a block sorts at once
-constexpr int kBatch = 8;  // loads in flight of a thread
 constexpr uint32_t kNoRow = ~0u;
 
 // The grid covers entries and columns: a block has `groups` groups of block_columns threads, and takes every row_blocks-th tile.
 template <typename T>
 struct GroupedArgs {
   Params p;
-  float* partial;  // [row_block][row][columns * V]
-  float* scratch;  // [row][columns * V], zeros, for sums that are reduced instead; neither: they are reduced straight into out
+  float* sums;  // nullptr: sums are reduced straight into out
+  bool apart;   // sums[row_block][row][columns * V], written; else sums[row][columns * V], zeros that are reduced into
   int64_t columns, tiles, row_blocks;
   int block_columns, groups, column_blocks, row_bits, tile_entries;
   int prefetch_rows;  // of the source, that are fetched into the L2 cache during the first sort
@@ -104,12 +104,10 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
         *to = held;
       };
       for (int k0 = begin; k0 < end; k0 += U) {
-        uint4 from[U / 4];
+        uint32_t from[U];
+        load_batch(from, from_of + k0);
 #pragma unroll
-        for (int q = 0; q < U / 4; ++q) from[q] = reinterpret_cast<const uint4&>(from_of[k0 + q * 4]);
-#pragma unroll
-        for (int u = 0; u < U; ++u)
-          v[u] = __ldcs(reinterpret_cast<const uint4*>(source + int64_t(reinterpret_cast<const uint32_t*>(from)[u]) * p.source_row_stride));
+        for (int u = 0; u < U; ++u) v[u] = __ldcs(reinterpret_cast<const uint4*>(source + int64_t(from[u]) * p.source_row_stride));
         const bool one_row = row_of[min(k0 + U, end) - 1] == current;  // as most often: they are sorted
 #pragma unroll
         for (int u = 0; u < U; ++u) {
@@ -137,14 +135,14 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
   }
 
   if constexpr (std::is_same_v<T, float>) {
-    if (!a.partial && !a.scratch) {
+    if (!a.sums) {
       for (uint32_t row = group; active && row < rows; row += a.groups)
         red_vector(static_cast<float*>(p.out) + row * p.out_row_stride + out_offset,
                    reinterpret_cast<const Vec<float, V>*>(table)[row * a.block_columns + lane_column].v);
       return;
     }
   }
-  if (a.scratch) wait_for_previous_kernel();  // which cleared it
+  if (!a.apart) wait_for_previous_kernel();  // which cleared them
   // Neighbouring threads take neighbouring quads, which make whole sectors.
   const uint32_t quads = width / 4;
   for (uint32_t i = threadIdx.x; i < rows * quads; i += kSortThreads) {
@@ -152,10 +150,10 @@ __global__ void __launch_bounds__(kSortThreads, kGroupedBlocksPerSm) grouped_ker
     const int64_t at = int64_t(column_block) * width + i % quads * 4;
     if (at >= a.columns * V) continue;
     const Vec<float, 4> sum = reinterpret_cast<const Vec<float, 4>*>(table)[i];
-    if (a.scratch)
-      red_vector(a.scratch + row * a.columns * V + at, sum.v);
+    if (a.apart)
+      *reinterpret_cast<Vec<float, 4>*>(a.sums + (row_block * rows + row) * a.columns * V + at) = sum;
     else
-      *reinterpret_cast<Vec<float, 4>*>(a.partial + (row_block * rows + row) * a.columns * V + at) = sum;
+      red_vector(a.sums + row * a.columns * V + at, sum.v);
   }
 }
 
@@ -209,19 +207,20 @@ cudaError_t launch_grouped(const Params& p, void* workspace, const Device& devic
   auto run = [&](auto type) {
     using T = decltype(type);
     GroupedArgs<T> a = grouped_args<T>(p, device);
-    const bool direct = reduces_directly(p);
-    if (!direct) (p.deterministic ? a.partial : a.scratch) = static_cast<float*>(workspace);
+    a.sums = reduces_directly(p) ? nullptr : static_cast<float*>(workspace);
+    a.apart = p.deterministic;
+    const bool cleared = a.sums && !a.apart;
     const auto kernel = grouped_kernel<T, kWide<T>>;
     static SharedMemoryOptIn opt_in;
     const int bytes = shared_bytes(a);
     if (bytes > 32 * 1024)  // beside the static part
       if (cudaError_t error = opt_in.ensure(kernel, device.shared_bytes_per_block - kTileEntries * 10 - 2048); error != cudaSuccess) return error;
-    if (a.scratch)
-      if (cudaError_t error = clear(a.scratch, p.rows * p.columns(), stream); error != cudaSuccess) return error;
-    const int overlaps = a.scratch ? device.major : 0;
-    const cudaError_t error = launch_overlapped(kernel, unsigned(a.row_blocks * a.column_blocks), kSortThreads, bytes, overlaps, stream, a);
-    if (error != cudaSuccess || direct) return error;
-    return a.scratch ? finish<T>(p, a.scratch, 1, device, stream) : finish<T>(p, a.partial, a.row_blocks, device, stream);
+    if (cleared)
+      if (cudaError_t error = clear(a.sums, p.rows * p.columns(), stream); error != cudaSuccess) return error;
+    const unsigned blocks = unsigned(a.row_blocks * a.column_blocks);
+    const cudaError_t error = launch_overlapped(kernel, blocks, kSortThreads, bytes, cleared ? device.major : 0, stream, a);
+    if (error != cudaSuccess || !a.sums) return error;
+    return finish(p, a.sums, a.apart ? a.row_blocks : 1, device, stream);
   };
   if (p.dtype == DType::kFloat32) return run(float());
   return p.dtype == DType::kFloat16 ? run(__half()) : run(__nv_bfloat16());

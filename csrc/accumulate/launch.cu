@@ -10,9 +10,13 @@ namespace {
 int64_t slice_bytes(const Params& p) { return p.columns() * element_size(p.dtype); }
 
 // Reductions move 1.9 TB/s through the L2 cache, where memory gives twice that. Sorting takes about 20 us and some nanoseconds an entry; and all
-// of out is read and written.
+// of out is read and written. Wide rows that meet seldom are reduced about as fast as memory allows.
 bool bucketed_pays(const Params& p, const Device& device) {
-  return p.n * (slice_bytes(p) - 64) >= 80'000'000 + p.rows * slice_bytes(p) * 5 / 4 && bucketed_fits(p, device);
+  if (rows_fit(p, 16 / element_size(p.dtype))) return false;
+  const bool looks_up = p.source_index.data || p.weight.data;
+  const bool half = is_half(p.dtype);
+  const int64_t sorting = half ? (looks_up ? 80'000'000 : 66'000'000) : 56'000'000, written = p.rows * slice_bytes(p) * (half ? 8 : 5) / 4;
+  return p.n * (slice_bytes(p) - 32) >= sorting + written && bucketed_fits(p, device);
 }
 
 // For 16-bit sums that are to be rounded once: wide rows are worth sorting for, unless they are few and there is little to sum.
@@ -28,13 +32,15 @@ Route choose(const Params& p, const Device& device) {
   const int64_t pieces = std::max<int64_t>(slice_bytes(p) / 16, 1);  // what threads share of a slice
   const bool half = is_half(p.dtype);
   const bool several = p.n >= 32 * p.rows;  // additions meet in each row
-  if (p.deterministic || (half && p.precise)) {
-    if (own_fits(p) && (p.n <= 32 || pieces >= 64)) return Route::kOwn;
+  // Integers need not mind the order, but their reductions, one by one, are slow where several meet.
+  const bool in_one_order = p.deterministic && (is_floating(p.dtype) || (p.n >= 4 * p.rows && slice_bytes(p) >= 32));
+  if (in_one_order || (half && p.precise)) {
+    if (is_floating(p.dtype) && own_fits(p) && (p.n <= 32 || pieces >= 64)) return Route::kOwn;
     if (several && (p.n * slice_bytes(p) >= 1 << 20 || p.n >= 2048 * p.rows)) {
       if (grouped_fits(p, device)) return Route::kGrouped;
       if (table_fits(p, device)) return Route::kTable;
     }
-    return !p.deterministic && p.rows <= 2 * p.n ? rounded_once(p, device) : Route::kSorted;
+    return !in_one_order && p.rows <= 2 * p.n ? rounded_once(p, device) : Route::kSorted;
   }
   // A second kernel pays where there is much to read, which reductions would slow down, or where those of a row, some ten nanoseconds each,
   // would queue up.

@@ -40,8 +40,6 @@ cudaError_t launch_buckets(const Params& p, void* plan, void* workspace, uint32_
 
 // The routes. Each wants out initialised already, except kTable, kGrouped, kWide, kBucketed and kSorted, which read p.initial themselves.
 cudaError_t launch_reduce(const Params& p, const Device& device, cudaStream_t stream);
-// The same into out, which is initialised, or into scratch, if *state is kInOrder.
-cudaError_t launch_in_order(const Params& p, const uint32_t* state, float* scratch, const Device& device, cudaStream_t stream);
 bool flat_fits(const Params& p, int vector_width, const Device& device);  // small kReduce work in one thread a piece
 cudaError_t launch_flat(const Params& p, int vector_width, cudaStream_t stream);
 bool rows_fit(const Params& p, int vector_width);  // kReduce work that is wide rows, added as they are

@@ -1,11 +1,10 @@
 // kOwn: few entries, wide slices. A block sorts the entries by itself; each thread owns columns of out, which it reads and writes once a run of
-// equal rows, with plain loads and stores. Deterministic.
+// equal rows, with plain loads and stores. Deterministic, and so of use to floats only.
 #include "dispatch.cuh"
 #include "twosum.cuh"
 
 namespace fusebackend::accumulate {
 namespace {
-
 
 template <typename T>
 struct OwnArgs {
@@ -86,12 +85,11 @@ cudaError_t launch_own(const Params& p, const Device& device, cudaStream_t strea
   const int64_t column_blocks = std::min(ceil_div(columns, kThreads), running);
   const int64_t splits = std::min(ceil_div(p.n, kAtOnce), std::max<int64_t>(running / column_blocks, 1)), per_split = ceil_div(p.n, splits);
   const unsigned blocks = unsigned(column_blocks * ceil_div(p.n, per_split));
-  return dispatch(p.dtype, [&](auto type) {
+  return dispatch_floating(p.dtype, [&](auto type) {
     using T = decltype(type);
     const OwnArgs<T> a{p, columns, unsigned(column_blocks), int(per_split)};
-    if constexpr (sizeof(T) > 1)
-      if (v == kWide<T>) own_kernel<T, kWide<T>, kAtOnce><<<blocks, kThreads, 0, stream>>>(a);
-    if constexpr (sizeof(T) == 2)
+    if (v == kWide<T>) own_kernel<T, kWide<T>, kAtOnce><<<blocks, kThreads, 0, stream>>>(a);
+    if constexpr (kHalf<T>)
       if (v == 2) own_kernel<T, 2, kAtOnce><<<blocks, kThreads, 0, stream>>>(a);
     if (v == 1) own_kernel<T, 1, kAtOnce><<<blocks, kThreads, 0, stream>>>(a);
     return cudaGetLastError();

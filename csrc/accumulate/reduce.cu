@@ -9,17 +9,15 @@ namespace {
 constexpr int kReduceEntries = 512;      // that a block stages at once
 constexpr int64_t kNowhere = INT64_MIN;  // the offset of an entry that is to be ignored
 
-template <typename Out>
 struct ReduceArgs : Walk {
   Params p;
-  Out* out;       // out itself, or the fp32 copy
-  bool prefetch;  // out is larger than the L2 cache
-  const uint32_t* state;  // a BucketState: there is nothing to do unless it is kInOrder; nullptr: there is
+  float* scratch;  // the fp32 copy of out, laid out as p says; nullptr: out itself
+  bool prefetch;   // out is larger than the L2 cache
 };
 
-template <typename T, typename Out, int V, int U>
-__global__ void __launch_bounds__(kThreads, sizeof(Acc<Out>) == 8 ? 2 : 4) reduce_kernel(const __grid_constant__ ReduceArgs<Out> a) {
-  using A = Acc<Out>;
+template <typename T, int V, int U>
+__global__ void __launch_bounds__(kThreads, sizeof(Acc<T>) == 8 ? 2 : 4) reduce_kernel(const __grid_constant__ ReduceArgs a) {
+  using A = Acc<T>;
   struct alignas(16) Entry {
     int64_t to, from;  // offsets of the entry's row in out, or kNowhere, and in source
   };
@@ -32,18 +30,18 @@ __global__ void __launch_bounds__(kThreads, sizeof(Acc<Out>) == 8 ? 2 : 4) reduc
   const bool active = group < a.groups && column < a.columns, scaled = p.weight.data || p.alpha != 1.0;
   const int tile_entries = a.groups * a.per_group, step = a.interleave ? a.groups : 1;
 
-  if (a.state) {
-    wait_for_previous_kernel();
-    let_next_kernel_set_up();
-    if (*a.state != kInOrder) return;
-  }
   int64_t out_offset = 0, source_offset = 0;
   if (active) column_offsets<V>(p, column, out_offset, source_offset);
-  Out* const out = a.out + out_offset;
+  T* const out = static_cast<T*>(p.out) + out_offset;
   const T* const source = static_cast<const T*>(p.source) + source_offset;
 
   int64_t current = kNowhere;
   A sum[V];
+  auto flush = [&] {
+    if constexpr (kHalf<T>)
+      if (a.scratch) return red_vector(a.scratch + out_offset + current, sum);
+    red_vector(out + current, sum);
+  };
   for (int64_t t = row_block; t < a.tiles; t += a.row_blocks) {
     const int64_t first = t * tile_entries;
     const int count = int(min(int64_t(tile_entries), p.n - first));
@@ -77,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Acc<Out>) == 8 ? 2 : 4) reduc
         if (to == kNowhere) continue;
         const bool same = to == current;
         if (!same) {
-          if (current != kNowhere) red_vector(out + current, sum);
+          if (current != kNowhere) flush();
           current = to;
         }
         const A scale = scaled ? scales[k] : A(1);
@@ -92,26 +90,24 @@ __global__ void __launch_bounds__(kThreads, sizeof(Acc<Out>) == 8 ? 2 : 4) reduc
     for (; k0 + (U - 1) * step < end; k0 += U * step) batch(k0, std::true_type());
     if (k0 < end) batch(k0, std::false_type());
   }
-  if (active && current != kNowhere) red_vector(out + current, sum);
-}
-
-template <typename Out>
-ReduceArgs<Out> reduce_args(const Params& p, int v, const Device& device) {
-  constexpr int kBlocksPerSm = 4;
-  return {make_walk(p, v, kReduceEntries, kBlocksPerSm, device), p};
+  if (active && current != kNowhere) flush();
 }
 
 // Four 16-byte loads or eight narrower ones in flight a thread.
-template <typename T, typename Out>
-cudaError_t launch_walk(const ReduceArgs<Out>& a, int v, const Device& device, cudaStream_t stream) {
-  auto walk = [&](auto kernel) {
-    return launch_overlapped(kernel, unsigned(a.row_blocks * a.column_blocks), kThreads, 0, a.state ? device.major : 0, stream, a);
-  };
-  if constexpr (sizeof(T) > 1)
-    if (v == kWide<T>) return walk(reduce_kernel<T, Out, kWide<T>, 4>);
-  if constexpr (sizeof(T) == 2)
-    if (v == 2) return walk(reduce_kernel<T, Out, 2, 8>);
-  return walk(reduce_kernel<T, Out, 1, 8>);
+cudaError_t walk(const Params& p, int v, float* scratch, const Device& device, cudaStream_t stream) {
+  constexpr int kBlocksPerSm = 4;
+  ReduceArgs a{make_walk(p, v, kReduceEntries, kBlocksPerSm, device), p, scratch};
+  a.prefetch = !scratch && p.rows * p.columns() * element_size(p.dtype) > device.l2_bytes;
+  return dispatch(p.dtype, [&](auto type) {
+    using T = decltype(type);
+    auto kernel = reduce_kernel<T, 1, 8>;
+    if constexpr (kReduced<T> > 1)
+      if (v == kReduced<T>) kernel = reduce_kernel<T, kReduced<T>, 4>;
+    if constexpr (kHalf<T>)
+      if (v == 2) kernel = reduce_kernel<T, 2, 8>;
+    kernel<<<unsigned(a.row_blocks * a.column_blocks), kThreads, 0, stream>>>(a);
+    return cudaGetLastError();
+  });
 }
 
 // The same slice as p, laid out [rows][columns] in a replacement of out.
@@ -126,41 +122,13 @@ Params onto_scratch(const Params& p) {
   return q;
 }
 
-// Straight into out.
-cudaError_t reduce(const Params& p, int v, const uint32_t* state, const Device& device, cudaStream_t stream) {
-  return dispatch(p.dtype, [&](auto type) {
-    using T = decltype(type);
-    ReduceArgs<T> a = reduce_args<T>(p, v, device);
-    a.out = static_cast<T*>(p.out);
-    a.prefetch = p.rows * p.columns() * element_size(p.dtype) > device.l2_bytes;
-    a.state = state;
-    return launch_walk<T, T>(a, v, device, stream);
-  });
-}
-
-// Into an fp32 copy of out, which is all zeros.
-template <typename T>
-cudaError_t reduce_wide(const Params& p, float* scratch, const uint32_t* state, const Device& device, cudaStream_t stream) {
-  const int v = vector_width(p, false);
-  ReduceArgs<float> a = reduce_args<float>(onto_scratch(p), v, device);
-  a.out = scratch;
-  a.state = state;
-  return launch_walk<T, float>(a, v, device, stream);
-}
-
 }  // namespace
 
 cudaError_t launch_reduce(const Params& p, const Device& device, cudaStream_t stream) {
-  const int v = vector_width(p, true);
+  const int v = has_vector_reds(p.dtype) ? vector_width(p, true) : 1;
   if (rows_fit(p, v)) return launch_rows(p, v, device, stream);
   if (flat_fits(p, v, device)) return launch_flat(p, v, stream);
-  return reduce(p, v, nullptr, device, stream);
-}
-
-cudaError_t launch_in_order(const Params& p, const uint32_t* state, float* scratch, const Device& device, cudaStream_t stream) {
-  if (!scratch) return reduce(p, vector_width(p, true), state, device, stream);
-  return p.dtype == DType::kFloat16 ? reduce_wide<__half>(p, scratch, state, device, stream)
-                                    : reduce_wide<__nv_bfloat16>(p, scratch, state, device, stream);
+  return walk(p, v, nullptr, device, stream);
 }
 
 size_t wide_bytes(const Params& p) { return size_t(p.rows) * p.columns() * sizeof(float); }
@@ -168,14 +136,8 @@ size_t wide_bytes(const Params& p) { return size_t(p.rows) * p.columns() * sizeo
 cudaError_t launch_wide(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
   if (cudaError_t error = cudaMemsetAsync(workspace, 0, wide_bytes(p), stream); error != cudaSuccess) return error;
   auto* const scratch = static_cast<float*>(workspace);
-  auto run = [&](auto type) {
-    using T = decltype(type);
-    const cudaError_t error = reduce_wide<T>(p, scratch, nullptr, device, stream);
-    return error == cudaSuccess ? finish<T>(p, scratch, 1, device, stream) : error;
-  };
-  if (p.dtype == DType::kFloat16) return run(__half());
-  if (p.dtype == DType::kBFloat16) return run(__nv_bfloat16());
-  return cudaErrorInvalidValue;
+  const cudaError_t error = walk(onto_scratch(p), vector_width(p, false), scratch, device, stream);
+  return error == cudaSuccess ? finish(p, scratch, 1, device, stream) : error;
 }
 
 }  // namespace fusebackend::accumulate

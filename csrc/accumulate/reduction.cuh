@@ -27,7 +27,6 @@ __device__ __forceinline__ void red_narrow(T* p, T a) {
   } while (seen != expected);
 }
 __device__ __forceinline__ void red(int16_t* p, int32_t a) { red_narrow(p, int16_t(a)); }
-__device__ __forceinline__ void red(int8_t* p, int32_t a) { red_narrow(p, int8_t(a)); }
 __device__ __forceinline__ void red(uint8_t* p, int32_t a) { red_narrow(p, uint8_t(a)); }
 
 __device__ __forceinline__ unsigned pack(__half*, float a, float b) {

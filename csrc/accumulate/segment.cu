@@ -317,7 +317,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 4) segment_kern
 
 // Rows that were cut: the chunk in which one begins adds up its part and those of the chunks that the row goes on in.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ SegmentArgs<T> a, uint32_t width, uint32_t column_blocks) {
+__global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ SegmentArgs<T> a, uint32_t columns, uint32_t width,
+                                                        uint32_t column_blocks) {
   __shared__ uint32_t last_of[kChunksPerJoin], row_of[kChunksPerJoin], slot_of[kChunksPerJoin];
   __shared__ Sum<T> sums[kThreads];
   const Params& p = a.p;
@@ -342,10 +343,9 @@ __global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ 
   if (!any) return;
   // Columns across threads. Of short rows each group of threads takes some; long ones all groups share.
   const uint32_t group = threadIdx.x / width, groups = kThreads / width, c = blockIdx.x % column_blocks * width + threadIdx.x % width;
-  const bool busy = group < groups && c < p.columns();
+  const bool busy = group < groups && c < columns;
   constexpr uint32_t kShort = 8;  // chunks
   auto parts = [&](uint32_t i, uint32_t from, uint32_t step) {
-    const int64_t columns = p.columns();
     Sum<T> sum{};
     if (from == 0) sum.add(a.cut[(int64_t(first_chunk + i) * 2 + slot_of[i]) * columns + c]);
 #pragma unroll 8
@@ -426,15 +426,15 @@ cudaError_t launch_sorted(const Params& p, void* workspace, const Device& device
     const int64_t blocks = (int64_t(a.chunk_blocks) + a.row_blocks) * ceil_div(columns, column_lanes);
     cudaError_t error = cudaErrorInvalidValue;
     auto walk = [&](auto kernel) { error = launch_overlapped(kernel, unsigned(blocks), kThreads, 0, device.major, stream, a); };
-    if constexpr (sizeof(T) > 1)
+    if constexpr (kWide<T> > 1)
       if (v == kWide<T>) walk(segment_kernel<T, kWide<T>>);
-    if constexpr (sizeof(T) == 2)
+    if constexpr (kHalf<T>)
       if (v == 2) walk(segment_kernel<T, 2>);
     if (v == 1) walk(segment_kernel<T, 1>);
     if (error != cudaSuccess) return error;
-    const uint32_t width = uint32_t(std::min<int64_t>(p.columns(), kJoinColumns)), column_blocks = uint32_t(ceil_div(p.columns(), width));
+    const uint32_t elements = uint32_t(p.columns()), width = std::min(elements, kJoinColumns), column_blocks = uint32_t(ceil_div(elements, width));
     return launch_overlapped(join_kernel<T>, unsigned(ceil_div(chunks, kChunksPerJoin) * column_blocks), kThreads, 0, device.major, stream, a,
-                             width, column_blocks);
+                             elements, width, column_blocks);
   });
 }
 

@@ -1,6 +1,7 @@
 // kTable: few rows that take many entries. Every thread sums into a table of its own in shared memory, so nothing is atomic, and the result
 // does not depend on the order in which threads run.
 #include "finish.cuh"
+#include "overlap.cuh"
 #include "walk.cuh"
 
 namespace fusebackend::accumulate {
@@ -137,9 +138,9 @@ cudaError_t launch_instance(const TableArgs<T>& a, const Table& t, cudaStream_t 
 
 template <typename T>
 cudaError_t launch_width(const TableArgs<T>& a, const Table& t, cudaStream_t stream) {
-  if constexpr (sizeof(T) > 1)
+  if constexpr (kWide<T> > 1)
     if (t.v == kWide<T>) return launch_instance<T, kWide<T>, 8>(a, t, stream);
-  if constexpr (sizeof(T) == 2 || sizeof(T) == 4)
+  if constexpr (kWide<T> > 2)
     if (t.v == kWide<T> / 2) return launch_instance<T, kWide<T> / 2, 8>(a, t, stream);
   if constexpr (sizeof(T) == 2)
     if (t.v == 2) return launch_instance<T, 2, 8>(a, t, stream);
@@ -161,7 +162,7 @@ cudaError_t launch_table(const Params& p, void* workspace, const Device& device,
     using T = decltype(type);
     const TableArgs<T> a{table_walk(p, t, device), p, static_cast<Acc<T>*>(workspace)};
     const cudaError_t error = launch_width<T>(a, t, stream);
-    return error == cudaSuccess ? finish<T>(p, a.partial, a.row_blocks, device, stream) : error;
+    return error == cudaSuccess ? finish(p, a.partial, a.row_blocks, device, stream) : error;
   });
 }
 

@@ -9,13 +9,14 @@ pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("library")]
 
 KINDS = ["even", "in order", "pairs", "one row", "one hot row", "a few hot rows", "uneven", "halves"]
 # Rows, slice, entries, enough to be sorted into buckets for every dtype: a bucket of one row and of many, one round and several, several
-# blocks of columns, threads that have no column.
+# blocks of columns, threads that have no column; the last has too few entries a row for 16-bit sums to be kept in fp32.
 SHAPES = [
     (3000, (256,), 150_000),
     (20_000, (64,), 1_000_001),
     (300, (1028,), 40_000),
     (700, (3, 5, 24), 120_000),
     (100_000, (32,), 2_200_000),
+    (40_000, (128,), 480_000),
 ]
 
 
