@@ -81,6 +81,7 @@ struct BoxArgs {
   uint32_t stage_at;            // in shared memory, after the tables
   int run_length;               // elements of an output run from its first box to its last
   int window;                   // of which a box writes so many
+  uint32_t hash;                // of BoxPlan
   BoxDims in, out;              // across runs
   BoxDims run;                  // within output runs
   uint32_t boxes;
@@ -131,6 +132,12 @@ struct Box {
 
   // Neighbouring lanes look up entries kCount apart: one more after each kCount lets them meet different banks.
   static __device__ uint32_t spread(uint32_t entry) { return entry + entry / kCount; }
+
+  // Sums have other work for these instructions.
+  static constexpr bool kHashes = kPlaces == BoxPlaces::kTabled && !Op::kBinary;
+  __device__ uint32_t hashed(uint32_t address) const {
+    return kHashes ? address ^ (address >> args.hash & (kLineBytes - kChunkBytes)) : address;
+  }
 
   // Not unrolled: a kernel's code and arguments are read from memory at every call, which takes longer than these few steps.
   __device__ BoxRun find_run(const BoxDims& dims, uint32_t index, int64_t* beside) const {
@@ -242,9 +249,9 @@ struct Box {
       const int first = int(j * kChunkBytes) - int(uint32_t(reinterpret_cast<uintptr_t>(begin)) & align);  // byte of the run
       if (first >= length || first <= -kChunkBytes) continue;
       if (kInside || args.staged_extent.holds(begin + first, kChunkBytes)) {
-        cp_async_16((to + (run.place + first)) ^ run.swizzle, begin + first);
+        cp_async_16(hashed((to + (run.place + first)) ^ run.swizzle), begin + first);
       } else {
-        char* const at = stage + (((to + (run.place + first)) ^ run.swizzle) - shared_address(stage));
+        char* const at = stage + (hashed((to + (run.place + first)) ^ run.swizzle) - shared_address(stage));
 #pragma unroll 1
         for (int e = max(0, -first); e < min(kChunkBytes, length - first); e += W)
           *reinterpret_cast<E*>(at + e) = *reinterpret_cast<const E*>(begin + first + e);
@@ -282,7 +289,7 @@ struct Box {
       const Places place = places[spread(in_period + min(at, 0) + kCount - 1)];
       const uint32_t from = run + period * args.march;
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) chunk.v[k] = load_shared<E>(from + place.v[k]);
+      for (int k = 0; k < kCount; ++k) chunk.v[k] = load_shared<E>(hashed(from + place.v[k]));
     } else {
       // kSwizzled: elements [0, split) belong to a group of `kCount` whose lines are alike, the others to the next one.
       const int group = at >> kCountBits, split = kCount - (at & (kCount - 1));

@@ -106,6 +106,7 @@ cudaError_t launch_boxes(const Plan& plan, const BoxPlan& box, Op op, cudaStream
   args.in_chunks = FastDiv(uint32_t((align - low + box.in_length * w + kChunkBytes - 1) / kChunkBytes));
   args.run_bits = uint32_t(box.run_bits);
   args.share_bits = uint32_t(box.share_bits);
+  args.hash = uint32_t(box.hash);
 
   const auto launch = [&](auto kernel, SharedMemoryOptIn& opt_in) {
     if (cudaError_t error = opt_in.ensure(kernel, int(kMaxBoxBytes))) return error;

@@ -12,24 +12,31 @@ constexpr double kMinTileUse = 0.7;                       // fraction of tile el
 constexpr int64_t kManyBoxes = 1024;                      // as many as are under way at once on a large GPU
 constexpr int64_t kMuch = 1 << 24;                        // of shared memory: boxes that do not fit need not be described further
 constexpr int64_t kGoodSharedBytes = 44 * 1024;           // lets five blocks share a multiprocessor
+constexpr int64_t kManyConflicts = 4;                     // lanes in one bank, from which places are hashed
+constexpr int kFirstHash = 3, kLastHash = 9;              // bits that were seen to help
 constexpr int64_t kMinSparedRun = 128;                    // input runs that are not cut further, for a smaller halo
 
 int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
 double tile_use(const Plan& plan) {
   const Problem& p = plan.problem;
-  const int64_t o = p.sizes[0], q = p.sizes[plan.staged_dim], to = tile_o(p.element_bytes), tq = tile_q(p.element_bytes);
   uintptr_t ends = reinterpret_cast<uintptr_t>(p.data[kOut]);
   for (int d = 1; d < p.rank; ++d) ends |= p.strides[kOut][d] * p.element_bytes;
-  const int64_t halo = ends % kSector ? kSector / p.element_bytes - 1 : 0;
+  const bool cuts_sectors = ends % kSector != 0;
+  const int64_t o = p.sizes[0], q = p.sizes[plan.staged_dim], tq = tile_q(p.element_bytes);
+  const int64_t to = tile_o(p.element_bytes, tile_is_large(p.element_bytes, p.operands == 3, cuts_sectors));
+  const int64_t halo = cuts_sectors ? kSector / p.element_bytes - 1 : 0;
   return double(o * q) / double(ceil_div(o + halo, to) * to * ceil_div(q, tq) * tq);
 }
 
-// Whether short rows of the output end within sectors, which the tile of another batch item would write in part too.
+// Whether short rows of the output end within sectors, which the tile of another batch item would write in part too; or most tiles would
+// hold an end of the rows.
 bool rows_share_sectors(const Plan& plan) {
   const Problem& p = plan.problem;
-  return p.operands == 2 && plan.staged_dim > 1 && p.strides[kOut][1] == p.sizes[0] && p.sizes[0] <= kMaxBoxTable &&
-         p.sizes[0] * p.element_bytes < kLongRow && p.sizes[0] * p.element_bytes % kSector != 0;
+  const int64_t w = p.element_bytes, o = p.sizes[0];
+  if (p.operands != 2 || p.strides[kOut][1] != o || o > kMaxBoxTable || o * w % kSector == 0) return false;
+  if (plan.staged_dim > 1) return o * w < kLongRow;
+  return (w == 2 || w == 4) && ceil_div(o + kSector / w - 1, tile_o(int(w), false)) <= (w == 2 ? 3 : 2);
 }
 
 // Extent of a dimension that contributes at least `wanted` of its `size` elements: all of it if that is not much more, else pieces of
@@ -235,8 +242,8 @@ void lay_out(const Plan& plan, const int64_t* in_stride, BoxPlan& box) {
   if (box.out_rank > 1) box.places = BoxPlaces::kTabled;
   else if (box.skewed) box.places = BoxPlaces::kSwizzled;
   else if (march == w) box.places = BoxPlaces::kStraight;
-  // A chunk in front, the shift, chunks that reach over the end, and what their line holds.
-  const int64_t line = box.places == BoxPlaces::kSwizzled ? kLineBytes : 0;
+  // A chunk in front, the shift, chunks that reach over the end, and what their line holds: chunks may be permuted within it.
+  const int64_t line = box.places == BoxPlaces::kSwizzled || box.places == BoxPlaces::kTabled ? kLineBytes : 0;
   const int64_t data = ceil_div(span - box.spared_bytes + 3 * kChunk, kLineBytes) * kLineBytes + kLineBytes + line;
   const int64_t entries = box.places == BoxPlaces::kTabled ? box_entries(int(box.lead), int(count)) : 0;
   const int64_t table = entries == 0 ? 0 : ((entries + entries / count) * count + entries + count) * 2 +
@@ -256,13 +263,15 @@ void lay_out(const Plan& plan, const int64_t* in_stride, BoxPlan& box) {
   box.shared_bytes = int(std::min(tables + data + beyond, kMaxBoxBytes + 1));
 }
 
-// Of lanes that read a word each: the most that differ in one bank of shared memory.
-int conflicts_of(const uint32_t* runs, const uint32_t* chunks, const uint32_t* swizzle, int run_bits) {
+// Of lanes that read a word each: the most that differ in one bank of shared memory. (`hash`: of BoxPlan.)
+int conflicts_of(const uint32_t* runs, const uint32_t* chunks, const uint32_t* swizzle, int hash, int run_bits) {
   uint32_t words[32][32];
   int in_bank[32] = {}, most = 1;
   for (int lane = 0; lane < 32; ++lane) {
     const int chunk = lane & ((32 >> run_bits) - 1);
-    const uint32_t word = ((runs[lane >> (5 - run_bits)] + chunks[chunk]) ^ swizzle[chunk]) / 4, bank = word % 32;
+    uint32_t place = (runs[lane >> (5 - run_bits)] + chunks[chunk]) ^ swizzle[chunk];
+    place ^= place >> hash & (kLineBytes - kChunk);
+    const uint32_t word = place / 4, bank = word % 32;
     int& n = in_bank[bank];
     if (std::find(words[bank], words[bank] + n, word) == words[bank] + n) words[bank][n++] = word;
     most = std::max(most, n);
@@ -271,8 +280,9 @@ int conflicts_of(const uint32_t* runs, const uint32_t* chunks, const uint32_t* s
 }
 
 // How a warp's lanes are spread over output runs, and how many warps share runs: with few idle lanes, few bank conflicts and few requests
-// to L2, which takes one a line and instruction.
-void spread_lanes(const Problem& p, BoxPlan& box) {
+// to L2, which takes one a line and instruction. Where lanes would still meet few banks, places found by a table are hashed.
+void spread_lanes(const Plan& plan, BoxPlan& box) {
+  const Problem& p = plan.problem;
   const int64_t count = kChunk / p.element_bytes, chunks = ceil_div(box.window * box.lead, count);
   int run_dims[kMaxRank], out_dims[kMaxRank], out_rank = 0;  // indices of box.dims
   const int run_rank = list_run_dims(box, p.rank, run_dims);
@@ -285,21 +295,29 @@ void spread_lanes(const Problem& p, BoxPlan& box) {
     if (box.places == BoxPlaces::kSwizzled) swizzle[j] = uint32_t(j * kChunk % kLineBytes);
     else if (box.skewed) chunk_place[j] += uint32_t(j * count % box.extent[0] / count * kChunk);
   }
-  int64_t least = INT64_MAX;
-  for (int bits = 0; bits <= 4; ++bits) {
-    const int64_t runs = int64_t(1) << bits, lanes = 32 >> bits;
-    if (bits > 0 && runs / 2 >= box.out_runs) break;
-    const int64_t conflicts = conflicts_of(run_place, chunk_place, swizzle, bits);
-    const int64_t requests = runs * (4 * lanes * kChunk / kLineBytes + 3) / 4, groups = ceil_div(box.out_runs, runs);
-    // In instructions, which a multiprocessor starts four of in the time of an access to shared memory and eight in that of a request.
-    const int64_t chunk_cost = 24 + 2 * count + (conflicts - 1) * count * 4 + requests * 8;
-    for (int share_bits = 0; kBoxWarps >> share_bits > 0; ++share_bits) {
-      const int64_t setups = ceil_div(groups, kBoxWarps >> share_bits);
-      const int64_t rounds = setups * ceil_div(ceil_div(chunks, lanes), 1 << share_bits);
-      const int64_t cost = setups * 24 + rounds * chunk_cost;
-      if (cost < least) least = cost, box.run_bits = bits, box.share_bits = share_bits;
+  int64_t least = INT64_MAX, conflicts = 1;  // of what was chosen
+  const auto choose = [&](int hash) {
+    for (int bits = 0; bits <= 4; ++bits) {
+      const int64_t runs = int64_t(1) << bits, lanes = 32 >> bits;
+      if (bits > 0 && runs / 2 >= box.out_runs) break;
+      const int64_t most = conflicts_of(run_place, chunk_place, swizzle, hash, bits);
+      const int64_t requests = runs * (4 * lanes * kChunk / kLineBytes + 3) / 4, groups = ceil_div(box.out_runs, runs);
+      // In instructions, which a multiprocessor starts four of in the time of an access to shared memory and eight in that of a request.
+      const int64_t chunk_cost = 24 + 2 * count + (most - 1) * count * 4 + requests * 8;
+      for (int share_bits = 0; kBoxWarps >> share_bits > 0; ++share_bits) {
+        const int64_t setups = ceil_div(groups, kBoxWarps >> share_bits);
+        const int64_t rounds = setups * ceil_div(ceil_div(chunks, lanes), 1 << share_bits);
+        const int64_t cost = setups * 24 + rounds * chunk_cost;
+        if (cost >= least) continue;
+        least = cost, conflicts = most;
+        box.run_bits = bits, box.share_bits = share_bits, box.hash = hash;
+      }
     }
-  }
+  };
+  choose(kNoHash);
+  const bool hashes = box.places == BoxPlaces::kTabled && p.operands == 2 && p.strides[plan.staged][box.dims[0]] == 1;
+  if (hashes && conflicts >= kManyConflicts)
+    for (int hash = kFirstHash; hash <= kLastHash; ++hash) choose(hash);
 }
 
 BoxPlan box_of(const Plan& plan, int64_t out_run, int64_t in_run, int64_t box_bytes) {
@@ -388,7 +406,7 @@ BoxPlan plan_box(const Plan& plan) {
     bytes /= 2;
     box = box_of(plan, out_run, in_run, bytes);
   }
-  spread_lanes(plan.problem, box);
+  spread_lanes(plan, box);
   return box;
 }
 

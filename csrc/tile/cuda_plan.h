@@ -9,9 +9,11 @@ enum class CudaRoute : int { kEmpty, kRows, kTiles, kBoxes };
 
 constexpr int kTileBytes = 16384;
 
-// Elements of a 2-D tile along the output's fastest dimension (o) and the input's (q).
-constexpr int tile_o(int element_bytes) { return element_bytes == 1 ? 128 : element_bytes <= 4 ? 64 : 32; }
-constexpr int tile_q(int element_bytes) { return kTileBytes / element_bytes / tile_o(element_bytes); }
+// Elements of a 2-D tile along the output's fastest dimension (o) and the input's (q). Large ones are for sums of 2-byte elements into rows
+// that begin within sectors, where a tile reads rows that others read, too: three tensors go through memory, and little else may.
+constexpr int tile_o(int element_bytes, bool large) { return element_bytes == 1 || large ? 128 : element_bytes <= 4 ? 64 : 32; }
+constexpr int tile_q(int element_bytes) { return kTileBytes / element_bytes / tile_o(element_bytes, false); }
+constexpr bool tile_is_large(int element_bytes, bool is_sum, bool cuts_sectors) { return element_bytes == 2 && is_sum && cuts_sectors; }
 
 // How the places of an output run's elements in shared memory are found: neighbours, at equal distances, the same with the chunks of
 // lines permuted after each chunk's worth of elements (else they would meet few banks), or by a table that repeats.
@@ -21,6 +23,7 @@ enum class BoxPlaces { kStraight, kMarched, kSwizzled, kTabled };
 constexpr int64_t kMaxBoxBytes = 64 * 1024;  // of shared memory: places in it are 16-bit numbers
 constexpr int kMaxBoxTable = 256;
 constexpr int kSectorBytes = 32, kLineBytes = 128;
+constexpr int kNoHash = 28;  // addresses are shorter than so many bits
 constexpr int kBoxThreads = 256, kBoxWarps = kBoxThreads / 32;
 // Entries of its table: an element before which there is less than a chunk, to one after which the table repeats. A multiple of 8, so
 // that what follows is aligned.
@@ -50,6 +53,8 @@ struct BoxPlan {
   int stage_at = 0, shared_bytes = 0;
   // Lanes: a warp stores 2^(5 - run_bits) chunks of each of 2^run_bits output runs at once; 2^share_bits warps share a group of runs.
   int run_bits = 0, share_bits = 0;
+  // kTabled: chunks are permuted within lines of shared memory, by the bits of their address from this one on.
+  int hash = kNoHash;
 };
 
 // Whether an operand's every row starts at a multiple of 16 bytes; whether all rows of all operands are contiguous and of whole chunks.

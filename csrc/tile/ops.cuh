@@ -39,7 +39,7 @@ struct CopyOp {
 template <typename T>
 struct Arithmetic {
   static_assert(std::is_unsigned_v<T>);
-  using Scalar = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+  using Scalar = uint32_t;
   __device__ static T add(T a, T b, Scalar alpha) { return T(a + alpha * b); }
 };
 template <>
@@ -68,20 +68,27 @@ struct Arithmetic<__nv_bfloat16> {
     return __float2bfloat16_rn(fmaf(__bfloat162float(b), alpha, __bfloat162float(a)));
   }
 };
-
+// Of T, or of integers as wide: where elements are few to a chunk, kernels are compiled once for both.
 template <typename T>
 struct AddOp {
   using Element = Bits<sizeof(T)>;
   using Scalar = typename Arithmetic<T>::Scalar;
+  using Integer = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   static constexpr bool kBinary = true;
+  static constexpr bool kEither = sizeof(T) >= 4;
   static constexpr bool kPairs = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
   Scalar alpha;
+  Integer integer_alpha;
+  bool integers;
 
-  __device__ Element operator()(Element a, Element b) const { return cast<Element>(Arithmetic<T>::add(cast<T>(a), cast<T>(b), alpha)); }
+  __device__ Element operator()(Element a, Element b) const {
+    return kEither && integers ? Element(a + integer_alpha * b) : cast<Element>(Arithmetic<T>::add(cast<T>(a), cast<T>(b), alpha));
+  }
 
   // first[i] = a[i] + alpha * b[i], where first and second are a and b, or b and a if `swapped`.
   template <int kCount>
   __device__ void apply(Element (&first)[kCount], const Element (&second)[kCount], bool swapped) const {
+    if (kEither && integers) return combine(first, second, swapped, [&](Element a, Element b) { return Element(a + integer_alpha * b); });
     if constexpr (kPairs && kCount % 2 == 0) {
       if (alpha == Scalar(1)) {
         using Pair = typename Arithmetic<T>::Pair;
@@ -93,16 +100,22 @@ struct AddOp {
         return;
       }
     }
-    if (swapped) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) first[i] = (*this)(second[i], first[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) first[i] = (*this)(first[i], second[i]);
-    }
+    combine(first, second, swapped,
+            [&](Element a, Element b) { return cast<Element>(Arithmetic<T>::add(cast<T>(a), cast<T>(b), alpha)); });
   }
 
  private:
+  template <int kCount, typename Sum>
+  __device__ static void combine(Element (&first)[kCount], const Element (&second)[kCount], bool swapped, Sum sum) {
+    if (swapped) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) first[i] = sum(second[i], first[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) first[i] = sum(first[i], second[i]);
+    }
+  }
+
   template <typename To, typename From>
   __device__ static To cast(const From& from) {
     static_assert(sizeof(To) == sizeof(From));

@@ -10,7 +10,9 @@
 namespace fusebackend::tile {
 
 constexpr int kRowThreads = 256;
-constexpr int kRowUnroll = 2;  // chunks a thread, all loaded before the first is stored
+// Chunks a thread, all loaded before the first is stored; of whole rows that are only copied, as in any copy, one.
+template <typename Op, bool kWhole>
+constexpr int kRowUnroll = kWhole && !Op::kBinary ? 1 : 2;
 
 struct RowArgs {
   char* out;
@@ -32,8 +34,9 @@ struct RowPlace {
   uint32_t j;
   bool exists;
 
-  __device__ RowPlace(const RowArgs& args, int u) : out(args.out), a(args.a), b(args.b) {
-    const uint32_t chunk = (blockIdx.x * kRowUnroll + u) * kRowThreads + threadIdx.x;
+  // `turn` counts kRowThreads chunks each.
+  __device__ RowPlace(const RowArgs& args, uint32_t turn) : out(args.out), a(args.a), b(args.b) {
+    const uint32_t chunk = turn * kRowThreads + threadIdx.x;
     exists = chunk < args.chunks;
     uint32_t row;
     args.chunks_per_row.divmod(exists ? chunk : 0, row, j);
@@ -45,15 +48,15 @@ struct RowPlace {
 template <typename Op, bool kWhole>
 __global__ void __launch_bounds__(kRowThreads) rows_kernel(const __grid_constant__ RowArgs args, const Op op) {
   using E = typename Op::Element;
-  constexpr int kCount = Chunk<E>::kCount;
-  Chunk<E> a[kRowUnroll], b[kRowUnroll];
-  char* out[kRowUnroll];
-  int first[kRowUnroll], last[kRowUnroll];
+  constexpr int kCount = Chunk<E>::kCount, kUnroll = kRowUnroll<Op, kWhole>;
+  Chunk<E> a[kUnroll], b[kUnroll];
+  char* out[kUnroll];
+  int first[kUnroll], last[kUnroll];
   const bool contiguous = args.out_step == sizeof(E);
 
 #pragma unroll
-  for (int u = 0; u < kRowUnroll; ++u) {
-    const RowPlace place(args, u);
+  for (int u = 0; u < kUnroll; ++u) {
+    const RowPlace place(args, blockIdx.x * kUnroll + u);
     if constexpr (kWhole) {
       const int64_t offset = int64_t(place.j) * kChunkBytes;
       first[u] = 0, last[u] = place.exists ? kCount : 0;
@@ -72,7 +75,7 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(const __grid_constant
     }
   }
 #pragma unroll
-  for (int u = 0; u < kRowUnroll; ++u) {
+  for (int u = 0; u < kUnroll; ++u) {
     if (last[u] <= first[u]) continue;
     op.apply(a[u].v, b[u].v, false);
     if constexpr (kWhole) store_aligned(out[u], a[u]);
@@ -104,10 +107,9 @@ cudaError_t launch_rows(const Plan& plan, Op op, cudaStream_t stream) {
   const int64_t per_row = (p.sizes[0] + (aligned ? 0 : count - 1) + count - 1) / count;
   args.chunks_per_row = FastDiv(uint32_t(per_row));
   args.chunks = uint32_t(per_row * rows);
-  const int64_t per_block = kRowThreads * kRowUnroll;
-  const unsigned blocks = unsigned((args.chunks + per_block - 1) / per_block);
-  if (whole) rows_kernel<Op, true><<<blocks, kRowThreads, 0, stream>>>(args, op);
-  else rows_kernel<Op, false><<<blocks, kRowThreads, 0, stream>>>(args, op);
+  const auto blocks = [&](int unroll) { return unsigned((args.chunks + kRowThreads * unroll - 1) / (kRowThreads * unroll)); };
+  if (whole) rows_kernel<Op, true><<<blocks(kRowUnroll<Op, true>), kRowThreads, 0, stream>>>(args, op);
+  else rows_kernel<Op, false><<<blocks(kRowUnroll<Op, false>), kRowThreads, 0, stream>>>(args, op);
   return cudaGetLastError();
 }
 

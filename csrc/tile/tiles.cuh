@@ -16,14 +16,17 @@
 
 namespace fusebackend::tile {
 
-constexpr int kTileThreads = 256;
 constexpr int64_t kFewTiles = 8;  // of an input's row: blocks under way at once cover many rows
 constexpr int kPhaseBytes = 32;  // a sector: two blocks that write parts of one cost several times the bytes
 
-template <int W, bool kShiftIn, bool kShiftOut>
+template <int W, bool kIsSum, bool kShiftIn, bool kShiftOut>
 struct TileShape {
+  static constexpr bool kLarge = tile_is_large(W, kIsSum, kShiftOut);
+  static constexpr int kThreads = kLarge ? 512 : 256;
+  // Blocks that shall share a multiprocessor, by which the compiler limits registers; small elements need more of them.
+  static constexpr int kBlocks = kIsSum ? (kLarge || W == 1 ? 2 : W == 2 ? 4 : 5) : (W == 1 ? 3 : 6);
   static constexpr int kCount = kChunkBytes / W;  // elements a chunk
-  static constexpr int kO = tile_o(W), kQ = tile_q(W);
+  static constexpr int kO = tile_o(W, kLarge), kQ = tile_q(W);
   static constexpr int kOutChunks = kO / kCount, kInChunks = kQ / kCount;
   static constexpr int kHalo = kShiftOut ? kPhaseBytes / W - 1 : 0;  // rows in front
   static constexpr int kRows = kO + kHalo;
@@ -36,7 +39,7 @@ struct TileShape {
   // neighbouring chunks (128 bytes), then columns; a pass is a unit a thread; kBandPasses passes cover all columns of 8 chunks.
   static constexpr int kGroup = W < 4 && !kShiftIn && !kShiftOut ? 4 / W : 1;
   static constexpr int kLanes = 8;
-  static constexpr int kPassColumns = kTileThreads / kLanes * kGroup;
+  static constexpr int kPassColumns = kThreads / kLanes * kGroup;
   static constexpr int kBandPasses = kQ / kPassColumns;
   static constexpr int kPasses = kOutChunks / kLanes * kBandPasses;
   static_assert(kOutChunks % kLanes == 0 && kQ % kPassColumns == 0);
@@ -67,7 +70,7 @@ template <typename Op, bool kShiftIn, bool kShiftOut>
 struct Tile {
   using E = typename Op::Element;
   static constexpr int W = sizeof(E);
-  using Shape = TileShape<W, kShiftIn, kShiftOut>;
+  using Shape = TileShape<W, Op::kBinary, kShiftIn, kShiftOut>;
   static constexpr int kCount = Shape::kCount;
 
   const TileArgs& args;
@@ -94,17 +97,17 @@ struct Tile {
     cp_async_8(to + 8, from + 8);
   }
 
-  // Elsewhere. By way of registers: an asynchronous copy asks L2 twice for a line whose place crosses lines of shared memory.
+  // By way of registers: an asynchronous copy asks L2 twice for a line whose place crosses lines of shared memory.
   // kAllRows, kAllColumns: those of the tile are in range.
   template <bool kAllRows, bool kAllColumns>
   __device__ void load_rows() const {
-    constexpr int kChunks = Shape::kRows * Shape::kRowChunks, kTurns = (kChunks + kTileThreads - 1) / kTileThreads;
+    constexpr int kChunks = Shape::kRows * Shape::kRowChunks, kTurns = (kChunks + Shape::kThreads - 1) / Shape::kThreads;
     uint4 raw[kTurns];
     bool skip[kTurns];
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const unsigned i = turn * kTileThreads + threadIdx.x;
-      skip[turn] = kChunks % kTileThreads && i >= kChunks;
+      const unsigned i = turn * Shape::kThreads + threadIdx.x;
+      skip[turn] = kChunks % Shape::kThreads && i >= kChunks;
       if (skip[turn]) continue;
       const int row = i / Shape::kRowChunks, j = i % Shape::kRowChunks;
       if (!kAllRows && (o0 + row < 0 || o0 + row >= args.o_size)) {
@@ -125,7 +128,7 @@ struct Tile {
     }
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const unsigned i = turn * kTileThreads + threadIdx.x;
+      const unsigned i = turn * Shape::kThreads + threadIdx.x;
       const int row = i / Shape::kRowChunks, j = i % Shape::kRowChunks;
       if (!skip[turn]) *reinterpret_cast<uint4*>(shared + Shape::row_offset(row) + j * kChunkBytes) = raw[turn];
     }
@@ -134,7 +137,7 @@ struct Tile {
   // At an end of the input: chunks may be out of range too.
   __device__ void load_edge() const {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < Shape::kRows * Shape::kRowChunks; i += kTileThreads) {
+    for (int i = threadIdx.x; i < Shape::kRows * Shape::kRowChunks; i += Shape::kThreads) {
       const int row = i / Shape::kRowChunks, j = i % Shape::kRowChunks;
       const int64_t o = o0 + row;
       if (o < 0 || o >= args.o_size) continue;
@@ -157,7 +160,7 @@ struct Tile {
   // For inputs that are not contiguous along q, and for pairs: element by element, unshifted.
   __device__ void load_elements() const {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < Shape::kRows * Shape::kQ; i += kTileThreads) {
+    for (int i = threadIdx.x; i < Shape::kRows * Shape::kQ; i += Shape::kThreads) {
       const int row = i / Shape::kQ, q = i % Shape::kQ;
       const int64_t o = o0 + row;
       if (o < 0 || o >= args.o_size || q >= q_count) continue;
@@ -194,13 +197,14 @@ struct Tile {
   }
 
   // A tile whose rows are all in range. kDirect: there is a direct input, and it has an aligned chunk for each of the output's.
+  // kAllColumns: as in load_rows.
   template <bool kDirect, bool kAllColumns>
   __device__ void run_interior() const {
     const int columns = kAllColumns ? Shape::kQ : q_count;
     Chunk<E> beside[kDirect ? Shape::kPasses : 1][Shape::kGroup];
-    const int64_t offset_o = (o0 + first_row(column_of(0)) + chunk_of(0) * kCount) * W;
+    const int64_t first_o = o0 + first_row(column_of(0)) + chunk_of(0) * kCount;
     const auto at = [&](auto* base, int64_t stride_q, int pass, int g) {
-      return base + offset_o + pass / Shape::kBandPasses * Shape::kLanes * kChunkBytes + (column_of(pass) + g) * stride_q;
+      return base + first_o * W + pass / Shape::kBandPasses * Shape::kLanes * kChunkBytes + (column_of(pass) + g) * stride_q;
     };
     if constexpr (kDirect) {
 #pragma unroll
@@ -270,9 +274,8 @@ struct Tile {
     const bool inside = chunked && holds_row(first_row) && holds_row(last_row);
     if (inside && last_row - first_row == Shape::kRows - 1) {
       const bool whole = q_count == Shape::kQ;
-      if (args.direct == nullptr && whole) return run_interior<false, true>();
-      if (Op::kBinary && args.direct_is_wide && whole) return run_interior<Op::kBinary, true>();
-      if constexpr (!Op::kBinary) return run_interior<false, false>();
+      if constexpr (!Op::kBinary) return whole ? run_interior<false, true>() : run_interior<false, false>();
+      else if (args.direct_is_wide && whole) return run_interior<true, true>();
     }
     if (inside && !Op::kBinary) {  // (It would take registers that sums need.)
       load_rows<false, false>();
@@ -285,22 +288,21 @@ struct Tile {
   }
 };
 
-// Blocks that shall share a multiprocessor, by which the compiler limits registers; small elements need more of them.
-template <typename Op, int W = sizeof(typename Op::Element)>
-constexpr int kTileBlocks = Op::kBinary ? (W == 1 ? 2 : W == 2 ? 4 : 5) : (W == 1 ? 3 : 6);
-
 template <typename Op, bool kShiftIn, bool kShiftOut>
-__global__ void __launch_bounds__(kTileThreads, kTileBlocks<Op>) tiles_kernel(const __grid_constant__ TileArgs args, const Op op) {
+__global__ void __launch_bounds__(Tile<Op, kShiftIn, kShiftOut>::Shape::kThreads, Tile<Op, kShiftIn, kShiftOut>::Shape::kBlocks)
+    tiles_kernel(const __grid_constant__ TileArgs args, const Op op) {
   using T = Tile<Op, kShiftIn, kShiftOut>;
   extern __shared__ __align__(16) char shared[];
   // Neighbouring blocks follow the output to the end of its rows: DRAM minds scattered writes far more than scattered reads, unless
   // few tiles make a row of the input and share lines of it.
+  // The last tiles go first: those that are not full take longest, and nothing would run beside them at the end.
+  const uint32_t tile_index = gridDim.x - 1 - blockIdx.x;
   uint32_t rest, o_tile, q_tile, item;
   if (args.along_q) {
-    args.q_tiles.divmod(blockIdx.x, rest, q_tile);
+    args.q_tiles.divmod(tile_index, rest, q_tile);
     args.o_tiles.divmod(rest, item, o_tile);
   } else {
-    args.o_tiles.divmod(blockIdx.x, rest, o_tile);
+    args.o_tiles.divmod(tile_index, rest, o_tile);
     args.q_tiles.divmod(rest, item, q_tile);
   }
   const char* staged = args.staged;
@@ -315,13 +317,13 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<Op>) tiles_kernel(co
 
 template <typename Op, bool kShiftIn, bool kShiftOut>
 cudaError_t launch_tiles_as(TileArgs args, int64_t items, Op op, cudaStream_t stream) {
-  using Shape = TileShape<sizeof(typename Op::Element), kShiftIn, kShiftOut>;
+  using Shape = typename Tile<Op, kShiftIn, kShiftOut>::Shape;
   const int64_t o_tiles = (args.o_size + Shape::kHalo + Shape::kO - 1) / Shape::kO;
   const int64_t q_tiles = (args.q_size + Shape::kQ - 1) / Shape::kQ;
   args.o_tiles = FastDiv(uint32_t(o_tiles));
   args.q_tiles = FastDiv(uint32_t(q_tiles));
   args.along_q = args.shares_lines && q_tiles <= kFewTiles;
-  tiles_kernel<Op, kShiftIn, kShiftOut><<<unsigned(o_tiles * q_tiles * items), kTileThreads, Shape::kBytes, stream>>>(args, op);
+  tiles_kernel<Op, kShiftIn, kShiftOut><<<unsigned(o_tiles * q_tiles * items), Shape::kThreads, Shape::kBytes, stream>>>(args, op);
   return cudaGetLastError();
 }
 

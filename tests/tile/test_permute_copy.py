@@ -1,6 +1,7 @@
 """permute_copy moves bits: every dtype, order, stride and alignment, and nothing else changes."""
 
 import itertools
+import math
 import random
 
 import pytest
@@ -63,6 +64,29 @@ def test_every_alignment_of_both_sides(device):
         storage = values((pitch * 200 + 16,), torch.float16, device)
         x = storage.as_strided((100, 121), (pitch, 1), offset)
         check(x.t(), [0, 1])
+
+
+@pytest.mark.parametrize(
+    "dtype, shape, permutation",
+    [
+        (torch.float16, (300, 60, 32), (0, 2, 1)),
+        (torch.float16, (100, 191, 80), (0, 2, 1)),
+        (torch.float16, (8, 12, 96, 256), (2, 3, 1, 0)),
+        (torch.float16, (13, 4, 96, 2, 154), (2, 4, 0, 1, 3)),
+        (torch.float16, (9, 5, 448, 8, 4), (0, 2, 4, 1, 3)),
+        (torch.float32, (5, 14, 5000), (2, 1, 0)),
+        (torch.int64, (280, 2, 49, 24), (0, 1, 3, 2)),
+        (torch.int8, (90, 100, 64), (0, 2, 1)),
+    ],
+    ids=str,
+)
+def test_boxes_whose_lanes_would_meet_few_banks(device, dtype, shape, permutation):
+    """Their chunks are permuted within lines of shared memory; at every alignment of the input."""
+    order = list(range(len(shape)))
+    for offset, more in ((0, 0), (1, 0), (7, 0), (0, 1), (3, 5), (16, 16)):
+        storage = values((math.prod(shape[:-1]) * (shape[-1] + more) + 32,), dtype, device)
+        padded = storage[offset : offset + math.prod(shape[:-1]) * (shape[-1] + more)].view(*shape[:-1], shape[-1] + more)
+        check(padded[..., : shape[-1]].permute(permutation), order)
 
 
 def test_nan_payloads_survive(device):
