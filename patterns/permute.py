@@ -260,24 +260,26 @@ def _unproven_on_gpus(move: Move) -> str:
     # Rows of the result that begin within sectors: of the sectors that a block writes, those that another one writes, too.
     aligned = math.gcd(width * itemsize, _SECTOR) / _SECTOR
     shared = 2 * _SECTOR * (1 - aligned) / (along * itemsize) if outer and width > along else 0
-    if itemsize == 2 and rows * itemsize < 512 and rows * itemsize % _SECTOR and columns * itemsize >= 64:
+    least = 0 if columns * itemsize >= 64 else _SECTOR
+    if itemsize == 2 and least < rows * itemsize < 768 and rows * itemsize % _SECTOR:
         return "short rows that end within sectors: our kernel may be slow, too"
     if move.bytes >= _LARGE:
         if shared > 0.25 and rows * itemsize >= 8:
             return ""
-        # Small elements that are neighbours in long rows of the result, and a cache line or more apart in the source.
-        if itemsize == 2 and before[-1] != after[-1] and rows >= 64 and move.strides[after[-1]] * itemsize >= _LINE:
+        # Small elements that are neighbours in long rows of the result, and a cache line or more apart in the source, in whole planes.
+        plane = width == rows and _merged(before, after) <= 3
+        if itemsize == 2 and before[-1] != after[-1] and plane and rows >= 64 and move.strides[after[-1]] * itemsize >= _LINE:
             return ""
         read = _sectors_read(move, outer, inner, across, along) * _SECTOR / (across * along * itemsize)
         if read >= (1.9 if itemsize < 8 else 2.2):
             return ""
         # Blocks that are mostly beyond the plane read sectors that others read, too.
-        if across == 32 < height and -height % across >= 0.2 * height and columns * itemsize % _SECTOR:
+        if across == 32 < height and -height % across >= 0.2 * height and columns * itemsize % _SECTOR and rows * itemsize >= _SECTOR:
             return ""
     # Short rows of the source, side by side along long ones of the result: no sector is read twice, but many instructions read each.
     beside = math.prod(sizes[d] for d in before[before.index(after[-1]) + 1 :]) == columns
     few = columns * itemsize < (_SECTOR / 2 if rows * itemsize >= 512 else 12)
-    if across == 32 <= rows and few and beside:
+    if across == 32 <= rows and rows * itemsize >= 256 and few and beside:
         return ""
     return "static sizes that waste little of what Inductor's kernel moves: its copy may be as fast"
 

@@ -187,8 +187,10 @@ def test_what_does_not_pay_stays_with_inductor(interpreted):
         ([5001, 5001], 1, [1, 0], [0, 1], True, "not of 2, 4 or 8 bytes"),
         ([5001, 5008], 2, [1, 0], [0, 1], True, None),
         ([5001, 5008], 8, [1, 0], [0, 1], True, "waste little"),
-        ([60001, 301], 2, [1, 0], [0, 1], True, None),
-        ([60001, 201], 2, [1, 0], [0, 1], True, "short rows"),
+        ([60001, 301], 2, [1, 0], [0, 1], True, "short rows"),
+        ([60001, 391], 2, [1, 0], [0, 1], True, None),
+        ([90001, 201], 2, [1, 0], [0, 1], True, "short rows"),
+        ([64, 1001, 201], 2, [0, 2, 1], [0, 1, 2], True, "short rows"),  # on both sides
         ([60001, 201], 4, [1, 0], [0, 1], True, None),
         ([32, 16, 70, 1000], 2, [0, 1, 3, 2], [0, 1, 2, 3], True, None),
         ([3, 6238327, 2], 4, [2, 1, 0], [0, 1, 2], True, "waste little"),  # three rows: blocks of 4 x 256
@@ -197,7 +199,10 @@ def test_what_does_not_pay_stays_with_inductor(interpreted):
         ([451, 99497, 3], 4, [2, 1, 0], [0, 1, 2], True, None),
         ([33, 3000, 300], 2, [1, 2, 0], [0, 1, 2], True, None),  # blocks of 32 x 32, of which every other one holds one row
         ([4096, 3, 512], 2, [0, 2, 1], [0, 1, 2], True, None),  # short rows of the source
-        ([629, 6, 2, 32, 131], 2, [3, 0, 2, 4, 1], [0, 1, 2, 3, 4], True, "waste little"),  # pieces of 12 bytes, rows of 262
+        ([629, 6, 2, 32, 131], 2, [3, 0, 2, 4, 1], [0, 1, 2, 3, 4], True, "short rows"),  # pieces of 12 bytes, rows of 262
+        ([285, 7, 160, 1024], 2, [3, 0, 1, 2], [0, 1, 2, 3], True, None),  # a plane
+        ([1024, 160, 8, 640], 2, [3, 2, 0, 1], [0, 1, 2, 3], True, "waste little"),  # rows of several dims
+        ([7110, 5, 3, 8, 26], 2, [4, 3, 0, 2, 1], [0, 1, 2, 3, 4], True, "short rows"),  # on both sides
         ([2000, 3, 512], 2, [0, 2, 1], [0, 1, 2], True, "so few bytes"),
         ([2, 160, 34176 * 2], 2, [2, 1, 0], [0, 1, 2], True, None),  # pieces of 4 bytes, each of a sector of its own
     ],
