@@ -3,6 +3,8 @@
 One library serves every torch >= 2.11, with or without CUDA: bindings use only torch's stable ABI, the CUDA runtime is
 linked statically, and the three symbols that a CPU build of torch lacks are weak (csrc/common/binding.h). No GPU is
 needed to build. A library is named by its key, the hash of all that went into it, so a stale one is never found.
+Source lines for profilers triple objects: ``NVCC_APPEND_FLAGS=-lineinfo``, which nvcc reads, adds them to a library in a
+``FUSEBACKEND_CACHE_DIR`` of its own.
 """
 
 from __future__ import annotations
@@ -108,6 +110,10 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), []))
 
 
+def _for_cuda(source: Path) -> bool:
+    return source.suffix == ".cu" or (source.suffix == ".cpp" and source.stem.endswith("_cuda"))
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """What will be compiled, with what, for what. ``key`` names the result."""
@@ -122,21 +128,20 @@ class Plan:
 
     def sources(self) -> list[Path]:
         def wanted(path: Path) -> bool:
-            if path.suffix == ".cu" or (path.suffix == ".cpp" and path.stem.endswith("_cuda")):
+            if _for_cuda(path):
                 return self.cuda and (not path.stem.endswith("_sm90") or "90a" in self.architectures)
             return path.suffix == ".cpp"
 
         return sorted(p for p in self.root.rglob("*") if p.is_file() and wanted(p))
 
-    def cxx_flags(self) -> list[str]:
+    def cxx_flags(self, source: Path) -> list[str]:
         toolkit = self.toolchain.cuda_home
-        cuda_include = [f"-isystem {toolkit / 'include'}"] if self.cuda and toolkit else []
         march = cpu_baseline()
         return [
             *("-std=c++17 -O3 -fPIC -fvisibility=hidden -Wall -Wno-unknown-pragmas".split()),
             *([f"-march={march}"] if march else []),
-            *self._common_flags(),
-            *cuda_include,
+            *self._common_flags(source),
+            *([f"-isystem {toolkit / 'include'}"] if _for_cuda(source) and toolkit else []),
         ]
 
     def nvcc_flags(self, source: Path) -> list[str]:
@@ -149,10 +154,10 @@ class Plan:
             newest = max(portable, key=int)
             codes.append(f"-gencode=arch=compute_{newest},code=compute_{newest}")
         host = "-fPIC,-fvisibility=hidden"
-        return ["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-lineinfo", f"-Xcompiler={host}", *self._common_flags(), *codes]
+        return ["-std=c++17", "-O3", "--expt-relaxed-constexpr", f"-Xcompiler={host}", *self._common_flags(source), *codes]
 
-    def _common_flags(self) -> list[str]:
-        sm90 = ["-DFUSE_HAS_SM90A"] if "90a" in self.architectures else []
+    def _common_flags(self, source: Path) -> list[str]:
+        sm90 = ["-DFUSE_HAS_SM90A"] if _for_cuda(source) and "90a" in self.architectures else []
         torch_flags = [f"-DTORCH_TARGET_VERSION={_TORCH_TARGET}", "-DUSE_CUDA", f"-isystem {Path(torch.__file__).parent / 'include'}"]
         return [f"-I{self.root}", f"-I{sources_root()}", *torch_flags, *sm90]
 
@@ -171,7 +176,7 @@ class Plan:
         parts = [
             content_hash(self.root),
             repr(self.architectures),
-            repr([f for f in self.cxx_flags() if not f.startswith(("-I", "-isystem"))]),
+            repr([f for f in self.cxx_flags(Path("any_cuda.cpp")) if not f.startswith(("-I", "-isystem"))]),
             compiler_version(self.toolchain.cxx) if self.toolchain.cxx else "",
             compiler_version(self.toolchain.nvcc) if self.cuda else "",
             repr([f for f in self.nvcc_flags(Path("any.cu")) if not f.startswith(("-I", "-isystem"))]) if self.cuda else "",
@@ -231,8 +236,9 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
         if output is None and read_manifest(target):  # another process built it while this one waited
             return target
         # Objects are shared between keys, so that an edit recompiles one file; ninja tracks headers by depfiles, and
-        # a killed compile leaves no entry in its log, so its half-written object is made again.
-        flavour = hashlib.sha256(repr((what.architectures, what.root, torch.__version__)).encode()).hexdigest()[:12]
+        # a killed compile leaves no entry in its log, so its half-written object is made again. Those of CPU sources serve
+        # libraries for any architectures.
+        flavour = hashlib.sha256(repr((what.root, torch.__version__)).encode()).hexdigest()[:12]
         workspace = cache.directory("objects", flavour)
         (workspace / "build.ninja").write_text(_ninja_file(what))
         _run_ninja(workspace, held, progress)
@@ -266,7 +272,7 @@ def _ninja_file(what: Plan) -> str:
         f"cxx = {what.toolchain.cxx}",
         f"nvcc = {what.toolchain.nvcc}",
         "rule cxx",
-        f"  command = $cxx -MMD -MF $out.d {' '.join(what.cxx_flags())} -c $in -o $out",
+        "  command = $cxx -MMD -MF $out.d $flags -c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",
         "rule nvcc",
@@ -278,12 +284,11 @@ def _ninja_file(what: Plan) -> str:
     ]
     objects = []
     for source in what.sources():
-        name = "_".join(source.relative_to(what.root).parts) + ".o"
+        folder = "_".join(("cuda", *what.architectures)) if _for_cuda(source) else "cpu"
+        name = f"{folder}/{'_'.join(source.relative_to(what.root).parts)}.o"
         objects.append(name)
-        if source.suffix == ".cu":
-            lines += [f"build {name}: nvcc {escape(source)}", f"  flags = {' '.join(what.nvcc_flags(source))}"]
-        else:
-            lines.append(f"build {name}: cxx {escape(source)}")
+        rule, flags = ("nvcc", what.nvcc_flags(source)) if source.suffix == ".cu" else ("cxx", what.cxx_flags(source))
+        lines += [f"build {name}: {rule} {escape(source)}", f"  flags = {' '.join(flags)}"]
     lines += [f"build {LIBRARY}: link {' '.join(objects)}", f"default {LIBRARY}", ""]
     return "\n".join(lines)
 
