@@ -242,9 +242,9 @@ def _loses_to_triton(move: Move) -> str | None:
 def _unproven_on_gpus(move: Move) -> str:
     """Where it is not known that Inductor's kernel for static sizes is slower on a GPU.
 
-    It is where it moves much more than the elements (on an H200, of 1,648 random shapes from 12 MB on that were drawn after these rules
-    896 were chosen: 0.88 to 8.7 times slower, four of them faster by more than 2 %), and where it turns large planes of 2-byte elements
-    (that rule is younger: 1.004 to 1.4 times slower for all 82 of two draws). It copies blocks of 1024 elements: 32 along the result's
+    It is where it moves much more than the elements, and where it turns large planes of 2-byte elements. Of 1,160 random shapes from
+    12 MB on that looser rules had chosen 19 lost, up to 23 %, on an H200; these rules leave 973 of them, of which two lose, 4 and 2 %,
+    and the others gain up to 7.9 times. It copies blocks of 1024 elements: 32 along the result's
     inner dims, up to the one that is innermost in the source, by 32 along the others; or, where those inner dims have few elements,
     along the result. Memory moves by sectors of 32 bytes: read in part by many blocks, they are read again; written in part by two,
     they are read as well."""
@@ -266,8 +266,9 @@ def _unproven_on_gpus(move: Move) -> str:
     if move.bytes >= _LARGE:
         if shared > 0.25 and rows * itemsize >= 8:
             return ""
-        # Small elements that are neighbours in long rows of the result, and a cache line or more apart in the source, in whole planes.
-        plane = width == rows and _merged(before, after) <= 3
+        # Small elements that are neighbours in long rows of the result, and a cache line or more apart in the source: in planes of one run
+        # by one, or where what is moved as one is whole lines.
+        plane = width == rows and _merged(before, after) <= 3 or width >= 4096 and rows * itemsize % _LINE == 0
         if itemsize == 2 and before[-1] != after[-1] and plane and rows >= 64 and move.strides[after[-1]] * itemsize >= _LINE:
             return ""
         read = _sectors_read(move, outer, inner, across, along) * _SECTOR / (across * along * itemsize)

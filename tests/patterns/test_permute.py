@@ -201,7 +201,8 @@ def test_what_does_not_pay_stays_with_inductor(interpreted):
         ([4096, 3, 512], 2, [0, 2, 1], [0, 1, 2], True, None),  # short rows of the source
         ([629, 6, 2, 32, 131], 2, [3, 0, 2, 4, 1], [0, 1, 2, 3, 4], True, "short rows"),  # pieces of 12 bytes, rows of 262
         ([285, 7, 160, 1024], 2, [3, 0, 1, 2], [0, 1, 2, 3], True, None),  # a plane
-        ([1024, 160, 8, 640], 2, [3, 2, 0, 1], [0, 1, 2, 3], True, "waste little"),  # rows of several dims
+        ([1024, 160, 8, 656], 2, [3, 2, 0, 1], [0, 1, 2, 3], True, "waste little"),  # rows of several dims
+        ([96, 48, 128, 64], 2, [3, 2, 1, 0], [0, 1, 2, 3], True, None),  # of whole lines
         ([7110, 5, 3, 8, 26], 2, [4, 3, 0, 2, 1], [0, 1, 2, 3, 4], True, "short rows"),  # on both sides
         ([2000, 3, 512], 2, [0, 2, 1], [0, 1, 2], True, "so few bytes"),
         ([2, 160, 34176 * 2], 2, [2, 1, 0], [0, 1, 2], True, None),  # pieces of 4 bytes, each of a sector of its own
