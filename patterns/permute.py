@@ -244,10 +244,9 @@ def _unproven_on_gpus(move: Move) -> str:
 
     It is where it moves much more than the elements, and where it turns large planes of 2-byte elements. Of 1,160 random shapes from
     12 MB on that looser rules had chosen 19 lost, up to 23 %, on an H200; these rules leave 973 of them, of which two lose, 4 and 2 %,
-    and the others gain up to 7.9 times. It copies blocks of 1024 elements: 32 along the result's
-    inner dims, up to the one that is innermost in the source, by 32 along the others; or, where those inner dims have few elements,
-    along the result. Memory moves by sectors of 32 bytes: read in part by many blocks, they are read again; written in part by two,
-    they are read as well."""
+    and the others gain up to 7.9 times. It copies blocks of 1024 elements: 32 along the result's inner dims, up to the one that is
+    innermost in the source, by 32 along the others; or, where those inner dims have few elements, along the result. Memory moves by
+    sectors of 32 bytes: read in part by many blocks, they are read again; written in part by two, they are read as well."""
     if not move.static:
         return ""
     sizes, itemsize, before, after, rows, columns = move.sizes, move.itemsize, move.before, move.after, move.rows, move.columns
