@@ -5,6 +5,10 @@ import os
 # oneDNN's newer code generator for depthwise convolutions in 16 bits may never end, by what lies in memory: eager convolutions, which
 # results are compared with, hung in it with nothing of ours called. This keeps to the older one; it is read when torch first calls oneDNN.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+# Two workers share what cores there are: threads that spin while they wait for one another take the time of the other's.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# In each new cache Inductor asks the compiler for all vectors that the processor has: 15 s, and many tests have a cache of their own.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest
 import torch
