@@ -1,8 +1,8 @@
 // kBucketed: much to read and several entries a row. Reductions go through the L2 cache at less than half of memory's speed; so one kernel puts
 // the entries into buckets of neighbouring rows, and in the next each block sorts a bucket in shared memory, sums the source rows in registers
-// and writes each row once. If a bucket holds more than a block can, as with an uneven index, a third kernel sorts its entries tile by tile and
-// reduces the sums of equal rows; so it does, without sorting, where neighbouring entries are mostly of one row. Nobody waits for the index to
-// be looked at: kernels that have nothing to do end at once.
+// and writes each row once. If a bucket holds more than a block can, as with an uneven index, blocks that come last sort its entries tile by tile and
+// reduce the sums of equal rows; so they do, without sorting, where neighbouring entries are mostly of one row. Nobody waits for the index to
+// be looked at: blocks that have nothing to do end at once.
 #include "finish.cuh"
 #include "overlap.cuh"
 #include "rank.cuh"
@@ -12,7 +12,9 @@ namespace fusebackend::accumulate {
 namespace {
 
 constexpr int kBlocksPerSm = 2;
-constexpr int kFillEach = 8, kTileEach = 4;  // entries of a thread, of the first kernel and of the third
+constexpr int kFillEach = 8, kTileEach = 4;  // entries of a thread, of the first kernel and of the last blocks
+constexpr uint32_t kTile = kSortThreads * kTileEach;  // that one of these takes at once, at most
+constexpr int kMaxDigitBits = 10;                     // of what it sorts them by
 constexpr uint32_t kMaxBuckets = 4096, kMaxRowsEach = 4096, kNoRow = ~0u;
 constexpr uint32_t kFewerEntries = kMostEntries * 3 / 4;  // of a bucket, where that makes no more rounds: a large one is waited for
 constexpr int64_t kMaxPieces = 128;  // of a row that a group of threads takes at once
@@ -22,8 +24,10 @@ struct BucketedArgs {
   Params p;
   FastDiv rows_each;  // of a bucket
   uint32_t buckets, n;
-  int bucket_bits;
-  uint32_t* state;   // a BucketState
+  int digit_bits, digit_shift;  // of a bucket's number, by which what is left is sorted
+  uint32_t even_tile;  // entries that the last blocks take at once if they take all of them: as many tiles each
+  uint32_t* left;    // how many buckets are left to the last blocks, or kInOrder
+  uint32_t* ready;   // how many of them have been initialised for these
   uint32_t* filled;  // [bucket]: how many entries it has
   uint2* lists;      // [bucket][most]: (entry, row within the bucket)
   uint32_t most;     // entries of a bucket
@@ -32,6 +36,9 @@ struct BucketedArgs {
   uint32_t source_row_bytes;
   uint32_t block_columns, groups, column_blocks;  // a block has `groups` groups of block_columns threads, for so many columns at a time
   uint32_t prefetched;  // lines of a row of initial, fetched into the L2 cache during the sort
+
+  __device__ __forceinline__ bool initialises() const { return scratch || !p.in_place(); }  // what is left to reductions
+  __host__ __device__ LeftOver left_over() const { return {left, filled, rows_each, most}; }
 };
 
 // Plain sums: reductions are no more exact, and keeping what rounding loses took a sixth more time.
@@ -70,13 +77,13 @@ __device__ __forceinline__ bool is_in_order(const Params& p, uint32_t n) {
 
 // A tile's entries, sorted by bucket, go to the ends of the buckets' lists.
 __global__ void __launch_bounds__(kSortThreads, 3) fill_kernel(const __grid_constant__ BucketedArgs a) {
-  constexpr uint32_t kTile = kSortThreads * kFillEach;
+  constexpr uint32_t kFilled = kSortThreads * kFillEach;
   extern __shared__ uint32_t places[];           // [bucket]: how many entries the tile has of it; then how many are before these
   uint32_t* const goes_to = places + a.buckets;  // [bucket]: where the tile's first one goes in the list, less its place in the tile
-  __shared__ uint2 staged[kTile];
+  __shared__ uint2 staged[kFilled];
   __shared__ uint32_t warp_sums[kWarps];
   const Params& p = a.p;
-  const uint32_t first = blockIdx.x * kTile, count = min(kTile, a.n - first);
+  const uint32_t first = blockIdx.x * kFilled, count = min(kFilled, a.n - first);
   int64_t index[kFillEach];
 #pragma unroll
   for (int e = 0; e < kFillEach; ++e) index[e] = load_index(p.index, first + min(threadIdx.x + e * kSortThreads, count - 1));
@@ -84,7 +91,8 @@ __global__ void __launch_bounds__(kSortThreads, 3) fill_kernel(const __grid_cons
   const bool in_order = is_in_order(p, a.n);
   let_next_kernel_set_up();
   if (in_order) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) *a.state = kInOrder;
+    wait_for_previous_kernel();
+    if (blockIdx.x == 0 && threadIdx.x == 0) *a.left = kInOrder;
     return;
   }
   uint32_t row[kFillEach], rank[kFillEach];
@@ -95,9 +103,13 @@ __global__ void __launch_bounds__(kSortThreads, 3) fill_kernel(const __grid_cons
     if (target >= 0) rank[e] = atomicAdd(&places[a.rows_each.div(row[e])], 1u);
   }
   const uint32_t kept = scan_counts(places, a.buckets, warp_sums);
+  wait_for_previous_kernel();  // which cleared the counts
   for (uint32_t b = threadIdx.x; b < a.buckets; b += kSortThreads) {
     const uint32_t here = (b + 1 < a.buckets ? places[b + 1] : kept) - places[b];
-    if (here) goes_to[b] = atomicAdd(a.filled + b, here) - places[b];
+    if (here == 0) continue;
+    const uint32_t before = atomicAdd(a.filled + b, here);
+    goes_to[b] = before - places[b];
+    if (before <= a.most && before + here > a.most) atomicAdd(a.left, 1u);
   }
   __syncthreads();
 #pragma unroll
@@ -209,6 +221,98 @@ __device__ __forceinline__ void look_up(const Params& p, uint32_t* from, Acc<T>*
   __syncthreads();
 }
 
+// What did not fit, sorted by row tile by tile, or all of an index in order: reductions of the sums of neighbours of one row. The last blocks do it:
+// those of buckets have all begun then, so they may be waited for.
+template <typename T, int V>
+__device__ __forceinline__ void sum_left_over(const BucketedArgs& a, uint32_t* shared, Heads<T, V>& heads, uint32_t* warp_sums) {
+  using A = Acc<T>;
+  const Params& p = a.p;
+  const uint32_t left = *a.left;
+  if (left == 0) return;
+  const LeftOver left_over = a.left_over();
+  uint32_t* const rows = shared;        // [kTile]
+  uint32_t* const from = rows + kTile;  // the same
+  A* const scales = p.weight.data || p.alpha != 1.0 ? reinterpret_cast<A*>(from + kTile) : nullptr;  // the same
+  uint32_t* const counts = from + (scales ? 2 : 1) * kTile;        // [row of a bucket]
+  uint16_t* const seen = reinterpret_cast<uint16_t*>(counts);      // or [warp][digit]
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, digits = ((a.buckets - 1) >> a.digit_shift) + 1;
+  uint16_t* const mine = seen + warp * digits;
+  auto local_row = [&](uint32_t row) { return row - a.rows_each.div(row) * a.rows_each.d; };
+  auto digit = [&](uint32_t row) { return a.rows_each.div(row) >> a.digit_shift; };
+  if (threadIdx.x == 0 && a.initialises()) {
+    const uint32_t wanted = left == kInOrder ? a.buckets : left;
+    while (*static_cast<volatile uint32_t*>(a.ready) < wanted) __nanosleep(100);
+    __threadfence();
+  }
+
+  const uint32_t tile = left == kInOrder ? a.even_tile : kTile;
+  for (uint32_t first = (blockIdx.x - a.buckets) * tile; first < a.n; first += (gridDim.x - a.buckets) * tile) {
+    __syncthreads();
+    const uint32_t count = min(tile, a.n - first);
+    int64_t index[kTileEach];
+#pragma unroll
+    for (int e = 0; e < kTileEach; ++e) index[e] = load_index(p.index, first + min(threadIdx.x + e * kSortThreads, count - 1));
+    uint32_t row[kTileEach], kept = count;
+#pragma unroll
+    for (int e = 0; e < kTileEach; ++e) {
+      const int64_t target = threadIdx.x + e * kSortThreads < count ? target_row(p, index[e]) : -1;
+      row[e] = target >= 0 && left_over.has(target) ? uint32_t(target) : kNoRow;
+    }
+    if (left == kInOrder) {
+#pragma unroll
+      for (int e = 0; e < kTileEach; ++e) {
+        const uint32_t i = threadIdx.x + e * kSortThreads;
+        rows[i] = row[e], from[i] = i < count ? first + i : 0;
+      }
+    } else {  // by their rows within the buckets, in any order; then, without changing that one, by bucket
+      uint32_t entry[kTileEach], rank[kTileEach];
+      for (uint32_t i = threadIdx.x; i < a.rows_each.d; i += kSortThreads) counts[i] = 0;
+      __syncthreads();
+#pragma unroll
+      for (int e = 0; e < kTileEach; ++e)
+        if (row[e] != kNoRow) rank[e] = atomicAdd(&counts[local_row(row[e])], 1u);
+      kept = scan_counts(counts, a.rows_each.d, warp_sums);
+      if (kept == 0) continue;
+#pragma unroll
+      for (int e = 0; e < kTileEach; ++e)
+        if (row[e] != kNoRow) {
+          const uint32_t to = counts[local_row(row[e])] + rank[e];
+          rows[to] = row[e], from[to] = first + threadIdx.x + e * kSortThreads;
+        }
+      __syncthreads();
+      for (uint32_t i = threadIdx.x; i < digits * (kWarps / 2); i += kSortThreads) counts[i] = 0;
+      __syncthreads();
+#pragma unroll
+      for (int e = 0; e < kTileEach; ++e) {
+        const uint32_t i = (warp * kTileEach + e) * 32 + lane;
+        row[e] = i < kept ? rows[i] : kNoRow;
+        entry[e] = from[i];
+        rank[e] = rank_in_warp(mine, i < kept ? digit(row[e]) : 0, a.digit_bits, i < kept);
+      }
+      counts_to_places(seen, digits, warp_sums, [](uint32_t, uint32_t) {});
+#pragma unroll
+      for (int e = 0; e < kTileEach; ++e)
+        if (row[e] != kNoRow) {
+          const uint32_t to = mine[digit(row[e])] + rank[e];
+          rows[to] = row[e], from[to] = entry[e];
+        }
+      if (const uint32_t i = kept + threadIdx.x; threadIdx.x < kBatch && i < kTile) from[i] = 0;
+    }
+    look_up<T>(p, from, scales, kept);
+    auto reduce = [&](uint32_t row, uint32_t column, int64_t offset, PlainSum<T>(&sum)[V]) {
+      if (row == kNoRow) return;
+      A total[V];
+#pragma unroll
+      for (int i = 0; i < V; ++i) total[i] = sum[i].total();
+      if (a.scratch)
+        red_vector(a.scratch + (int64_t(row) * a.columns + column) * V, total);
+      else
+        red_vector(static_cast<T*>(p.out) + row * p.out_row_stride + offset, total);
+    };
+    sum_rows<T, V>(a, rows, from, scales, kept, heads, [](uint32_t, int64_t) {}, reduce);
+  }
+}
+
 template <typename T, int V>
 __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(const __grid_constant__ BucketedArgs a) {
   using A = Acc<T>;
@@ -216,6 +320,11 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(co
   __shared__ Heads<T, V> heads;
   __shared__ uint32_t warp_sums[kWarps];
   const Params& p = a.p;
+  if (blockIdx.x >= a.buckets) {
+    wait_for_previous_kernel();
+    let_next_kernel_set_up();
+    return sum_left_over<T, V>(a, reinterpret_cast<uint32_t*>(shared), heads, warp_sums);
+  }
   const uint32_t bucket = blockIdx.x, rows_each = a.rows_each.d, first_row = bucket * rows_each, rows = min(rows_each, uint32_t(p.rows) - first_row);
   auto* const from = reinterpret_cast<uint32_t*>(shared);                 // [most], by row
   auto* const row_of = reinterpret_cast<uint16_t*>(from + a.most);  // the same
@@ -226,10 +335,8 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(co
   wait_for_previous_kernel();
   let_next_kernel_set_up();
   const uint32_t count = a.filled[bucket];
-  const bool in_order = *reinterpret_cast<volatile uint32_t*>(a.state) == kInOrder;
-  if (in_order || count > a.most) {  // left to reductions, for which out or scratch is initialised
-    if (!in_order && threadIdx.x == 0) *a.state = kSomeLeft;
-    if (!a.scratch && p.in_place()) return;
+  if (*a.left == kInOrder || count > a.most) {  // left to reductions, for which out or scratch is initialised
+    if (!a.initialises()) return;
     for (uint32_t c = lane_column; c < a.columns; c += a.block_columns) {
       int64_t out_offset, unused;
       column_offsets<V>(p, c, out_offset, unused);
@@ -242,6 +349,11 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(co
               p.initial ? *reinterpret_cast<const Vec<T, V>*>(static_cast<const T*>(p.initial) + at) : Vec<T, V>{};
         }
       }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      atomicAdd(a.ready, 1u);
     }
     return;
   }
@@ -299,92 +411,7 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) bucketed_kernel(co
   }
 }
 
-// What did not fit, sorted by row tile by tile, or all of an index in order: reductions of the sums of neighbours of one row.
-template <typename T, int V>
-__global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) left_over_kernel(const __grid_constant__ BucketedArgs a, const LeftOver left) {
-  using A = Acc<T>;
-  constexpr uint32_t kTile = kSortThreads * kTileEach;
-  extern __shared__ uint16_t seen[];  // [warp][bucket], or [row of a bucket] in 32 bits
-  __shared__ Heads<T, V> heads;
-  __shared__ alignas(16) uint32_t rows[kTile], from[kTile];
-  __shared__ uint32_t warp_sums[kWarps];
-  __shared__ A scales_of[kTile];
-  const Params& p = a.p;
-  wait_for_previous_kernel();
-  let_next_kernel_set_up();
-  const uint32_t state = *left.state;
-  if (state == kAllSummed) return;
-  A* const scales = p.weight.data || p.alpha != 1.0 ? scales_of : nullptr;
-  auto* const counts = reinterpret_cast<uint32_t*>(seen);
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  uint16_t* const mine = seen + warp * a.buckets;
-  auto local_row = [&](uint32_t row) { return row - a.rows_each.div(row) * a.rows_each.d; };
-
-  for (uint32_t first = blockIdx.x * kTile; first < a.n; first += gridDim.x * kTile) {
-    const uint32_t count = min(kTile, a.n - first);
-    int64_t index[kTileEach];
-#pragma unroll
-    for (int e = 0; e < kTileEach; ++e) index[e] = load_index(p.index, first + min(threadIdx.x + e * kSortThreads, count - 1));
-    uint32_t row[kTileEach], kept = count;
-#pragma unroll
-    for (int e = 0; e < kTileEach; ++e) {
-      const int64_t target = threadIdx.x + e * kSortThreads < count ? target_row(p, index[e]) : -1;
-      row[e] = target >= 0 && left.has(target) ? uint32_t(target) : kNoRow;
-    }
-    if (state == kInOrder) {
-#pragma unroll
-      for (int e = 0; e < kTileEach; ++e) {
-        const uint32_t i = threadIdx.x + e * kSortThreads;
-        rows[i] = row[e], from[i] = i < count ? first + i : 0;
-      }
-    } else {  // by their rows within the buckets, in any order; then, without changing that one, by bucket
-      uint32_t entry[kTileEach], rank[kTileEach];
-      for (uint32_t i = threadIdx.x; i < a.rows_each.d; i += kSortThreads) counts[i] = 0;
-      __syncthreads();
-#pragma unroll
-      for (int e = 0; e < kTileEach; ++e)
-        if (row[e] != kNoRow) rank[e] = atomicAdd(&counts[local_row(row[e])], 1u);
-      kept = scan_counts(counts, a.rows_each.d, warp_sums);
-      if (kept == 0) continue;
-#pragma unroll
-      for (int e = 0; e < kTileEach; ++e)
-        if (row[e] != kNoRow) {
-          const uint32_t to = counts[local_row(row[e])] + rank[e];
-          rows[to] = row[e], from[to] = first + threadIdx.x + e * kSortThreads;
-        }
-      __syncthreads();
-      for (uint32_t i = threadIdx.x; i < a.buckets * (kWarps / 2); i += kSortThreads) counts[i] = 0;
-      __syncthreads();
-#pragma unroll
-      for (int e = 0; e < kTileEach; ++e) {
-        const uint32_t i = (warp * kTileEach + e) * 32 + lane;
-        row[e] = i < kept ? rows[i] : kNoRow;
-        entry[e] = from[i];
-        rank[e] = rank_in_warp(mine, i < kept ? a.rows_each.div(row[e]) : 0, a.bucket_bits, i < kept);
-      }
-      counts_to_places(seen, a.buckets, warp_sums, [](uint32_t, uint32_t) {});
-#pragma unroll
-      for (int e = 0; e < kTileEach; ++e)
-        if (row[e] != kNoRow) {
-          const uint32_t to = mine[a.rows_each.div(row[e])] + rank[e];
-          rows[to] = row[e], from[to] = entry[e];
-        }
-      if (const uint32_t i = kept + threadIdx.x; threadIdx.x < kBatch && i < kTile) from[i] = 0;
-    }
-    look_up<T>(p, from, scales, kept);
-    auto reduce = [&](uint32_t row, uint32_t column, int64_t offset, PlainSum<T>(&sum)[V]) {
-      if (row == kNoRow) return;
-      A total[V];
-#pragma unroll
-      for (int i = 0; i < V; ++i) total[i] = sum[i].total();
-      if (a.scratch)
-        red_vector(a.scratch + (int64_t(row) * a.columns + column) * V, total);
-      else
-        red_vector(static_cast<T*>(p.out) + row * p.out_row_stride + offset, total);
-    };
-    sum_rows<T, V>(a, rows, from, scales, kept, heads, [](uint32_t, int64_t) {}, reduce);
-  }
-}
+constexpr int kCounters = 2;  // `left` and `ready`, before those of buckets
 
 struct Shape {
   uint32_t rows_each, buckets, most;
@@ -406,17 +433,24 @@ Shape shape_of(const Params& p, const Device& device) {
   s.most = rounds(kFewerEntries) == round ? kFewerEntries : kMostEntries;
   s.rows_each = uint32_t(std::max<int64_t>(ceil_div(p.rows, at_once * round), 1));
   s.buckets = uint32_t(ceil_div(p.rows, int64_t(s.rows_each)));
-  s.lists = align((s.buckets + 1) * sizeof(uint32_t));
+  s.lists = align((s.buckets + kCounters) * sizeof(uint32_t));
   s.scratch = s.lists + align(size_t(s.buckets) * s.most * sizeof(uint2));
   s.bytes = s.scratch + (rounded_once ? wide_bytes(p) : 0);
   return s;
 }
 
+int digit_bits(const Shape& s) {
+  int bits = 0;
+  while (s.buckets > 1u << bits && bits < kMaxDigitBits) ++bits;
+  return bits;
+}
+
 int shared_bytes(const Params& p, const Shape& s) {
   const bool scaled = p.weight.data || p.alpha != 1.0;
-  return int(s.most * (scaled ? 10 : 6) + s.rows_each * 4);
+  const uint32_t bucket = s.most * (scaled ? 10 : 6) + s.rows_each * 4;
+  const uint32_t left = kTile * (scaled ? 12 : 8) + std::max((1u << digit_bits(s)) * kWarps * 2, s.rows_each * 4);
+  return int(std::max(bucket, left));
 }
-int left_over_bytes(const Shape& s) { return int(std::max(s.buckets * kWarps * 2, s.rows_each * 4)); }
 
 }  // namespace
 
@@ -426,8 +460,7 @@ bool bucketed_fits(const Params& p, const Device& device) {
   if (vector_width(p, true) * element_size(p.dtype) != 16 || p.source_row_stride * element_size(p.dtype) > int64_t(UINT32_MAX)) return false;
   const Shape s = shape_of(p, device);
   const int most = std::min(device.shared_bytes_per_block, device.shared_bytes / kBlocksPerSm) - kStaticBytes;
-  return s.buckets <= kMaxBuckets && s.rows_each <= kMaxRowsEach && p.n / s.buckets <= average(s.most) && shared_bytes(p, s) <= most &&
-         left_over_bytes(s) <= device.shared_bytes_per_block - 2 * kStaticBytes;
+  return s.buckets <= kMaxBuckets && s.rows_each <= kMaxRowsEach && p.n / s.buckets <= average(s.most) && shared_bytes(p, s) <= most;
 }
 
 size_t bucketed_bytes(const Params& p, const Device& device) { return shape_of(p, device).bytes; }
@@ -435,15 +468,17 @@ size_t bucketed_bytes(const Params& p, const Device& device) { return shape_of(p
 cudaError_t launch_bucketed(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
   const Shape s = shape_of(p, device);
   char* const base = static_cast<char*>(workspace);
-  auto* const state = reinterpret_cast<uint32_t*>(base);
-  if (cudaError_t error = cudaMemsetAsync(state, 0, (s.buckets + 1) * sizeof(uint32_t), stream); error != cudaSuccess) return error;
+  auto* const counters = reinterpret_cast<uint32_t*>(base);
+  if (cudaError_t error = clear(counters, s.buckets + kCounters, stream); error != cudaSuccess) return error;
   auto run = [&](auto type) {
     using T = decltype(type);
     constexpr int V = kWide<T>;
     BucketedArgs a{p, FastDiv(s.rows_each), s.buckets, uint32_t(p.n)};
-    while (s.buckets > 1u << a.bucket_bits) ++a.bucket_bits;
-    a.state = state;
-    a.filled = state + 1;
+    a.digit_bits = digit_bits(s);
+    while (s.buckets > 1u << (a.digit_bits + a.digit_shift)) ++a.digit_shift;
+    a.left = counters;
+    a.ready = counters + 1;
+    a.filled = counters + kCounters;
     a.most = s.most;
     a.lists = reinterpret_cast<uint2*>(base + s.lists);
     a.scratch = s.bytes > s.scratch ? reinterpret_cast<float*>(base + s.scratch) : nullptr;
@@ -453,20 +488,18 @@ cudaError_t launch_bucketed(const Params& p, void* workspace, const Device& devi
     a.block_columns = uint32_t(ceil_div(a.columns, a.column_blocks));
     a.groups = kSortThreads / a.block_columns;
     if (p.initial && p.n_dims == 1 && a.columns % 8 == 0) a.prefetched = a.columns / 8;
-    static SharedMemoryOptIn fill_opt_in, opt_in, left_opt_in;
-    const auto sums = bucketed_kernel<T, V>;
-    const auto rest = left_over_kernel<T, V>;
+    static SharedMemoryOptIn fill_opt_in, opt_in;
+    const auto kernel = bucketed_kernel<T, V>;
     if (cudaError_t error = fill_opt_in.ensure(fill_kernel, int(kMaxBuckets) * 8); error != cudaSuccess) return error;
-    if (cudaError_t error = opt_in.ensure(sums, device.shared_bytes_per_block - kStaticBytes); error != cudaSuccess) return error;
-    if (cudaError_t error = left_opt_in.ensure(rest, device.shared_bytes_per_block - 2 * kStaticBytes); error != cudaSuccess) return error;
-    fill_kernel<<<unsigned(ceil_div(p.n, kSortThreads * kFillEach)), kSortThreads, s.buckets * 8, stream>>>(a);
-    cudaError_t error = cudaGetLastError();
-    if (error == cudaSuccess) error = launch_overlapped(sums, s.buckets, kSortThreads, shared_bytes(p, s), device.major, stream, a);
-    const LeftOver left{a.state, a.filled, a.rows_each, a.most};
-    const int64_t tiles = ceil_div(p.n, kSortThreads * kTileEach), at_once = int64_t(device.sm_count) * kBlocksPerSm;
+    if (cudaError_t error = opt_in.ensure(kernel, device.shared_bytes_per_block - kStaticBytes); error != cudaSuccess) return error;
+    const unsigned fill_blocks = unsigned(ceil_div(p.n, kSortThreads * kFillEach));
+    cudaError_t error = launch_overlapped(fill_kernel, fill_blocks, kSortThreads, int(s.buckets) * 8, device.major, stream, a);
+    const int64_t at_once = int64_t(device.sm_count) * kBlocksPerSm;
+    a.even_tile = uint32_t(ceil_div(p.n, at_once * ceil_div(p.n, at_once * kTile)));
+    const unsigned last_blocks = unsigned(std::min(ceil_div(p.n, a.even_tile), at_once));
     if (error == cudaSuccess)
-      error = launch_overlapped(rest, unsigned(std::min(tiles, at_once)), kSortThreads, left_over_bytes(s), device.major, stream, a, left);
-    if (error == cudaSuccess && a.scratch) error = finish(p, a.scratch, 1, device, stream, left);
+      error = launch_overlapped(kernel, s.buckets + last_blocks, kSortThreads, shared_bytes(p, s), device.major, stream, a);
+    if (error == cudaSuccess && a.scratch) error = finish(p, a.scratch, 1, device, stream, a.left_over());
     return error;
   };
   if (p.dtype == DType::kFloat32) return run(float());
