@@ -165,6 +165,7 @@ def accumulate() -> None:
         check((1000,), 0, 15, dtype)
         check((3, 50, 8), 1, 30, dtype, weighted=dtype.is_floating_point, gathered=True)
         check((200, 33), 0, 513, dtype, det=True)  # sorted
+        check((200, 64), 0, 900, dtype, det=True)
         check((20, 1024), 0, 15, dtype)  # wide rows, as they are
         check((4, 256), 0, 2000, dtype, weighted=dtype.is_floating_point)  # few rows: sorted within a block
     for dtype in (single, half):

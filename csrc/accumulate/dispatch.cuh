@@ -35,9 +35,10 @@ cudaError_t dispatch(DType t, F&& f) {
 template <typename T>
 constexpr bool kHalf = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
 
-// Widths, in elements, that a thread may move at once: 16 bytes, a pair of 16-bit floats, one element.
+// Widths, in elements, that a thread may move at once: 16 bytes (of bytes 4, which take 16 once summed), a pair of 16-bit floats, one element.
+constexpr int wide(int element_bytes) { return element_bytes > 1 ? 16 / element_bytes : 4; }
 template <typename T>
-constexpr int kWide = sizeof(T) >= 2 ? 16 / int(sizeof(T)) : 1;
+constexpr int kWide = wide(sizeof(T));
 
 // As many are reduced in global memory at once: without vector reductions, a warp's single ones had better be neighbours.
 constexpr bool has_vector_reds(DType t) { return t == DType::kFloat32 || is_half(t); }
@@ -59,8 +60,7 @@ inline int vector_width(const Params& p, bool out_too) {
       if (p.dims[d].source_stride * size % bytes || (out_too && p.dims[d].out_stride * size % bytes)) return false;
     return true;
   };
-  if (size == 1) return 1;
-  if (fits(16 / size)) return 16 / size;
+  if (fits(wide(size))) return wide(size);
   return is_half(p.dtype) && fits(2) ? 2 : 1;
 }
 

@@ -32,8 +32,10 @@ Route choose(const Params& p, const Device& device) {
   const int64_t pieces = std::max<int64_t>(slice_bytes(p) / 16, 1);  // what threads share of a slice
   const bool half = is_half(p.dtype);
   const bool several = p.n >= 32 * p.rows;  // additions meet in each row
-  // Integers need not mind the order, but their reductions, one by one, are slow where several meet.
-  const bool in_one_order = p.deterministic && (is_floating(p.dtype) || (p.n >= 4 * p.rows && slice_bytes(p) >= 32));
+  // Integers need not mind the order, but their reductions, one by one, are slow where several meet; narrow ones have none, only a loop of
+  // compare-and-swap.
+  const bool slow = p.deterministic || (element_size(p.dtype) < 4 && p.n * p.columns() >= 1 << 21 && p.n < INT32_MAX && p.source_rows < UINT32_MAX);
+  const bool in_one_order = is_floating(p.dtype) ? p.deterministic : slow && p.n >= 4 * p.rows && slice_bytes(p) >= 32;
   if (in_one_order || (half && p.precise)) {
     if (is_floating(p.dtype) && own_fits(p) && (p.n <= 32 || pieces >= 64)) return Route::kOwn;
     if (several && (p.n * slice_bytes(p) >= 1 << 20 || p.n >= 2048 * p.rows)) {

@@ -214,6 +214,14 @@ def test_deterministic_repeats_bit_for_bit(rows, columns, n, dtype):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int8, torch.uint8])
+@pytest.mark.parametrize("rows, columns, n", [(16, 256, 50000), (2000, 64, 60000), (700, 66, 40000), (500, 1030, 3000)])
+def test_much_of_narrow_integers(rows, columns, n, dtype):
+    self, index, source = case((rows, columns), 0, n, dtype, "cuda")
+    assert torch.equal(call(self, 0, index, source), self.index_add(0, index, source))
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize(
     "rows, columns, n, det", [(16, 256, 5000, False), (1000, 64, 5000, False), (1000, 64, 5000, True), (5, 8, 3, False)]
 )
