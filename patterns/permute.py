@@ -267,9 +267,9 @@ def _unproven_on_gpus(move: Move) -> str:
             return ""
         # Small elements that are neighbours in long rows of the result, and a cache line or more apart in the source: in planes of one run
         # by one, or where what is moved as one is whole lines.
-        plane = width == rows and _merged(before, after) <= 3 or width >= 4096 and rows * itemsize % _LINE == 0
-        if itemsize == 2 and before[-1] != after[-1] and plane and rows >= 64 and move.strides[after[-1]] * itemsize >= _LINE:
-            return ""
+        if itemsize == 2 and before[-1] != after[-1] and rows >= 64 and move.strides[after[-1]] * itemsize >= _LINE:
+            if width >= 4096 and rows * itemsize % _LINE == 0 or width == rows and _merged(before, after) <= 3:
+                return ""
         read = _sectors_read(move, outer, inner, across, along) * _SECTOR / (across * along * itemsize)
         if read >= (1.9 if itemsize < 8 else 2.2):
             return ""

@@ -24,7 +24,7 @@ double tile_use(const Plan& plan) {
   for (int d = 1; d < p.rank; ++d) ends |= p.strides[kOut][d] * p.element_bytes;
   const bool cuts_sectors = ends % kSector != 0;
   const int64_t o = p.sizes[0], q = p.sizes[plan.staged_dim], tq = tile_q(p.element_bytes);
-  const int64_t to = tile_o(p.element_bytes, tile_is_large(p.element_bytes, p.operands == 3, cuts_sectors));
+  const int64_t to = tile_o(p.element_bytes, p.operands == 3, cuts_sectors);
   const int64_t halo = cuts_sectors ? kSector / p.element_bytes - 1 : 0;
   return double(o * q) / double(ceil_div(o + halo, to) * to * ceil_div(q, tq) * tq);
 }
@@ -36,7 +36,7 @@ bool rows_share_sectors(const Plan& plan) {
   const int64_t w = p.element_bytes, o = p.sizes[0];
   if (p.operands != 2 || p.strides[kOut][1] != o || o > kMaxBoxTable || o * w % kSector == 0) return false;
   if (plan.staged_dim > 1) return o * w < kLongRow;
-  return (w == 2 || w == 4) && ceil_div(o + kSector / w - 1, tile_o(int(w), false)) <= (w == 2 ? 3 : 2);
+  return (w == 2 || w == 4) && ceil_div(o + kSector / w - 1, tile_o(int(w), false, false)) <= (w == 2 ? 3 : 2);
 }
 
 // Extent of a dimension that contributes at least `wanted` of its `size` elements: all of it if that is not much more, else pieces of

@@ -9,11 +9,13 @@ enum class CudaRoute : int { kEmpty, kRows, kTiles, kBoxes };
 
 constexpr int kTileBytes = 16384;
 
-// Elements of a 2-D tile along the output's fastest dimension (o) and the input's (q). Large ones are for sums of 2-byte elements into rows
-// that begin within sectors, where a tile reads rows that others read, too: three tensors go through memory, and little else may.
-constexpr int tile_o(int element_bytes, bool large) { return element_bytes == 1 || large ? 128 : element_bytes <= 4 ? 64 : 32; }
-constexpr int tile_q(int element_bytes) { return kTileBytes / element_bytes / tile_o(element_bytes, false); }
-constexpr bool tile_is_large(int element_bytes, bool is_sum, bool cuts_sectors) { return element_bytes == 2 && is_sum && cuts_sectors; }
+// Elements of a 2-D tile along the output's fastest dimension (o) and the input's (q). Sums of 2-byte elements into rows that begin within
+// sectors, where a tile reads rows that others read, too, have large ones: three tensors go through memory, and little else may.
+constexpr int tile_o(int element_bytes, bool is_sum, bool cuts_sectors) {
+  const bool large = element_bytes == 2 && is_sum && cuts_sectors;
+  return element_bytes == 1 || large ? 128 : element_bytes <= 4 ? 64 : 32;
+}
+constexpr int tile_q(int element_bytes) { return kTileBytes / element_bytes / tile_o(element_bytes, false, false); }
 
 // How the places of an output run's elements in shared memory are found: neighbours, at equal distances, the same with the chunks of
 // lines permuted after each chunk's worth of elements (else they would meet few banks), or by a table that repeats.

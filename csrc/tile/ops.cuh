@@ -82,13 +82,12 @@ struct AddOp {
   bool integers;
 
   __device__ Element operator()(Element a, Element b) const {
-    return kEither && integers ? Element(a + integer_alpha * b) : cast<Element>(Arithmetic<T>::add(cast<T>(a), cast<T>(b), alpha));
+    return by_type([=](auto sum) { return sum(a, b); });
   }
 
   // first[i] = a[i] + alpha * b[i], where first and second are a and b, or b and a if `swapped`.
   template <int kCount>
   __device__ void apply(Element (&first)[kCount], const Element (&second)[kCount], bool swapped) const {
-    if (kEither && integers) return combine(first, second, swapped, [&](Element a, Element b) { return Element(a + integer_alpha * b); });
     if constexpr (kPairs && kCount % 2 == 0) {
       if (alpha == Scalar(1)) {
         using Pair = typename Arithmetic<T>::Pair;
@@ -100,11 +99,17 @@ struct AddOp {
         return;
       }
     }
-    combine(first, second, swapped,
-            [&](Element a, Element b) { return cast<Element>(Arithmetic<T>::add(cast<T>(a), cast<T>(b), alpha)); });
+    by_type([&](auto sum) { combine(first, second, swapped, sum); });
   }
 
  private:
+  // What `use` gives for the function that adds two elements: of integers or of T.
+  template <typename Use>
+  __device__ auto by_type(Use use) const {
+    if (kEither && integers) return use([this](Element a, Element b) { return Element(a + integer_alpha * b); });
+    return use([this](Element a, Element b) { return cast<Element>(Arithmetic<T>::add(cast<T>(a), cast<T>(b), alpha)); });
+  }
+
   template <int kCount, typename Sum>
   __device__ static void combine(Element (&first)[kCount], const Element (&second)[kCount], bool swapped, Sum sum) {
     if (swapped) {

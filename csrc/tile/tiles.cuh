@@ -21,12 +21,11 @@ constexpr int kPhaseBytes = 32;  // a sector: two blocks that write parts of one
 
 template <int W, bool kIsSum, bool kShiftIn, bool kShiftOut>
 struct TileShape {
-  static constexpr bool kLarge = tile_is_large(W, kIsSum, kShiftOut);
-  static constexpr int kThreads = kLarge ? 512 : 256;
+  static constexpr int kO = tile_o(W, kIsSum, kShiftOut), kQ = tile_q(W);
+  static constexpr int kThreads = kO * kQ * W / 64;  // bytes of the tile that a thread moves
   // Blocks that shall share a multiprocessor, by which the compiler limits registers; small elements need more of them.
-  static constexpr int kBlocks = kIsSum ? (kLarge || W == 1 ? 2 : W == 2 ? 4 : 5) : (W == 1 ? 3 : 6);
+  static constexpr int kBlocks = kIsSum ? (kThreads > 256 || W == 1 ? 2 : W == 2 ? 4 : 5) : (W == 1 ? 3 : 6);
   static constexpr int kCount = kChunkBytes / W;  // elements a chunk
-  static constexpr int kO = tile_o(W, kLarge), kQ = tile_q(W);
   static constexpr int kOutChunks = kO / kCount, kInChunks = kQ / kCount;
   static constexpr int kHalo = kShiftOut ? kPhaseBytes / W - 1 : 0;  // rows in front
   static constexpr int kRows = kO + kHalo;
