@@ -227,8 +227,12 @@ def _loses_to_triton(move: Move) -> str | None:
     if move.bytes < _SMALL:
         return "so few bytes that the call of an operator or a kernel's first microsecond counts"
     even = all(n * itemsize % 16 == 0 for n in (rows, columns))
+    if _keeps_rows(move):
+        # Of bytes, and of 2-byte elements that lie in no pairs, it loads fewer at once.
+        narrow = itemsize == 1 and move.bytes >= _LARGE or itemsize == 2 and rows % 2 == 1 and move.bytes >= _HUGE
+        return "long rows stay whole and sizes are static: Inductor's copy is as fast" if move.static and not narrow else None
     if move.before[-1] == move.after[-1]:
-        return "long rows stay whole and sizes are static: Inductor's copy is as fast" if move.static and rows * itemsize >= 128 else None
+        return None
     if move.static:
         large = itemsize >= 4 and even and min(rows, columns) >= 128
         return "static, even sizes of elements of 4 and more bytes: Inductor's tiles are as fast" if large else None
@@ -239,6 +243,10 @@ def _loses_to_triton(move: Move) -> str | None:
     return "a large or even transpose of 4-byte elements: Inductor's loop is as fast" if plane else None
 
 
+def _keeps_rows(move: Move) -> bool:
+    return move.before[-1] == move.after[-1] and move.rows * move.itemsize >= _LINE
+
+
 def _unproven_on_gpus(move: Move) -> str:
     """Where it is not known that Inductor's kernel for static sizes is slower on a GPU.
 
@@ -247,7 +255,7 @@ def _unproven_on_gpus(move: Move) -> str:
     and the others gain up to 7.9 times. It copies blocks of 1024 elements: 32 along the result's inner dims, up to the one that is
     innermost in the source, by 32 along the others; or, where those inner dims have few elements, along the result. Memory moves by
     sectors of 32 bytes: read in part by many blocks, they are read again; written in part by two, they are read as well."""
-    if not move.static:
+    if not move.static or _keeps_rows(move):
         return ""
     sizes, itemsize, before, after, rows, columns = move.sizes, move.itemsize, move.before, move.after, move.rows, move.columns
     if itemsize not in (2, 4, 8):
@@ -316,9 +324,9 @@ def _merged(before: list[int], after: list[int]) -> int:
 
 
 # Bytes below which a copy takes no longer than the call that launches it, beside PyTorch's kernel and on a CPU; below which it may as
-# well be Inductor's; and from which what its kernel wastes decides. (Of 11 random dynamic copies of 16 to 32 MB ten gained 1.06 to 4.9
-# times on the device, and one lost 5 %.)
-_SMALL_CUDA, _SMALL_CPU, _SMALL, _LARGE = 2 << 20, 1 << 17, 12 << 20, 24 << 20
+# well be Inductor's; from which what its kernel wastes decides; and which no cache holds. (Of 11 random dynamic copies of 16 to 32 MB ten
+# gained 1.06 to 4.9 times on the device, and one lost 5 %.)
+_SMALL_CUDA, _SMALL_CPU, _SMALL, _LARGE, _HUGE = 2 << 20, 1 << 17, 12 << 20, 24 << 20, 64 << 20
 _SECTOR, _LINE = 32, 128  # bytes that a GPU's memory moves at once, and that its caches hold together
 
 

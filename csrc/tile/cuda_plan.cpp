@@ -8,7 +8,8 @@ namespace {
 constexpr int64_t kChunk = 16, kSector = kSectorBytes;
 constexpr int64_t kOutRunBytes = 256, kInRunBytes = 512;  // wanted of every run in global memory
 constexpr int64_t kLongRow = 512;                         // bytes of a row whose ends matter little
-constexpr double kMinTileUse = 0.7;                       // fraction of tile elements that are not padding
+constexpr double kMinTileUse = 0.7;                       // fraction of tile elements that are not padding;
+constexpr double kMinAlignedUse = 0.6, kMinSmallUse = 0.5;  // the same in copies of aligned rows, and of small elements
 constexpr int64_t kManyBoxes = 1024;                      // as many as are under way at once on a large GPU
 constexpr int64_t kMuch = 1 << 24;                        // of shared memory: boxes that do not fit need not be described further
 constexpr int64_t kGoodSharedBytes = 44 * 1024;           // lets five blocks share a multiprocessor
@@ -29,6 +30,16 @@ double tile_use(const Plan& plan) {
   return double(o * q) / double(ceil_div(o + halo, to) * to * ceil_div(q, tq) * tq);
 }
 
+// Lanes that are idle beside the ends of rows cost a copy little, as long as the input's rows need not be shifted.
+double least_tile_use(const Plan& plan) {
+  const Problem& p = plan.problem;
+  uintptr_t begins = reinterpret_cast<uintptr_t>(p.data[plan.staged]);
+  for (int d = 0; d < p.rank; ++d)
+    if (d != plan.staged_dim) begins |= p.strides[plan.staged][d] * p.element_bytes;
+  if (p.operands != 2 || begins % (kChunk / 2)) return kMinTileUse;
+  return p.element_bytes <= 2 ? kMinSmallUse : kMinAlignedUse;
+}
+
 // Whether short rows of the output end within sectors, which the tile of another batch item would write in part too; or most tiles would
 // hold an end of the rows.
 bool rows_share_sectors(const Plan& plan) {
@@ -39,20 +50,28 @@ bool rows_share_sectors(const Plan& plan) {
   return (w == 2 || w == 4) && ceil_div(o + kSector / w - 1, tile_o(int(w), false, false)) <= (w == 2 ? 3 : 2);
 }
 
-// Extent of a dimension that contributes at least `wanted` of its `size` elements: all of it if that is not much more, else pieces of
-// like size, whole chunks each.
-int64_t cut(int64_t size, int64_t wanted, int64_t chunk) {
+// Extent of a dimension that contributes about `wanted` of its `size` elements: all of it if that is not much more, else pieces of like
+// size, whole chunks each. If the last piece will `overlap` the one before it, so that both move the same, pieces that do so little.
+int64_t cut(int64_t size, int64_t wanted, int64_t chunk, bool overlap) {
   if (wanted * 5 / 2 >= size) return size;
-  const int64_t even = ceil_div(size, ceil_div(size, wanted));
-  return std::min(size, ceil_div(even, chunk) * chunk);
+  const int64_t least = ceil_div(size, wanted);
+  int64_t best = size, moved = INT64_MAX;
+  for (int64_t count = least; count <= least + (overlap ? 2 : 0) && moved - size > size / 32; ++count) {
+    const int64_t even = ceil_div(size, count), piece = std::min(size, ceil_div(even, chunk) * chunk);
+    const int64_t total = ceil_div(size, piece) * piece;
+    if (total < moved) best = piece, moved = total;
+  }
+  return best;
 }
 
-// Grows extents along `order` until a run has `wanted` elements.
-void grow(const Problem& p, const int* order, int64_t wanted, int64_t* extent) {
+// Grows extents along `order`, the input's or the output's, until a run has about `wanted` elements or ends.
+void grow(const Problem& p, const int* order, bool is_input, int64_t wanted, int64_t* extent) {
   int64_t run = 1;
   for (int i = 0; i < p.rank && run < wanted; ++i) {
     const int d = order[i];
-    extent[d] = std::max(extent[d], cut(p.sizes[d], ceil_div(wanted, run), i == 0 ? kSector / p.element_bytes : 1));
+    // (The output's runs are cut in windows, which do not overlap.)
+    extent[d] = std::max(extent[d], cut(p.sizes[d], ceil_div(wanted, run), i == 0 ? kSector / p.element_bytes : 1, is_input));
+    if (extent[d] < p.sizes[d]) return;
     run *= extent[d];
   }
 }
@@ -331,8 +350,8 @@ BoxPlan box_of(const Plan& plan, int64_t out_run, int64_t in_run, int64_t box_by
     if ((in_stride[x] == 0) != (in_stride[y] == 0)) return in_stride[y] == 0;
     return in_stride[x] != in_stride[y] ? in_stride[x] < in_stride[y] : x < y;
   });
-  grow(p, out_order, std::max<int64_t>(out_run / w, 2), box.extent);
-  grow(p, in_order, std::max<int64_t>(in_run / w, 2), box.extent);
+  grow(p, out_order, false, std::max<int64_t>(out_run / w, 2), box.extent);
+  grow(p, in_order, true, std::max<int64_t>(in_run / w, 2), box.extent);
   // Small boxes grow along their shorter runs, or the others, unless they would become much too large.
   for (bool grew = true; grew && volume(p, box.extent) * w < box_bytes;) {
     const int64_t out = run_length(p, out_order, box.extent), in = run_length(p, in_order, box.extent);
@@ -341,7 +360,7 @@ BoxPlan box_of(const Plan& plan, int64_t out_run, int64_t in_run, int64_t box_by
       const bool along_out = (out <= in) == (turn == 0);
       int64_t extent[kMaxRank];
       std::copy_n(box.extent, p.rank, extent);
-      grow(p, along_out ? out_order : in_order, 2 * (along_out ? out : in), extent);
+      grow(p, along_out ? out_order : in_order, !along_out, 2 * (along_out ? out : in), extent);
       const int64_t before = volume(p, box.extent), after = volume(p, extent);
       grew = after > before && after * w <= box_bytes * 7 / 4;
       if (grew) std::copy_n(extent, p.rank, box.extent);
@@ -385,7 +404,7 @@ CudaRoute cuda_route(const Plan& plan) {
   const Problem& p = plan.problem;
   switch (plan.route) {
     case Route::kEmpty: return CudaRoute::kEmpty;
-    case Route::kTiles: return tile_use(plan) < kMinTileUse || rows_share_sectors(plan) ? CudaRoute::kBoxes : CudaRoute::kTiles;
+    case Route::kTiles: return tile_use(plan) < least_tile_use(plan) || rows_share_sectors(plan) ? CudaRoute::kBoxes : CudaRoute::kTiles;
     case Route::kRows: break;
   }
   for (int r = 0; r < p.operands; ++r)

@@ -175,6 +175,11 @@ def test_what_does_not_pay_stays_with_inductor(interpreted):
         ([64, 1024, 1024], 4, [0, 2, 1], [0, 1, 2], False, "even"),
         ([256, 256, 1024], 4, [1, 0, 2], [0, 1, 2], False, None),
         ([256, 256, 1024], 4, [1, 0, 2], [0, 1, 2], True, "rows stay whole"),
+        ([180, 401, 471], 2, [1, 0, 2], [0, 1, 2], True, None),  # an odd number of halves
+        ([120, 101, 451], 2, [1, 0, 2], [0, 1, 2], True, "so few bytes"),
+        ([120, 401, 451], 2, [1, 0, 2], [0, 1, 2], True, "rows stay whole"),  # 43 MB
+        ([180, 401, 472], 2, [1, 0, 2], [0, 1, 2], True, "rows stay whole"),
+        ([120, 401, 852], 1, [1, 0, 2], [0, 1, 2], True, None),
         ([5, 2624, 2879], 2, [1, 2, 0], [0, 1, 2], True, "waste little"),
         ([2879, 2624, 5], 2, [1, 0, 2], [0, 1, 2], True, None),  # pieces of 10 bytes
         ([64, 1024, 1024], 4, [0, 2, 1], [0, 1, 2], True, "even"),

@@ -245,12 +245,20 @@ def test_more_than_two_to_the_31_elements():
 @pytest.mark.parametrize(
     ("shape", "dtype", "dynamic", "reason"),
     [
-        ((4096, 2048), torch.bfloat16, False, ""),
+        ((4100, 4096), torch.bfloat16, False, ""),  # the transposed operand's rows are of 4100
+        ((4100, 4100), torch.bfloat16, False, "few bytes"),
+        ((5100, 5100), torch.bfloat16, False, ""),
+        ((4096, 4100), torch.bfloat16, False, "begin at sectors"),
+        ((2900, 2900), torch.bfloat16, False, "few bytes"),
         ((4096, 2000), torch.bfloat16, False, "below 2048"),
         ((8, 4096, 4096), torch.bfloat16, True, ""),
         ((4096, 1024), torch.bfloat16, True, "few bytes"),
         ((2**20, 40), torch.bfloat16, True, "short rows"),
+        ((700, 120, 240), torch.bfloat16, True, "short rows"),
+        ((700, 120, 280), torch.bfloat16, True, ""),
         ((4096, 4096), torch.float32, True, "large planes"),
+        ((300, 100, 600), torch.float32, True, ""),
+        ((70, 100, 600), torch.float32, True, "few bytes"),
     ],
 )
 def test_where_a_gpu_gains(shape, dtype, dynamic, reason):

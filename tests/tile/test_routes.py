@@ -20,6 +20,9 @@ def half(*shape, device):
     [
         ((64, 1024, 1024), (0, 2, 1), TILES),
         ((7, 1001, 4097), (0, 2, 1), TILES),
+        ((2, 1088, 80), (0, 2, 1), TILES),  # in part: columns of 128
+        ((2, 1088, 81), (0, 2, 1), BOXES),  # rows would have to be shifted
+        ((2, 1088, 60), (0, 2, 1), BOXES),
         ((256, 256, 1024), (1, 0, 2), ROWS),
         ((64, 8, 7, 8, 672), (0, 1, 3, 2, 4), ROWS),
         ((64, 64, 64, 4), (0, 2, 1, 3), TILES),  # four halves move as one element
