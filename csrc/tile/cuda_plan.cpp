@@ -19,6 +19,14 @@ constexpr int64_t kMinSparedRun = 128;                    // input runs that are
 
 int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
+// Low bits that the beginnings of an operand's rows along dimension `row` have in common.
+uintptr_t begins_of_rows(const Problem& p, int role, int row) {
+  uintptr_t bits = reinterpret_cast<uintptr_t>(p.data[role]);
+  for (int d = 0; d < p.rank; ++d)
+    if (d != row) bits |= p.strides[role][d] * p.element_bytes;
+  return bits;
+}
+
 double tile_use(const Plan& plan) {
   const Problem& p = plan.problem;
   uintptr_t ends = reinterpret_cast<uintptr_t>(p.data[kOut]);
@@ -33,10 +41,7 @@ double tile_use(const Plan& plan) {
 // Lanes that are idle beside the ends of rows cost a copy little, as long as the input's rows need not be shifted.
 double least_tile_use(const Plan& plan) {
   const Problem& p = plan.problem;
-  uintptr_t begins = reinterpret_cast<uintptr_t>(p.data[plan.staged]);
-  for (int d = 0; d < p.rank; ++d)
-    if (d != plan.staged_dim) begins |= p.strides[plan.staged][d] * p.element_bytes;
-  if (p.operands != 2 || begins % (kChunk / 2)) return kMinTileUse;
+  if (p.operands != 2 || begins_of_rows(p, plan.staged, plan.staged_dim) % (kChunk / 2)) return kMinTileUse;
   return p.element_bytes <= 2 ? kMinSmallUse : kMinAlignedUse;
 }
 
@@ -64,13 +69,14 @@ int64_t cut(int64_t size, int64_t wanted, int64_t chunk, bool overlap) {
   return best;
 }
 
-// Grows extents along `order`, the input's or the output's, until a run has about `wanted` elements or ends.
-void grow(const Problem& p, const int* order, bool is_input, int64_t wanted, int64_t* extent) {
+// Grows extents along `order`, the output's or the staged input's, until a run has about `wanted` elements or ends.
+void grow(const Problem& p, const int* order, int role, int64_t wanted, int64_t* extent) {
   int64_t run = 1;
   for (int i = 0; i < p.rank && run < wanted; ++i) {
     const int d = order[i];
     // (The output's runs are cut in windows, which do not overlap.)
-    extent[d] = std::max(extent[d], cut(p.sizes[d], ceil_div(wanted, run), i == 0 ? kSector / p.element_bytes : 1, is_input));
+    const bool by_sectors = i == 0 && (role == kOut || begins_of_rows(p, role, d) % kSector == 0);
+    extent[d] = std::max(extent[d], cut(p.sizes[d], ceil_div(wanted, run), by_sectors ? kSector / p.element_bytes : 1, role != kOut));
     if (extent[d] < p.sizes[d]) return;
     run *= extent[d];
   }
@@ -350,8 +356,8 @@ BoxPlan box_of(const Plan& plan, int64_t out_run, int64_t in_run, int64_t box_by
     if ((in_stride[x] == 0) != (in_stride[y] == 0)) return in_stride[y] == 0;
     return in_stride[x] != in_stride[y] ? in_stride[x] < in_stride[y] : x < y;
   });
-  grow(p, out_order, false, std::max<int64_t>(out_run / w, 2), box.extent);
-  grow(p, in_order, true, std::max<int64_t>(in_run / w, 2), box.extent);
+  grow(p, out_order, kOut, std::max<int64_t>(out_run / w, 2), box.extent);
+  grow(p, in_order, plan.staged, std::max<int64_t>(in_run / w, 2), box.extent);
   // Small boxes grow along their shorter runs, or the others, unless they would become much too large.
   for (bool grew = true; grew && volume(p, box.extent) * w < box_bytes;) {
     const int64_t out = run_length(p, out_order, box.extent), in = run_length(p, in_order, box.extent);
@@ -360,7 +366,7 @@ BoxPlan box_of(const Plan& plan, int64_t out_run, int64_t in_run, int64_t box_by
       const bool along_out = (out <= in) == (turn == 0);
       int64_t extent[kMaxRank];
       std::copy_n(box.extent, p.rank, extent);
-      grow(p, along_out ? out_order : in_order, !along_out, 2 * (along_out ? out : in), extent);
+      grow(p, along_out ? out_order : in_order, along_out ? int(kOut) : plan.staged, 2 * (along_out ? out : in), extent);
       const int64_t before = volume(p, box.extent), after = volume(p, extent);
       grew = after > before && after * w <= box_bytes * 7 / 4;
       if (grew) std::copy_n(extent, p.rank, box.extent);
