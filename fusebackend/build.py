@@ -154,7 +154,7 @@ class Plan:
             newest = max(portable, key=int)
             codes.append(f"-gencode=arch=compute_{newest},code=compute_{newest}")
         host = "-fPIC,-fvisibility=hidden"
-        return ["-std=c++17", "-O3", "--expt-relaxed-constexpr", f"-Xcompiler={host}", *self._common_flags(source), *codes]
+        return ["-std=c++17", "-O1", "--expt-relaxed-constexpr", f"-Xcompiler={host}", *self._common_flags(source), *codes]
 
     def _common_flags(self, source: Path) -> list[str]:
         sm90 = ["-DFUSE_HAS_SM90A"] if _for_cuda(source) and "90a" in self.architectures else []
