@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import functools
 import json
+import multiprocessing
 import subprocess
 import sys
 import types
@@ -269,8 +270,16 @@ def test_losses_begin_at_the_same_weights_where_memory_ran_out_on_the_way(monkey
     assert len(calls) == 2 + 2 + 3 and disturbed == pool.patiently(models._results, subject, step, start, 3)
 
 
+@pytest.fixture
+def imported_processes(monkeypatch):
+    """Worker processes begin as copies of one that has imported all they need; spawned ones import it anew, in 6 s of CPU each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([pool.__name__, __name__])
+    monkeypatch.setattr(pool.multiprocessing, "get_context", lambda method: context)
+
+
 @pytest.mark.parametrize("alone", [True, False])
-def test_what_found_no_memory_is_tried_once_more_after_the_others(alone, tmp_path):
+def test_what_found_no_memory_is_tried_once_more_after_the_others(alone, tmp_path, imported_processes):
     jobs = [Answer("crowded", str(tmp_path / "tried")), Answer("light"), Answer("large")]
     found = [(job.what, row) for job, row in pool._Pool(jobs, alone, workers=2).run()]
     names, rows = [what for what, _ in found], dict(found)
