@@ -26,7 +26,7 @@ __device__ RowScale row_scale(const T* row, int len, int64_t stride) {
     const double v = to_float(row[t * stride]);
     sum += v * v;
   }
-  sum = block_sum(sum);
+  sum = sum_of_all(sum);
   const bool finite = sum <= 1e300;  // not for inf, nor for NaN
   return {finite && sum > 0 ? max(-126, min(126, -ilogb(sum) / 2)) : 0, finite};
 }

@@ -9,7 +9,7 @@
 namespace fusebackend::conv1d {
 
 // The sum of all threads' values, in every thread; of at most 512.
-__device__ __forceinline__ double block_sum(double v) {
+__device__ __forceinline__ double sum_of_all(double v) {
   __shared__ double sums[16];
 #pragma unroll
   for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);

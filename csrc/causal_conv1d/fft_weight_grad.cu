@@ -34,24 +34,29 @@ __global__ void __launch_bounds__(WeightGradFft<LOG_N>::kThreads, WeightGradFft<
     double* partial = p.partial + (group * p.channels + c) * (p.taps + 1);
     double g_sum = 0;
     for (int64_t b = first; b < last; ++b) {
-      const T* g = static_cast<const T*>(p.g) + b * p.gs.b + c * p.gs.c + (out_len - 1) * p.gs.t;
-      const T* x = static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c;
-      __syncthreads();
-      F::forward(
-          shared,
-          [&](int n) {
-            const double v = n < out_len ? to_float(g[-n * p.gs.t]) : 0.f;
-            g_sum += v;
-            return v;
-          },
-          [&](int place, Complex<double> v) { gradient[place * F::kThreads] = v; });
-      __syncthreads();
-      F::forward(
-          shared, [&](int n) -> double { return n < in_len ? to_float(x[n * p.xs.t]) : 0.f; },
-          [&](int place, Complex<double> v) {
-            const Complex<double> product = v * gradient[place * F::kThreads];
-            sum[place * F::kThreads] = b == first ? product : sum[place * F::kThreads] + product;
-          });
+      // Of the gradient, from its end, and of the samples: one loop, so that the transform's code is there once.
+      for (int of_x = 0; of_x < 2; ++of_x) {
+        const T* row = of_x ? static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c
+                            : static_cast<const T*>(p.g) + b * p.gs.b + c * p.gs.c + (out_len - 1) * p.gs.t;
+        const int len = of_x ? in_len : out_len;
+        const int64_t stride = of_x ? p.xs.t : -p.gs.t;
+        __syncthreads();
+        F::forward(
+            shared,
+            [&](int n) {
+              const double v = n < len ? to_float(row[n * stride]) : 0.f;
+              if (!of_x) g_sum += v;
+              return v;
+            },
+            [&](int place, Complex<double> v) {
+              if (!of_x) {
+                gradient[place * F::kThreads] = v;
+                return;
+              }
+              const Complex<double> product = v * gradient[place * F::kThreads];
+              sum[place * F::kThreads] = b == first ? product : sum[place * F::kThreads] + product;
+            });
+      }
     }
     // An inf or a NaN has spread over all taps.
     bool finite = true;
@@ -71,7 +76,7 @@ __global__ void __launch_bounds__(WeightGradFft<LOG_N>::kThreads, WeightGradFft<
           store(n + F::N, v.y);
         });
     if (!__syncthreads_and(finite)) weight_grad_one_by_one<T>(p, c, first, static_cast<int>(last - first), partial);
-    g_sum = block_sum(g_sum);
+    g_sum = sum_of_all(g_sum);
     if (threadIdx.x == 0) partial[taps] = g_sum;
   }
 }

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kShortThreads) short_time_major_forward(const 
 
 // The sum of each of N values over the block, in a fixed order; valid in thread 0.
 template <int N, typename S>
-__device__ __forceinline__ void block_sum(S (&v)[N]) {
+__device__ __forceinline__ void sums_in_order(S (&v)[N]) {
   constexpr int kWarps = kShortThreads / 32;
   __shared__ S warp_sums[kWarps][N];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kShortThreads) short_time_major_backward(const
     }
   }
   if (!p.dw && !p.db) return;
-  block_sum(sums);
+  sums_in_order(sums);
   if (threadIdx.x == 0) {
     if (gridDim.y > 1) {
       double* out = p.partial + (blockIdx.y * p.channels + c) * (K + 1);

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kShortThreads, TAPS > 24 ? 1 : 2) taps_time_ma
 #pragma unroll
   for (int j = 0; j < TAPS; ++j) wide[j] = sums[j];
   wide[TAPS] = db;
-  block_sum(wide);
+  sums_in_order(wide);
   double* out = p.partial + (blockIdx.y * p.channels + c) * (p.taps + 1);
 #pragma unroll
   for (int j = 0; j <= TAPS; ++j) {

@@ -17,7 +17,7 @@ namespace {
 constexpr int kBlock = 64;
 [[maybe_unused]] constexpr int kMTiles = 4, kNTiles = 4, kHalf = 8 * kNTiles;
 constexpr int kDiagonals = 96, kTilePitch = 104;   // of an item: 64 + 32 - 1; floats of a row of the diagonal sums' tile
-constexpr int kMaxRows = 16;
+constexpr int kMaxRows = 16, kMaxWarps = 8;
 constexpr int64_t kLongChain = 2048;  // from here on the fp32 kernel need not be FINE
 
 struct Plan {
@@ -79,10 +79,9 @@ __device__ __forceinline__ float two_sum(float sum, float add, float& lost) {
 
 // FINE, for fp32: the product of both lower planes as well, and no rounding errors of sums but the tensor core's. Where eager mode
 // adds up few samples, less would err more than it does.
-template <typename T, int WARPS, bool FINE>
-__global__ void __launch_bounds__(WARPS * 32, (sizeof(T) == 2 ? 16 : 8) / WARPS) toeplitz_weight_grad(const WeightGradParams p, const Plan plan) {
+template <typename T, bool FINE>
+__global__ void __launch_bounds__(kMaxWarps * 32, sizeof(T) == 2 ? 2 : 1) toeplitz_weight_grad(const WeightGradParams p, const Plan plan) {
 #if __CUDA_ARCH__ >= 800
-  constexpr int kWarps = WARPS, kThreads = WARPS * 32;
   using Elem = typename Planes<T>::Elem;
   constexpr int kPlanes = Planes<T>::kCount;
   extern __shared__ __align__(128) char shared_base[];
@@ -98,7 +97,7 @@ __global__ void __launch_bounds__(WARPS * 32, (sizeof(T) == 2 ? 16 : 8) / WARPS)
 
   if (threadIdx.x == 0) sh.scratch[0] = sh.scratch[1] = 0;
   if (threadIdx.x < 8) reinterpret_cast<uint32_t*>(sh.zeros)[threadIdx.x] = 0;
-  for (int r = warp; r < rows; r += kWarps) {
+  for (int r = warp; r < rows; r += plan.warps) {
     const int64_t b = b0 + r;
     copy_row<T>(sh.g + r * plan.g_pitch, static_cast<const T*>(p.g) + b * p.gs.b + c * p.gs.c, out_len, plan.g_chunks, p.gs.t, plan.skew);
     copy_row<T>(sh.x + r * plan.x_pitch, static_cast<const T*>(p.x) + b * p.xs.b + c * p.xs.c, in_len, plan.x_chunks, p.xs.t, plan.skew);
@@ -106,7 +105,7 @@ __global__ void __launch_bounds__(WARPS * 32, (sizeof(T) == 2 ? 16 : 8) / WARPS)
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
-  for (int r = warp; r < rows; r += kWarps) {
+  for (int r = warp; r < rows; r += plan.warps) {
     const uint32_t gm = largest_of_row<T>(sh.g + r * plan.g_pitch, plan.g_chunks, plan.skew);
     const uint32_t xm = largest_of_row<T>(sh.x + r * plan.x_pitch, plan.x_chunks, plan.skew);
     const double g_sum = p.db ? sum_of_row<T>(sh.g + r * plan.g_pitch, plan.g_chunks, plan.skew) : 0.;
@@ -127,7 +126,7 @@ __global__ void __launch_bounds__(WARPS * 32, (sizeof(T) == 2 ? 16 : 8) / WARPS)
   // Products of all rows are added, so they share one exponent, that of the row with the largest: x takes its own, g the rest.
   int exponent = 252;
   for (int r = 0; r < rows; ++r) exponent = min(exponent, sh.g_exponents[r] + sh.x_exponents[r]);
-  for (int r = warp; r < rows; r += kWarps) {
+  for (int r = warp; r < rows; r += plan.warps) {
     split_row<T>(sh.x + r * plan.x_pitch, plan.x_chunks, sh.x_exponents[r], plan.skew);
     split_row<T>(sh.g + r * plan.g_pitch, plan.g_chunks, max(-252, exponent - sh.x_exponents[r]), plan.skew);
   }
@@ -275,7 +274,7 @@ __global__ void __launch_bounds__(WARPS * 32, (sizeof(T) == 2 ? 16 : 8) / WARPS)
   // Tap k gathers its diagonals: s - t = k - left - 64*delta - 32*half.
   const int delta_last = plan.delta_first + plan.deltas - 1;
   const bool ascending = delta_last + plan.delta_first > 0;
-  for (int k = threadIdx.x; k < taps; k += kThreads) {
+  for (int k = threadIdx.x; k < taps; k += blockDim.x) {
     double total = 0;
     const int offset = k - left + kBlock - 1;  // delta*64 + half*32 + d
     for (int delta = max(plan.delta_first, (offset - kHalf - kDiagonals) / kBlock - 1); delta <= delta_last; ++delta) {
@@ -296,7 +295,7 @@ int floor_div(int a, int b) { return a / b - (a % b < 0); }
 template <typename T>
 Plan make_plan(const WeightGradParams& p) {
   Plan plan;
-  plan.warps = 4;
+  plan.warps = kMaxWarps / 2;
   plan.g_chunks = static_cast<int>((p.out_len + kChunk - 1) / kChunk);
   plan.x_chunks = static_cast<int>((p.in_len + kChunk - 1) / kChunk);
   const int left = static_cast<int>(p.left), taps = static_cast<int>(p.taps);
@@ -324,7 +323,7 @@ Plan make_plan(const WeightGradParams& p) {
   plan.skew = skew(plan.rows);
   plan.g_pitch = pitch(plan.g_chunks, plan.rows);
   plan.x_pitch = pitch(plan.x_chunks, plan.rows);
-  if (bytes(plan.rows) > kTwoBlocks) plan.warps = 8;  // one block has the SM to itself
+  if (bytes(plan.rows) > kTwoBlocks) plan.warps = kMaxWarps;  // one block has the SM to itself
   plan.shared_bytes = bytes(plan.rows);
   return plan;
 }
@@ -345,19 +344,15 @@ int toeplitz_weight_grad_splits(const WeightGradParams& p) { return make_plan(p)
 cudaError_t launch_toeplitz_weight_grad(const WeightGradParams& p, cudaStream_t stream) {
   return dispatch_dtype(p.dtype, [&](auto type) {
     using T = decltype(type);
-    static SharedMemoryOptIn opt_in[4];
+    static SharedMemoryOptIn opt_in[2];
     const Plan plan = make_plan<T>(p);
     auto run = [&](auto* kernel, SharedMemoryOptIn& once) {
       if (const cudaError_t e = once.ensure(kernel, tensor_core_shared_bytes()); e != cudaSuccess) return e;
       kernel<<<static_cast<unsigned>(p.channels * plan.groups), plan.warps * 32, plan.shared_bytes, stream>>>(p, plan);
       return cudaGetLastError();
     };
-    auto run_wide = [&](auto fine) {
-      constexpr bool kFine = decltype(fine)::value;
-      return plan.warps == 4 ? run(toeplitz_weight_grad<T, 4, kFine>, opt_in[kFine]) : run(toeplitz_weight_grad<T, 8, kFine>, opt_in[2 + kFine]);
-    };
     const bool fine = sizeof(T) == 4 && eager_chain(p) < kLongChain;
-    const cudaError_t e = fine ? run_wide(std::bool_constant<sizeof(T) == 4>{}) : run_wide(std::false_type{});
+    const cudaError_t e = fine ? run(toeplitz_weight_grad<T, sizeof(T) == 4>, opt_in[0]) : run(toeplitz_weight_grad<T, false>, opt_in[1]);
     if (e != cudaSuccess) return e;
     return launch_reduce_partials(p.partial, plan.groups, p.channels, p.taps, p.dw, p.db, p.dtype, stream);
   });
