@@ -40,7 +40,7 @@ template <typename T>
 ShortRows plan_rows(int64_t batch, int64_t len, Access access) {
   constexpr int V = kVecElems<T>;
   const int64_t per_row = ceil_div(len + (access == Access::kVector ? V - 1 : 0), V);
-  return {FastDiv(static_cast<uint32_t>(per_row)), batch * per_row};
+  return {FastDiv(static_cast<uint32_t>(per_row)), batch * per_row, access == Access::kVector};
 }
 
 // Blocks a channel: enough to fill the device several times over, none with less than two turns of work.
