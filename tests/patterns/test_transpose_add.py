@@ -255,13 +255,25 @@ def test_more_than_two_to_the_31_elements():
         ((4096, 1024), torch.bfloat16, True, "few bytes"),
         ((2**20, 40), torch.bfloat16, True, "short rows"),
         ((700, 120, 240), torch.bfloat16, True, "short rows"),
-        ((700, 120, 280), torch.bfloat16, True, ""),
+        ((700, 120, 280), torch.bfloat16, True, "a side below 128"),
+        ((700, 130, 280), torch.bfloat16, True, ""),
         ((4096, 4096), torch.float32, True, "large planes"),
-        ((300, 100, 600), torch.float32, True, ""),
+        ((300, 100, 600), torch.float32, True, "a side below 128"),
         ((70, 100, 600), torch.float32, True, "few bytes"),
     ],
 )
 def test_where_a_gpu_gains(shape, dtype, dynamic, reason):
+    found = _unproven(shape, [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2], dtype, dynamic)
+    assert reason in found if reason else found == ""
+
+
+def test_dynamic_sums_of_a_short_side_gain_where_another_dim_lies_between():
+    assert _unproven((120, 700, 280), [2, 1, 0], torch.bfloat16, True) == ""
+    assert _unproven((120, 700, 280), [2, 1, 0], torch.float32, True) == ""
+
+
+def _unproven(shape, order, dtype, dynamic):
+    """What the guards say of a sum of this shape and an operand whose dims lie in memory in this order."""
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -270,6 +282,7 @@ def test_where_a_gpu_gains(shape, dtype, dynamic, reason):
     context = StatelessSymbolicContext([DimDynamic.DYNAMIC] * len(shape)) if dynamic else None
     with mode:
         out = mode.from_tensor(out, source=ConstantSource("out"), symbolic_context=context) if dynamic else torch.empty_like(out)
-        operand = torch.empty([*out.shape[:-2], out.shape[-1], out.shape[-2]], dtype=dtype, device="meta").mT
-        found = family._unproven((operand, out), out)
-    assert reason in found if reason else found == ""
+        operand = torch.empty([out.shape[d] for d in order], dtype=dtype, device="meta").permute(
+            [order.index(d) for d in range(len(shape))]
+        )
+        return family._unproven((operand, out), out)
