@@ -140,35 +140,24 @@ inline void prefetch(const T* p, int64_t length) {
   for (int64_t i = 0; i < std::min(length, kMost * kLine); i += kLine) __builtin_prefetch(p + i);
 }
 
-constexpr int64_t kAhead = 8;  // entries
+constexpr int64_t kAhead = 8, kAtOnce = 512;  // entries
 constexpr int64_t kCacheBytes = 2 << 20;
 
-// All entries in their own order, onto out[row_begin..row_end), for `length` columns from the given offsets on.
-template <typename T, bool kScaled>
-void walk(const Params& p, const int64_t* target, int64_t out_offset, int64_t source_offset, int64_t length,
-          int64_t row_begin, int64_t row_end) {
+// The first `count` entries, or those that are listed, for `length` columns of out and source. Entries without a row are passed over.
+template <typename T, bool kScaled, bool kListed>
+void add_entries(const Params& p, const int64_t* target, const int64_t* entries, int64_t count, T* out, const T* source, int64_t length) {
   using A = typename AccOf<T>::type;
-  T* const out = static_cast<T*>(p.out) + out_offset;
-  const T* const source = static_cast<const T*>(p.source) + source_offset;
   const SliceDim& last = p.dims[p.n_dims - 1];
   const bool dense = last.out_stride == 1 && last.source_stride == 1;
-  if (length == 1 && !kScaled && !p.source_index.data) {
-    const bool all = row_begin == 0 && row_end == p.rows && target == p.index.data;  // none is left out, or another thread's
-    if (all && p.out_row_stride == 1 && p.source_row_stride == 1)
-      for (int64_t n = 0; n < p.n; ++n) out[target[n]] += source[n];
-    else
-      for (int64_t n = 0; n < p.n; ++n)
-        if (target[n] >= row_begin && target[n] < row_end) out[target[n] * p.out_row_stride] += source[n * p.source_row_stride];
-    return;
-  }
   const bool fits_cache = p.rows * p.columns() * int64_t(sizeof(T)) <= kCacheBytes;
-  for (int64_t n = 0; n < p.n; ++n) {
-    if (n + kAhead < p.n) {
-      if (!fits_cache) prefetch(out + target[n + kAhead] * p.out_row_stride, length);
-      prefetch(source + source_row(p, n + kAhead) * p.source_row_stride, length);
+  for (int64_t k = 0; k < count; ++k) {
+    if (k + kAhead < count) {
+      const int64_t ahead = kListed ? entries[k + kAhead] : k + kAhead;
+      if (!fits_cache) prefetch(out + target[ahead] * p.out_row_stride, length);
+      prefetch(source + source_row(p, ahead) * p.source_row_stride, length);
     }
-    const int64_t row = target[n];
-    if (row < row_begin || row >= row_end) continue;
+    const int64_t n = kListed ? entries[k] : k, row = target[n];
+    if (!kListed && row < 0) continue;
     T* const to = out + row * p.out_row_stride;
     const T* const from = source + source_row(p, n) * p.source_row_stride;
     const A scale = kScaled ? factor<T>(p, n) : A(1);
@@ -178,6 +167,35 @@ void walk(const Params& p, const int64_t* target, int64_t out_offset, int64_t so
       add_piece<kScaled, 0>(to, from, length, 1, 0, scale);
     else
       add_piece<kScaled, -1>(to, from, length, last.out_stride, last.source_stride, scale);
+  }
+}
+
+// All entries in their own order, onto out[row_begin..row_end), for `length` columns from the given offsets on.
+template <typename T, bool kScaled>
+void walk(const Params& p, const int64_t* target, int64_t out_offset, int64_t source_offset, int64_t length,
+          int64_t row_begin, int64_t row_end) {
+  T* const out = static_cast<T*>(p.out) + out_offset;
+  const T* const source = static_cast<const T*>(p.source) + source_offset;
+  const bool all_rows = row_begin == 0 && row_end == p.rows;
+  if (length == 1 && !kScaled && !p.source_index.data) {
+    const bool all = all_rows && target == p.index.data;  // none is left out, or another thread's
+    if (all && p.out_row_stride == 1 && p.source_row_stride == 1)
+      for (int64_t n = 0; n < p.n; ++n) out[target[n]] += source[n];
+    else
+      for (int64_t n = 0; n < p.n; ++n)
+        if (target[n] >= row_begin && target[n] < row_end) out[target[n] * p.out_row_stride] += source[n * p.source_row_stride];
+    return;
+  }
+  if (all_rows) return add_entries<T, kScaled, false>(p, target, nullptr, p.n, out, source, length);
+  // To jump over other threads' entries, which are anywhere, costs as much as to add them.
+  int64_t entries[kAtOnce];
+  for (int64_t first = 0; first < p.n; first += kAtOnce) {
+    int64_t count = 0;
+    for (int64_t n = first; n < std::min(first + kAtOnce, p.n); ++n) {
+      entries[count] = n;
+      count += target[n] >= row_begin && target[n] < row_end;
+    }
+    add_entries<T, kScaled, true>(p, target, entries, count, out, source, length);
   }
 }
 
