@@ -186,24 +186,25 @@ def _unproven(operands: tuple[torch.Tensor, ...], out: torch.Tensor) -> str:
     static = all(isinstance(n, int) for n in (*out.shape, *across.stride()))
     if out.device.type == "cpu":
         return _unproven_on_cpus(math.prod(sizes), out.itemsize, beside, along, static)
-    if static and out.itemsize >= 4:
-        return "static sizes of elements of 4 and more bytes: Inductor's tiles may be as fast"
-    total = math.prod(sizes) * out.itemsize
-    if static and min(beside, along) < _LARGE_PLANE:
-        return "static sizes, rows or columns below 2048: Inductor's tiles are as fast"
-    # Rows of the source that begin within sectors: its tiles read a quarter more. Such rows of the result cost our kernel, too.
-    large = _SMALL_STATIC if along * out.itemsize % _SECTOR == 0 else 2 * _SMALL_STATIC
-    if static and (beside * out.itemsize % _SECTOR == 0 or total < large):
-        return "static sizes, few bytes or rows that begin at sectors of memory: Inductor's tiles may be as fast"
-    few = total < (_SMALL_DYNAMIC if out.itemsize < 4 else 2 * _SMALL_DYNAMIC)
-    if not static and (few or min(beside, along) < 64 or max(beside, along) < 256):
+    total, short, long = math.prod(sizes) * out.itemsize, min(beside, along), max(beside, along)
+    if static:
+        if out.itemsize >= 4:
+            return "static sizes of elements of 4 and more bytes: Inductor's tiles may be as fast"
+        if short < _LARGE_PLANE:
+            return "static sizes, rows or columns below 2048: Inductor's tiles are as fast"
+        # Rows of the source that begin within sectors: its tiles read a quarter more. Such rows of the result cost our kernel, too.
+        large = _SMALL_STATIC if along * out.itemsize % _SECTOR == 0 else 2 * _SMALL_STATIC
+        if beside * out.itemsize % _SECTOR == 0 or total < large:
+            return "static sizes, few bytes or rows that begin at sectors of memory: Inductor's tiles may be as fast"
+        return ""
+    if total < (_SMALL_DYNAMIC if out.itemsize < 4 else 2 * _SMALL_DYNAMIC) or short < 64 or long < 256:
         return "dynamic sizes, short rows or few bytes: Inductor's loop may be as fast"
     # There our kernel's boxes take 1.1 to 1.7 times a contiguous add, and Inductor's loop 1.3 to 1.5. (Where other dims lie between the
     # two sides it takes 1.5 to 3.5.)
     plane = math.prod(sizes[d] for d in order[order.index(source[-1]) + 1 :]) == along
-    if not static and plane and min(beside, along) < 128:
+    if plane and short < 128:
         return "dynamic sizes, planes with a side below 128: Inductor's loop may be as fast"
-    if not static and out.itemsize >= 4 and min(beside, along) >= 128:
+    if out.itemsize >= 4 and short >= 128:
         return "dynamic sizes, large planes of 4 and more bytes an element: Inductor's loop is as fast"
     return ""
 

@@ -1,20 +1,17 @@
 """``python -m fusebackend bench``: what it takes, measures, prints and writes. No figure is judged here."""
 
 import dataclasses
-import fcntl
 import functools
 import json
-import multiprocessing
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
 
 from fusebackend.__main__ import main
-from fusebackend.bench import Case, compile_time, kernels, models, plots, pool, random_shapes, results, timing, turns
+from fusebackend.bench import Case, compile_time, kernels, models, plots, pool, random_shapes, results
 
 CPU = torch.device("cpu")
 
@@ -207,135 +204,6 @@ def test_random_shapes_are_the_same_for_a_seed_and_run(name):
             torch.autograd.grad(result.sum(), [arguments[i] for i in case.backward if arguments[i].requires_grad])
 
 
-# ---- timing, processes ----
-
-
-def test_calls_are_timed_in_turn():
-    order = []
-    times = timing.in_turn({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, CPU, seconds=0.0, rounds=3)
-    assert len(times["a"]) == len(times["b"]) == 3
-    runs = [x for x, y in zip(order, [*order[1:], None]) if x != y]
-    assert runs == list("abababab")  # warm-up, calibration, then a b, b a, a b
-
-
-class Answer:
-    """A job for the worker processes, which import it from here."""
-
-    def __init__(self, what, tried=None):
-        self.what, self.tried = what, tried
-
-    names = property(lambda self: {"what": self.what})
-    weight = property(lambda self: self.what == "heavy")
-
-    def __repr__(self):
-        return self.what
-
-    def prepare(self, device):
-        if self.what == "fails":
-            raise ValueError("as it was told to")
-        if self.what == "dies":
-            import os
-
-            os._exit(3)
-        if self.what == "large" or (self.what == "crowded" and not Path(self.tried).exists()):
-            if self.tried:
-                Path(self.tried).touch()
-            raise torch.OutOfMemoryError if self.what == "large" else RuntimeError("CUDA error: out of memory")
-        return lambda: {"measured": self.what}
-
-
-def test_a_worker_process_measures_what_it_prepared_after_all_is_compiled():
-    jobs = [Answer(what) for what in ("light", "fails", "heavy")]
-    found = [(job.what, row) for job, row in pool._Pool(jobs, False, workers=1).run()]
-    assert [name for name, _ in found] == ["fails", "heavy", "light"]
-    assert str(found[0][1]) == "ValueError: as it was told to"
-    assert [row["measured"] for _, row in found[1:]] == ["heavy", "light"] and all(row["prepared_s"] >= 0 for _, row in found[1:])
-
-
-def test_losses_begin_at_the_same_weights_where_memory_ran_out_on_the_way(monkeypatch):
-    monkeypatch.setattr(pool.time, "sleep", lambda seconds: None)
-    subject, calls = models.Subject(f"{__name__}:small_factory", "training-fp32", CPU), []
-    start = {k: v.clone() for k, v in subject.model.state_dict().items()}
-
-    def step():
-        calls.append(None)
-        if len(calls) in (2, 4):  # of the first and the second attempt
-            raise torch.OutOfMemoryError
-        subject.model.zero_grad()
-        loss = subject.model(*subject.args).square().mean()
-        loss.backward()
-        return loss.detach()
-
-    disturbed = pool.patiently(models._results, subject, step, start, 3)
-    assert len(calls) == 2 + 2 + 3 and disturbed == pool.patiently(models._results, subject, step, start, 3)
-
-
-@pytest.fixture
-def imported_processes(monkeypatch):
-    """Worker processes begin as copies of one that has imported all they need; spawned ones import it anew, in 6 s of CPU each."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([pool.__name__, __name__])
-    monkeypatch.setattr(pool.multiprocessing, "get_context", lambda method: context)
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_what_found_no_memory_is_tried_once_more_after_the_others(alone, tmp_path, imported_processes):
-    jobs = [Answer("crowded", str(tmp_path / "tried")), Answer("light"), Answer("large")]
-    found = [(job.what, row) for job, row in pool._Pool(jobs, alone, workers=2).run()]
-    names, rows = [what for what, _ in found], dict(found)
-    assert names[0] == "light" and sorted(names[1:]) == ["crowded", "large"]
-    assert rows["light"]["measured"] == "light" and rows["crowded"]["measured"] == "crowded"
-    assert rows["large"].kind == "OutOfMemoryError", "it does not fit by itself either"
-
-
-def test_a_worker_process_that_dies_costs_its_own_job_only():
-    ((job, row),) = pool._Pool([Answer("dies")], True, workers=1).run()
-    assert str(row) == "the worker process ended: exit code 3"
-
-
-def others_may(path, how):
-    with open(path) as file:
-        try:
-            fcntl.flock(file, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-
-def test_a_lock_is_taken_alone_within_a_shared_hold_and_given_back(tmp_path):
-    path = tmp_path / "lock"
-    lock = turns._Lock(path)
-    with lock.hold(alone=False):
-        assert others_may(path, fcntl.LOCK_SH) and not others_may(path, fcntl.LOCK_EX)
-        with lock.hold(alone=True):  # autotuning at the first call of a kernel
-            assert not others_may(path, fcntl.LOCK_SH)
-            with lock.hold(alone=False):
-                assert not others_may(path, fcntl.LOCK_SH)
-        assert others_may(path, fcntl.LOCK_SH) and not others_may(path, fcntl.LOCK_EX)
-    assert others_may(path, fcntl.LOCK_EX)
-
-
-def test_who_measures_is_alone_and_who_runs_shares(tmp_path, monkeypatch):
-    taken = []
-
-    def run(graph, inputs):
-        taken.append([others_may(tmp_path / name, fcntl.LOCK_EX) for name in ("measuring", "timing")])
-
-    monkeypatch.setattr(turns.CompiledFxGraph, "__call__", run)
-    monkeypatch.setattr(turns.torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(turns.gate, "medians_ms", lambda: taken.append(others_may(tmp_path / "timing", fcntl.LOCK_SH)))
-    ours, graph = turns.Turns(tmp_path), types.SimpleNamespace()
-    with ours.preparing():
-        kept = turns.CompiledFxGraph.__call__
-        kept(graph, [])
-        kept(graph, [])
-        turns.gate.medians_ms()
-    kept(graph, [])
-    assert taken == [[False, True], [False, False], False, [True, True]]
-    with ours.measuring():
-        assert not others_may(tmp_path / "measuring", fcntl.LOCK_SH)
-
-
 # ---- models ----
 
 
@@ -368,6 +236,24 @@ def _eager_step(subject):
     loss = models._loss(subject.model(*subject.args))
     loss.backward()
     return loss.detach()
+
+
+def test_losses_begin_at_the_same_weights_where_memory_ran_out_on_the_way(monkeypatch):
+    monkeypatch.setattr(pool.time, "sleep", lambda seconds: None)
+    subject, calls = models.Subject(f"{__name__}:small_factory", "training-fp32", CPU), []
+    start = {k: v.clone() for k, v in subject.model.state_dict().items()}
+
+    def step():
+        calls.append(None)
+        if len(calls) in (2, 4):  # of the first and the second attempt
+            raise torch.OutOfMemoryError
+        subject.model.zero_grad()
+        loss = subject.model(*subject.args).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    disturbed = pool.patiently(models._results, subject, step, start, 3)
+    assert len(calls) == 2 + 2 + 3 and disturbed == pool.patiently(models._results, subject, step, start, 3)
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys):
