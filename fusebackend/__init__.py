@@ -8,14 +8,14 @@ See README.md for the families and their measured ratios, and :mod:`fusebackend.
 
 __version__ = "0.2.0"
 
-from .backend import inductor_configs, last_report, load_operators, reports
-from .explain import explain
-from .kernel import load_kernel
-from .pattern import Match, Pattern, Reject
-from .registry import disable, enable, prioritize, register, unregister
-from .report import Report
-from .traced import RegistrationError, register_pattern, register_replacement
-from .verify import VerificationError, verify
+from fusebackend.backend import inductor_configs, last_report, load_operators, reports
+from fusebackend.declarative.register import RegistrationError, register_pattern, register_replacement
+from fusebackend.declarative.verify import VerificationError, verify
+from fusebackend.native.user_kernels import load_kernel
+from fusebackend.report.model import Report
+from fusebackend.rewriting.pattern import Match, Pattern, Reject
+from fusebackend.rewriting.registry import disable, enable, prioritize, register, unregister
+from fusebackend.tools.explain import explain
 
 __all__ = [
     "Match",

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import torch
 
-from . import __version__, build, cache, native
-from .bench import cli as bench_cli
-from .factory import MADE, UsageError, find, made_by
-from .options import OPTIONS
-from .registry import all_patterns
+from fusebackend import __version__
+from fusebackend.bench import cli as bench_cli
+from fusebackend.native import build, cache, loader
+from fusebackend.options import OPTIONS
+from fusebackend.rewriting.registry import all_patterns
+from fusebackend.tools.factory import MADE, UsageError, find, made_by
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -94,7 +95,7 @@ def env(_: argparse.Namespace) -> int:
         rows.append(("cache", str(cache.directory())))
     except cache.CacheError as error:
         rows.append(("cache", str(error)))
-    library = native.load()
+    library = loader.load()
     if library.path:
         rows.append(("library", f"{library.path}, for CPU{''.join(f', sm_{a}' for a in library.architectures)}"))
     if library.reason:
@@ -110,14 +111,14 @@ def build_ahead(chosen: argparse.Namespace) -> int:
     architectures = {None: None, "none": ()}.get(chosen.arch, (chosen.arch or "").split(","))
     wanted = build.plan(architectures)
     if chosen.wheel:
-        from .wheel import pack
+        from fusebackend.native.wheel import pack
 
-        with native.progress_line("building kernels") as progress:
+        with loader.progress_line("building kernels") as progress:
             made = pack(wanted, chosen.output or Path("dist"), progress)
         print(f"{made} ({made.stat().st_size / 1e6:.1f} MB): CPU{''.join(f', sm_{a}' for a in wanted.architectures)}")
         return 0
     (cache.directory("native") / f"{wanted.key}.failed").unlink(missing_ok=True)
-    with native.progress_line("building kernels") as progress:
+    with loader.progress_line("building kernels") as progress:
         folder = build.build(wanted, chosen.output, progress)
     print(f"{folder / build.LIBRARY}: CPU{''.join(f', sm_{a}' for a in wanted.architectures)}")
     return 0
@@ -132,7 +133,7 @@ def patterns(_: argparse.Namespace) -> int:
 
 
 def explain(chosen: argparse.Namespace) -> int:
-    from .explain import explain
+    from fusebackend.tools.explain import explain
 
     if chosen.html and chosen.html.suffix != ".html":  # before the work, not after it
         raise UsageError(f"--html writes a page: FILE.html is accepted, got {str(chosen.html)!r}")
@@ -145,7 +146,7 @@ def explain(chosen: argparse.Namespace) -> int:
 
 
 def verify(chosen: argparse.Namespace) -> int:
-    from .verify import verify
+    from fusebackend.declarative.verify import verify
 
     if chosen.module:
         sys.path.insert(0, str(Path.cwd()))
@@ -156,7 +157,7 @@ def verify(chosen: argparse.Namespace) -> int:
 
 
 def bisect(chosen: argparse.Namespace) -> int:
-    from .bisect import bisect
+    from fusebackend.tools.bisect import bisect
 
     found = bisect(find(chosen.check, "bisect"), print)
     print(found)
@@ -165,7 +166,7 @@ def bisect(chosen: argparse.Namespace) -> int:
 
 def fuzz(chosen: argparse.Namespace) -> int:
     try:
-        from .fuzz import run
+        from fusebackend.fuzz import run
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
@@ -186,7 +187,7 @@ def fuzz(chosen: argparse.Namespace) -> int:
 
 
 def gate(chosen: argparse.Namespace) -> int:
-    from . import verdicts
+    from fusebackend.profitability import verdict_store as verdicts
 
     if chosen.what == "clear":
         print(f"{verdicts.clear()} verdicts forgotten")
@@ -199,7 +200,7 @@ def gate(chosen: argparse.Namespace) -> int:
 
 
 def demo(chosen: argparse.Namespace) -> int:
-    from .demo import run
+    from fusebackend.tools.demo import run
 
     return run(chosen.steps)
 

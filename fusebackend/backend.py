@@ -26,16 +26,20 @@ from torch._inductor import config as inductor_config
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import __version__, build, interpret, native, race, report
-from . import graph as g
-from .gate import Gate
-from .log import log, warn_once
-from .options import Options, parse
-from .passes import SLOTS, FusePass, chained
-from .pattern import Level
-from .record import Record
-from .registry import all_patterns, select
-from .rewrite import Fuel
+from fusebackend import __version__
+from fusebackend import fx_utils as g
+from fusebackend.log import log, warn_once
+from fusebackend.native import build, loader
+from fusebackend.options import Options, parse
+from fusebackend.profitability import graph_race as race
+from fusebackend.profitability.decision_record import Record
+from fusebackend.profitability.policy import Gate
+from fusebackend.report import model as report
+from fusebackend.rewriting import interpret
+from fusebackend.rewriting.apply import Fuel
+from fusebackend.rewriting.inductor_pass import SLOTS, FusePass, chained
+from fusebackend.rewriting.pattern import Level
+from fusebackend.rewriting.registry import all_patterns, select
 
 _fuel: dict[int, Fuel] = {}
 _reports: collections.deque[report.Report] = collections.deque(maxlen=256)
@@ -55,7 +59,7 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     Raises:
         ValueError: an unknown option or mode (see :func:`fusebackend.options.parse`).
     """
-    library = native.load()
+    library = loader.load()
     began = time.perf_counter()
     chosen = parse(mode, options)
     result = report.Report(notes=[library.reason] if library.reason else [])
@@ -118,7 +122,7 @@ def inductor_configs(*, mode: str | None = None, options: dict[str, Any] | None 
     Raises:
         ValueError: an unknown option or mode, or ``fuse.interpret``, which makes no code.
     """
-    library = native.load()
+    library = loader.load()
     chosen = parse(mode, options)
     if chosen.interpret:
         raise ValueError("inductor_configs: fuse.interpret runs graphs without code, and code is what a package holds")
@@ -135,7 +139,7 @@ def load_operators() -> None:
         RuntimeError: there is no native library; the message says why.
     """
     all_patterns()
-    library = native.load()
+    library = loader.load()
     if library.path is None:
         raise RuntimeError(f"no native library: {library.reason}")
 
@@ -165,7 +169,7 @@ def _reset() -> None:
 fuse.reset = _reset  # type: ignore[attr-defined]
 
 
-def uuid(chosen: Options, library: native.Native) -> str | None:
+def uuid(chosen: Options, library: loader.Native) -> str | None:
     """Everything of ours that the compiled code depends on, in one string, for the keys of Inductor's caches; None if a
     pattern can't say what it does: nothing is cached then."""
     parts = [__version__, _sources_hash(), chosen.digest(), library.key, repr(library.architectures), str(library.reason)]
@@ -191,7 +195,7 @@ def _magnitudes(gm: fx.GraphModule) -> str:
 @functools.lru_cache
 def _sources_hash() -> str:
     """Hash of this package's Python files: what is matched and what is refused depends on more than a pattern's own file."""
-    patterns = importlib.import_module(f"{__package__}.patterns")
+    patterns = importlib.import_module("fusebackend.patterns")
     roots = (Path(__file__).parent, *map(Path, patterns.__path__))
     return "".join(build.content_hash(root, (".py",)) for root in roots)
 
@@ -238,7 +242,7 @@ def _with_passes(
     Args:
         record: where the gate remembers what it decided.
         timing: whether the gate may time anything.
-        more: as for :class:`fusebackend.passes.FusePass`.
+        more: as for :class:`fusebackend.rewriting.inductor_pass.FusePass`.
     """
     patches = _inductor_patches(chosen)
     without = {slot: patches.get(slot, getattr(inductor_config, slot)) for slot in SLOTS.values()}  # our passes

@@ -23,7 +23,10 @@ OPTIONS: dict[str, tuple[str, str]] = {
         "whether a substitution pays: kept verdicts and cheap timings; every region timed; whole graphs too; apply all",
     ),
     "fuse.gate_seconds": ("number >= 0", "how long one compile may spend on timing (default 300); looked at before each"),
-    "fuse.check": ('"off" or "numeric"', "run the original region beside each substitution; fusebackend.check.numeric_errors() tells"),
+    "fuse.check": (
+        '"off" or "numeric"',
+        "run the original beside each substitution; fusebackend.numeric_errors() tells",
+    ),
     "fuse.interpret": ("bool", "run the rewritten graph without Inductor's code generation (for debugging; slow)"),
 }
 
@@ -85,7 +88,7 @@ def _checked(name: str, value: Any) -> Any:
         names = (value,) if isinstance(value, str) else value
         if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
             raise wrong
-        from .registry import known_names
+        from fusebackend.rewriting.registry import known_names
 
         known = known_names()
         for n in names:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from . import backend
-from .report import Report
-from .verify import cotangent
+from fusebackend import backend
+from fusebackend.declarative.verify import cotangent
+from fusebackend.report.model import Report
 
 
 class PatternAssertion(AssertionError):

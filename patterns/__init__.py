@@ -1,1 +1,1 @@
-"""The families that ship with fusebackend, one file each; every module here is loaded and registers its patterns."""
+"""The families that ship with fusebackend, one package each; every package here is loaded and registers its patterns."""

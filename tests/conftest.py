@@ -14,8 +14,10 @@ import pytest
 import torch
 
 import fusebackend
-from fusebackend import native, registry
-from fusebackend.patterns import index_add, transpose_add
+from fusebackend.native import loader
+from fusebackend.patterns.index_add import match as index_add
+from fusebackend.patterns.transpose_add import match as transpose_add
+from fusebackend.rewriting import registry
 
 
 def pytest_collection_modifyitems(items):
@@ -33,7 +35,7 @@ def device(request):
 @pytest.fixture(scope="session", autouse=True)
 def loaded():
     """Operators have their kernels, whichever test comes first."""
-    native.load()
+    loader.load()
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +49,7 @@ def fresh_dynamo():
 @pytest.fixture
 def library():
     """Skips where the native library can't be built, with the reason."""
-    reason = native.load().why_not(torch.device("cpu"))
+    reason = loader.load().why_not(torch.device("cpu"))
     if reason:
         pytest.skip(reason)
 

@@ -76,7 +76,7 @@ def tile() -> None:
     ops = torch.ops.fusebackend
 
     def define(name: str, schema: str, fake: Callable) -> None:
-        from fusebackend import ops as operators
+        from fusebackend.native import ops as operators
 
         if not hasattr(ops, name):
             operators.define(name + schema, fake=fake)
@@ -125,10 +125,10 @@ def tile() -> None:
 
 @family
 def accumulate() -> None:
-    """The routes of csrc/accumulate/launch.h, each with what it absorbs; into self, onto self, onto zeros."""
+    """The routes of csrc/index_add/launch.h, each with what it absorbs; into self, onto self, onto zeros."""
     import torch
 
-    from fusebackend.patterns import index_add_ops as family
+    from fusebackend.patterns.index_add import ops as family
 
     ops = torch.ops.fusebackend
 
@@ -242,7 +242,7 @@ def matmul() -> None:
     """Whole tiles, tiles in parts, in shares; every majorness; batches; what is added; planes that are shared."""
     import torch
 
-    from fusebackend.patterns import matmul as family
+    from fusebackend.patterns.fp32_matmul import match as family
 
     if torch.cuda.get_device_capability() != (9, 0) or family.unavailable(torch.device("cuda", 0)):
         return
@@ -281,10 +281,11 @@ def worker(name: str, recorded: Path | None) -> None:
     """Runs a family; with ``recorded``, under torch's profiler, and writes the names of what was launched."""
     import torch
 
-    from fusebackend import native, registry
+    from fusebackend.native import loader
+    from fusebackend.rewriting import registry
 
     registry.all_patterns()  # define the operators
-    reason = native.load().why_not(torch.device("cuda", 0))
+    reason = loader.load().why_not(torch.device("cuda", 0))
     if reason:
         sys.exit(f"{name}: {reason}")
     torch.manual_seed(0)
@@ -302,7 +303,7 @@ def worker(name: str, recorded: Path | None) -> None:
 
 def declared() -> set[str]:
     """The ``__global__`` functions of csrc."""
-    from fusebackend import build
+    from fusebackend.native import build
 
     sources = [p.read_text() for p in build.sources_root().rglob("*.cu*")]
     nested = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"

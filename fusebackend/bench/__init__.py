@@ -4,6 +4,6 @@
 or of a user's own, ``compile`` what the backend adds to the time of a compile; ``table`` and ``plot`` read their JSON.
 """
 
-from .case import Case
+from fusebackend.bench.case import Case
 
 __all__ = ["Case"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..factory import UsageError
+from fusebackend.tools.factory import UsageError
 
 
 def add_to(commands: Any) -> None:
@@ -80,8 +80,8 @@ def _known(what: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def kernels(chosen: argparse.Namespace) -> int:
-    from . import kernels, pool
-    from .timing import this_device
+    from fusebackend.bench import kernels, pool
+    from fusebackend.bench.device_time import this_device
 
     _known("--family", chosen.family, kernels.families())
     _known("--ways", chosen.ways, kernels.WAYS)
@@ -96,20 +96,20 @@ def kernels(chosen: argparse.Namespace) -> int:
 
 
 def models(chosen: argparse.Namespace) -> int:
-    from ..options import parse
-    from . import models, pool
-    from .timing import this_device
+    from fusebackend.bench import model_steps, pool
+    from fusebackend.bench.device_time import this_device
+    from fusebackend.options import parse
 
     options = [_option(text) for text in chosen.option]
     if chosen.patterns:
         only_without = all(p.startswith("-") for p in chosen.patterns)
         options.append(("fuse.patterns", (*(["all"] if only_without else []), *chosen.patterns)))
     parse(None, dict(options))  # before the work, not after it
-    jobs: list[pool.Job] = [*models.jobs(chosen.model, chosen.kind, options, chosen.steps)]
+    jobs: list[pool.Job] = [*model_steps.jobs(chosen.model, chosen.kind, options, chosen.steps)]
 
     found = pool.run(jobs, this_device(), alone=True)
     rows = ((jobs.index(job), {**job.names, **_figures(row)}) for job, row in found)
-    return _measure(chosen, "models", rows, models.HEADING, models.line)
+    return _measure(chosen, "models", rows, model_steps.HEADING, model_steps.line)
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -123,8 +123,8 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def compile_time(chosen: argparse.Namespace) -> int:
-    from . import compile_time
-    from .timing import this_device
+    from fusebackend.bench import compile_time
+    from fusebackend.bench.device_time import this_device
 
     if chosen.repeats < 1:
         raise UsageError(f"--repeats takes a number from 1 on, got {chosen.repeats}")
@@ -137,9 +137,9 @@ def compile_time(chosen: argparse.Namespace) -> int:
 
 
 def losses(chosen: argparse.Namespace) -> int:
-    from ..models import MODELS
-    from ..options import parse
-    from . import losses
+    from fusebackend.bench import losses
+    from fusebackend.bench.model_zoo import MODELS
+    from fusebackend.options import parse
 
     parse(None, {"fuse.patterns": chosen.patterns})
     _known("--model", [m for m in chosen.model if ":" not in m], MODELS)
@@ -154,7 +154,7 @@ def losses(chosen: argparse.Namespace) -> int:
 
 
 def _figures(row: Any) -> dict[str, Any]:
-    from .pool import Failure
+    from fusebackend.bench.pool import Failure
 
     if not isinstance(row, Failure):
         return row
@@ -167,8 +167,8 @@ def _measure(chosen: argparse.Namespace, section: str, rows: Iterable[tuple[int,
 
     Returns 1 if a row has no figures, or wrong ones.
     """
-    from . import results
-    from .timing import environment
+    from fusebackend.bench import results
+    from fusebackend.bench.device_time import environment
 
     old = results.read(chosen.compare) if chosen.compare else None
     for path in [p for p in (chosen.output, chosen.plots) if p]:
@@ -206,7 +206,7 @@ def _stopped_in_order(rows: Iterable) -> Iterator:
 
 
 def table(chosen: argparse.Namespace) -> int:
-    from . import results
+    from fusebackend.bench import results
 
     data = results.merged(map(results.read, chosen.files))
     print(results.changes(data, results.read(chosen.compare)) if chosen.compare else results.markdown(data))
@@ -214,13 +214,13 @@ def table(chosen: argparse.Namespace) -> int:
 
 
 def plot(chosen: argparse.Namespace) -> int:
-    from . import results
+    from fusebackend.bench import results
 
     return 0 if _draw(results.merged(map(results.read, chosen.files)), chosen.plots) else 1
 
 
 def _draw(data: dict[str, Any], folder: Path) -> bool:
-    from . import plots
+    from fusebackend.bench import plots
 
     try:
         for path in plots.draw(data, folder):

@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from .. import backend, native
-from .pool import FEWEST_CORES, Failure, Row
-from .timing import this_device
+from fusebackend import backend
+from fusebackend.bench.device_time import this_device
+from fusebackend.bench.pool import FEWEST_CORES, Failure, Row
+from fusebackend.native import loader
 
-#: name -> (model of fusebackend.models, or None for the chain, and its kind)
+#: name -> (model of fusebackend.bench.model_zoo, or None for the chain, and its kind)
 GRAPHS: dict[str, tuple[str | None, str]] = {
     "1,000 nodes without matches": (None, "inference-fp32"),
     "byte_lm training": ("byte_lm", "training-fp32"),
@@ -94,7 +95,7 @@ def run(graphs: Sequence[str], repeats: int) -> Iterator[tuple[dict[str, str], R
 
 
 def _cold_and_warm(graph: str, way: str) -> list[dict[str, float]]:
-    library = native.load().path
+    library = loader.load().path
     with tempfile.TemporaryDirectory(prefix="fusebackend-bench-") as caches:
         setting = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "FUSEBACKEND_CACHE_DIR": f"{caches}/fuse"}
         setting["TRITON_CACHE_DIR"] = f"{caches}/triton"
@@ -111,7 +112,7 @@ def _cold_and_warm(graph: str, way: str) -> list[dict[str, float]]:
 
 def _first_call(graph: str, way: str) -> dict[str, float]:
     device = this_device()
-    native.load()
+    loader.load()
     small = torch.ones(3, device=device, requires_grad=True)
     torch.compile(lambda x: x.sin() + 1, backend=way)(small).sum().backward()
     step = _step(graph, way, device)
@@ -131,7 +132,7 @@ def _step(graph: str, way: str, device: torch.device) -> Callable[[], object]:
         x, w = (torch.randn(64, 64, device=device, dtype=torch.float64) for _ in range(2))
         compiled = torch.compile(chain, backend=way)
         return lambda: compiled(x, w)
-    from .models import Subject
+    from fusebackend.bench.model_steps import Subject
 
     return Subject(name, kind, device).step(way)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from .. import backend
-from ..registry import all_patterns
-from . import random_shapes
-from .case import Case
-from .pool import Failure, Row, patiently
-from .timing import median_ms
+from fusebackend import backend
+from fusebackend.bench import random_shapes
+from fusebackend.bench.case import Case
+from fusebackend.bench.device_time import median_ms
+from fusebackend.bench.pool import Failure, Row, patiently
+from fusebackend.rewriting.registry import all_patterns
 
 #: How each column is obtained from the case's function: arguments of torch.compile, or None for eager. The gate is off:
 #: what is timed is the kernel, whether it pays or not.
@@ -98,7 +98,7 @@ def heading(ways: Sequence[str]) -> str:
 
 def line(row: Row) -> str:
     """A row as it is printed: times, ratios to Inductor, goals, other peers, and what went wrong."""
-    from .results import goals, ratios
+    from fusebackend.bench.results import goals, ratios
 
     columns = ["floor", *(w for w in WAYS if w in row["ms"] or w in row["failed"])]
     times = "".join(f"{row['ms'][c]:{_COLUMN}.4f}" if c in row["ms"] else f"{'-':>{_COLUMN}}" for c in columns)

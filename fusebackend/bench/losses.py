@@ -35,9 +35,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from .. import native
-from .pool import FEWEST_CORES, Failure, Row
-from .timing import this_device
+from fusebackend.bench.device_time import this_device
+from fusebackend.bench.pool import FEWEST_CORES, Failure, Row
+from fusebackend.native import loader
 
 ARMS = ("float64", "without", "with")
 
@@ -135,7 +135,7 @@ def _compare_gradients(folder: str) -> Row:
 def _process(setting: Setting, arm: str, folder: str) -> dict[str, Any]:
     os.makedirs(folder, exist_ok=True)
     environment = dict(os.environ)
-    if (library := native.load().path) is not None:
+    if (library := loader.load().path) is not None:
         environment["FUSEBACKEND_LIBRARY"] = str(library.parent)
     command = [sys.executable, "-m", "fusebackend.bench.losses", json.dumps(dataclasses.asdict(setting)), arm, folder]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -147,7 +147,7 @@ def _process(setting: Setting, arm: str, folder: str) -> dict[str, Any]:
 
 def train(setting: Setting, arm: str, folder: str | None = None) -> dict[str, Any]:
     """The losses of one arm, by seed and step, and what was substituted; first gradients are saved in ``folder``."""
-    from .models import Subject, _substitutions
+    from fusebackend.bench.model_steps import Subject, _substitutions
 
     device = this_device()
     subject = Subject(setting.model, "training-fp32", device)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .pool import Row
-from .results import FLOOR_GOAL, complete, describe, part_of_floor, ratios
-from .timing import geomean
+from fusebackend.bench.device_time import geomean
+from fusebackend.bench.pool import Row
+from fusebackend.bench.results import FLOOR_GOAL, complete, describe, part_of_floor, ratios
 
 _OURS, _DYNAMIC, _EVEN = "#3b6ea8", "#9cc0e0", "#888888"
 

@@ -24,7 +24,7 @@ from unittest import mock
 
 import torch
 
-from ..native import progress_line
+from fusebackend.native.loader import progress_line
 
 Row = dict[str, Any]
 
@@ -234,8 +234,8 @@ def _with_seconds(measure: Callable[[], Row], seconds: float) -> Row:
 
 def _work(connection: Connection, folder: str) -> None:
     """What a worker process does: prepares jobs, keeps them, and measures them when it is told to."""
-    from .timing import this_device
-    from .turns import Turns
+    from fusebackend.bench.device_time import this_device
+    from fusebackend.bench.turns import Turns
 
     warnings.simplefilter("ignore")  # Inductor's advice on the models
     sys.stdout = sys.stderr

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..cache import write_atomically
-from ..factory import UsageError
-from .pool import Row
-from .timing import geomean
+from fusebackend.bench.device_time import geomean
+from fusebackend.bench.pool import Row
+from fusebackend.native.cache import write_atomically
+from fusebackend.tools.factory import UsageError
 
 #: The sections of a file, and what names a row in each.
 SECTIONS: dict[str, tuple[str, ...]] = {

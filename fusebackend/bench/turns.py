@@ -19,7 +19,8 @@ import torch
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.benchmarking import benchmarker
 
-from .. import gate, race
+from fusebackend.profitability import graph_race as race
+from fusebackend.profitability import policy as gate
 
 
 class Turns:

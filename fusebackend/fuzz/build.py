@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from hypothesis import strategies as st
 
-from .programs import TYPES, Program
-from .tensors import Spec
+from fusebackend.fuzz.programs import TYPES, Program
+from fusebackend.fuzz.tensors import Spec
 
 T = TypeVar("T")
 
@@ -199,8 +199,8 @@ def _second_sizes(b: Builder) -> tuple[tuple[int, int], ...]:
 def programs(draw: Any, device: str = "cpu") -> Program:
     """Random programs for ``device``: one or two of the families' cores, with other lines before, between and behind.
     They are tried on the CPU, where what eager refuses raises and does no harm."""
-    from .families import CORES, CORES_CPU
-    from .steps import step
+    from fusebackend.fuzz.families import CORES, CORES_CPU
+    from fusebackend.fuzz.steps import step
 
     b = Builder(draw)
     settings = Program((), (), (), deterministic=b.chance(6), autocast=b.chance(5))

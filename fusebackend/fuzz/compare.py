@@ -21,9 +21,9 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .. import backend
-from .. import graph as g
-from .programs import TYPES, Program
+from fusebackend import backend
+from fusebackend import fx_utils as g
+from fusebackend.fuzz.programs import TYPES, Program
 
 #: How many times eager's error (its largest over a tensor) is accepted, and how many roundings of the largest value.
 ERROR_RATIO, ROUNDINGS = 4.0, {torch.float16: 2, torch.bfloat16: 2}
@@ -174,7 +174,10 @@ def _compiled(program: Program, device: str, codegen: bool, patterns: Sequence[s
 @contextlib.contextmanager
 def cost_ignored() -> Iterator[None]:
     """Guards that ask what pays, not what is right, let everything pass: so more is substituted, in more places."""
-    from ..patterns import index_add, matmul, permute, transpose_add
+    from fusebackend.patterns.fp32_matmul import match as matmul
+    from fusebackend.patterns.index_add import match as index_add
+    from fusebackend.patterns.permute import match as permute
+    from fusebackend.patterns.transpose_add import match as transpose_add
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(g, "fused_neighbour", lambda node: None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .build import Builder
+from fusebackend.fuzz.build import Builder
 
 
 def transpose_add(b: Builder) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from .tensors import Spec
+from fusebackend.fuzz.tensors import Spec
 
 #: The names that programs have for floating-point dtypes. Their wide twin, which is what errors are measured against,
 #: runs the same lines with float64 for all of them.

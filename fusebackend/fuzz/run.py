@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, PrimitiveProvider
 
-from .build import programs
-from .compare import Verdict, check
-from .programs import Program
+from fusebackend.fuzz.build import programs
+from fusebackend.fuzz.compare import Verdict, check
+from fusebackend.fuzz.programs import Program
 
 CHUNK = 100  # programs of one seed, the next have the next
 SHRINKING = 300  # programs that are tried to make a failure smaller

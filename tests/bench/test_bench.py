@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusebackend.__main__ import main
-from fusebackend.bench import Case, compile_time, kernels, models, plots, pool, random_shapes, results
+from fusebackend.bench import Case, compile_time, kernels, model_steps, plots, pool, random_shapes, results
 
 CPU = torch.device("cpu")
 
@@ -212,7 +212,7 @@ def small_factory():
 
 
 def test_a_users_own_model_is_timed_in_every_kind(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(models, "in_turn", lambda steps, device: {way: [len(str(step()))] * 3 for way, step in steps.items()})
+    monkeypatch.setattr(model_steps, "in_turn", lambda steps, device: {way: [len(str(step()))] * 3 for way, step in steps.items()})
     file = tmp_path / "models.json"
     own = f"{__name__}:small_factory"
     arguments = ["--model", own, "--kind", "training-fp32", "--kind", "inference-bf16", "--option", "fuse.interpret=True"]
@@ -224,23 +224,23 @@ def test_a_users_own_model_is_timed_in_every_kind(tmp_path, capsys, monkeypatch)
 
 
 def test_losses_are_those_of_steps_down_the_gradient_and_the_model_is_as_before():
-    subject = models.Subject(f"{__name__}:small_factory", "training-fp32", CPU)
+    subject = model_steps.Subject(f"{__name__}:small_factory", "training-fp32", CPU)
     start = {k: v.clone() for k, v in subject.model.state_dict().items()}
-    losses = models._results(subject, lambda: _eager_step(subject), start, steps=4)
+    losses = model_steps._results(subject, lambda: _eager_step(subject), start, steps=4)
     assert all(a > b for a, b in zip(losses, losses[1:]))
     assert all(torch.equal(v, start[k]) for k, v in subject.model.state_dict().items())
 
 
 def _eager_step(subject):
     subject.model.zero_grad()
-    loss = models._loss(subject.model(*subject.args))
+    loss = model_steps._loss(subject.model(*subject.args))
     loss.backward()
     return loss.detach()
 
 
 def test_losses_begin_at_the_same_weights_where_memory_ran_out_on_the_way(monkeypatch):
     monkeypatch.setattr(pool.time, "sleep", lambda seconds: None)
-    subject, calls = models.Subject(f"{__name__}:small_factory", "training-fp32", CPU), []
+    subject, calls = model_steps.Subject(f"{__name__}:small_factory", "training-fp32", CPU), []
     start = {k: v.clone() for k, v in subject.model.state_dict().items()}
 
     def step():
@@ -252,8 +252,8 @@ def test_losses_begin_at_the_same_weights_where_memory_ran_out_on_the_way(monkey
         loss.backward()
         return loss.detach()
 
-    disturbed = pool.patiently(models._results, subject, step, start, 3)
-    assert len(calls) == 2 + 2 + 3 and disturbed == pool.patiently(models._results, subject, step, start, 3)
+    disturbed = pool.patiently(model_steps._results, subject, step, start, 3)
+    assert len(calls) == 2 + 2 + 3 and disturbed == pool.patiently(model_steps._results, subject, step, start, 3)
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys):
@@ -262,11 +262,11 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys):
     assert "timm" in (said := capsys.readouterr().out) and "pip install 'fusebackend[models]'" in said
 
 
-@pytest.mark.parametrize("name", models.CPU_MODELS)
+@pytest.mark.parametrize("name", model_steps.CPU_MODELS)
 def test_the_models_for_a_cpu_hold_what_is_looked_for(name):
     import fusebackend
 
-    report = fusebackend.explain(models.MODELS[name](CPU)[0], *models.MODELS[name](CPU)[1])
+    report = fusebackend.explain(model_steps.MODELS[name](CPU)[0], *model_steps.MODELS[name](CPU)[1])
     assert report.substitutions
 
 

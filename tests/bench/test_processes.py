@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusebackend.bench import pool, timing, turns
+from fusebackend.bench import device_time as timing
+from fusebackend.bench import pool, turns
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import fusebackend
-from fusebackend import registry
-from fusebackend.patterns import matmul as matmul_family
+from fusebackend.patterns.fp32_matmul import match as matmul_family
+from fusebackend.rewriting import registry
 
 ops = torch.ops.fusebackend
 pytestmark = pytest.mark.cuda

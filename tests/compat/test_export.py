@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fusebackend
-from fusebackend import native
+from fusebackend.native import loader
 
 PROGRAMS = {
     "package": """
@@ -94,7 +94,7 @@ def test_a_package_needs_code():
 
 
 def test_without_a_library_operators_are_not_loaded(monkeypatch):
-    monkeypatch.setattr(native, "_loaded", native.Native(reason="no C++ compiler found"))
+    monkeypatch.setattr(loader, "_loaded", loader.Native(reason="no C++ compiler found"))
     with pytest.raises(RuntimeError, match="no native library: no C\\+\\+ compiler found"):
         fusebackend.load_operators()
     assert torch.ops.fusebackend.transpose_add  # defined all the same

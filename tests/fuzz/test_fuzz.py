@@ -12,7 +12,7 @@ from fusebackend.fuzz import families, run  # noqa: E402
 from fusebackend.fuzz.compare import check  # noqa: E402
 from fusebackend.fuzz.programs import Program  # noqa: E402
 from fusebackend.fuzz.tensors import Spec  # noqa: E402
-from fusebackend.pattern import Emitter  # noqa: E402
+from fusebackend.rewriting.pattern import Emitter  # noqa: E402
 
 SEED, COUNT = 0, 120
 

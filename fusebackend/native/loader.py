@@ -1,0 +1,172 @@
+"""Finds, builds on first use, and loads the native library; remembers why where it can't.
+
+A library is looked for in ``$FUSEBACKEND_LIBRARY`` (a folder), in the package (``fusebackend/lib``, as a wheel may carry
+it), and in the cache; the last is built when it is missing. Nothing here raises: without a library the backend is
+plain Inductor, and every site that needed a kernel is reported with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from fusebackend.log import log
+from fusebackend.native import build, cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Native:
+    """What was loaded. ``reason`` says why there is no library, or no CUDA in it; None where all is well."""
+
+    path: Path | None = None
+    architectures: tuple[str, ...] = ()
+    key: str = ""
+    reason: str | None = None
+
+    def why_not(self, device: torch.device, *ops: torch._ops.OpOverload) -> str | None:
+        """None if ``ops`` can be called on ``device``; otherwise the reason, as it goes into the report."""
+        if self.path is None:
+            return f"no native library: {self.reason}"
+        if device.type == "cuda" and not _covers(self.architectures, _capability(device)):
+            return self.reason or f"the native library has no code for this GPU (built for {self.architectures})"
+        key = {"cpu": "CPU", "cuda": "CUDA"}.get(device.type)
+        missing = next((o for o in ops if key and not torch._C._dispatch_has_kernel_for_dispatch_key(o._schema.name, key)), None)
+        if key is None or missing is not None:
+            return f"{missing or 'the native library'} has no kernel for device type {device.type!r}"
+        return None
+
+
+#: Seconds for which a failed build is not tried again: its cause may have been a full disk or memory.
+FAILURES_LAST = 24 * 3600
+
+_loaded: Native | None = None
+_lock = threading.Lock()
+
+
+def load() -> Native:
+    """The loaded library; the first call builds it if need be (tens of seconds, with a progress line)."""
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            _loaded = _find_and_load()
+            if _loaded.reason:
+                log.warning("%s; affected sites are left to Inductor (python -m fusebackend env says more)", _loaded.reason)
+        return _loaded
+
+
+def _find_and_load() -> Native:
+    try:
+        return _prebuilt() or _built()
+    except (build.BuildError, cache.CacheError) as error:
+        return Native(reason=str(error))
+    except Exception as error:  # a full disk, a library that the loader does not like, ...
+        return Native(reason=f"{type(error).__name__}: {error}")
+
+
+def _prebuilt() -> Native | None:
+    for folder in prebuilt_folders():
+        try:
+            manifest = build.read_manifest(folder)
+            if manifest is None:
+                unfit: str | None = "it is damaged, or there is none"
+            else:
+                unfit = _unfit(manifest)
+                if unfit is None:
+                    return _open(folder, manifest)
+        except (cache.CacheError, OSError) as error:
+            unfit = str(error)
+        log.warning("the library in %s is not used: %s", folder, unfit)
+    return None
+
+
+PACKAGED = Path(__file__).parents[1] / "lib"
+
+
+def prebuilt_folders() -> list[Path]:
+    """Where a library that was built ahead may lie."""
+    named = os.environ.get("FUSEBACKEND_LIBRARY")
+    return [*([Path(named)] if named else []), *([PACKAGED] if PACKAGED.is_dir() else [])]
+
+
+def _unfit(manifest: dict) -> str | None:
+    if manifest["content"] != build.content_hash():
+        return "it was built from other sources"
+    if manifest["march"] == "x86-64-v3" and build.cpu_baseline() != "x86-64-v3":
+        return "it needs a CPU with AVX2 and FMA"
+    missing = [a for a in build.device_architectures() if not _covers(tuple(manifest["architectures"]), a)]
+    return f"it has no code for compute capability {', '.join(missing)}" if missing else None
+
+
+def _built() -> Native:
+    wanted = build.plan()
+    gpus = build.device_architectures()
+    reason = None
+    if gpus and not wanted.cuda:
+        reason = "no nvcc found, so there are no CUDA kernels: install the CUDA toolkit, or set CUDA_HOME"
+    failed = cache.directory("native") / f"{wanted.key}.failed"
+    if failed.exists() and time.time() - failed.stat().st_mtime < FAILURES_LAST:
+        raise build.BuildError(f"an earlier build failed, see {failed}; `python -m fusebackend build` tries again")
+    try:
+        with progress_line("building kernels, once for this machine") as progress:
+            folder = build.build(wanted, progress=progress)
+    except build.BuildError as error:
+        # Remembered, so that every later process does not spend the same time failing.
+        with contextlib.suppress(OSError):
+            cache.write_atomically(failed, str(error).encode())
+        raise
+    manifest = build.read_manifest(folder)
+    if manifest is None:
+        raise build.BuildError(f"the library that was just built can't be read back from {folder}")
+    return dataclasses.replace(_open(folder, manifest), reason=reason)
+
+
+def _open(folder: Path, manifest: dict) -> Native:
+    library = folder / build.LIBRARY
+    for path in (folder, library):
+        cache.check_private(path, like=Path(__file__) if folder == PACKAGED else None)
+    torch.ops.load_library(str(library))
+    return Native(library, tuple(manifest["architectures"]), manifest["key"])
+
+
+def _capability(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return "90a" if (major, minor) == (9, 0) else f"{major}{minor}"
+
+
+def _covers(architectures: tuple[str, ...], capability: str) -> bool:
+    """Machine code for this very GPU, for a lower minor of the same major, or PTX for an older one."""
+    if capability in architectures:
+        return True
+    wanted = int(capability.removesuffix("a"))
+    return any(a.isdigit() and int(a) <= wanted for a in architectures)
+
+
+@contextlib.contextmanager
+def progress_line(title: str) -> Iterator[Callable[[str], None]]:
+    """Yields a function that shows one line of progress on stderr: rewritten in place on a terminal, else start and end."""
+    stream, live, used = sys.stderr, sys.stderr.isatty(), ""
+
+    def show(text: str) -> None:
+        nonlocal used
+        line = f"fusebackend: {title} {text}"
+        if live:
+            stream.write(f"\r\x1b[2K{line}")
+        elif not used:
+            stream.write(f"fusebackend: {title} ...\n")
+        used = line
+        stream.flush()
+
+    try:
+        yield show
+    finally:
+        if used:
+            stream.write("\n" if live else f"{used}\n")
+            stream.flush()

@@ -1,0 +1,114 @@
+"""``load_kernel``: an operator from the user's own C++ and CUDA sources, built into the same cache as ours."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from fusebackend.log import log
+from fusebackend.native import build, cache, loader
+
+_keys: dict[str, str] = {}
+_libraries: dict[str, torch.library.Library] = {}
+
+
+class KernelError(ValueError):
+    """A kernel can't be registered; the message says what was given and what is accepted."""
+
+
+def load_kernel(
+    name: str,
+    *,
+    sources: Sequence[str | Path] | Mapping[str, str],
+    schema: str,
+    fake: Callable,
+    reference: Callable,
+    backward: Callable | None = None,
+    setup_context: Callable | None = None,
+) -> torch._ops.OpOverload:
+    """Builds C++ and CUDA sources with ninja and registers them as an operator.
+
+    Args:
+        name: ``"namespace::operator"``.
+        sources: paths of ``.cpp`` and ``.cu`` files, or a mapping from file names to their text. They register
+            their kernels themselves, ``STABLE_TORCH_LIBRARY_IMPL(namespace, CPU, m)``; ``#include "common/binding.h"``
+            gives what a binding needs on torch's stable ABI. ``.cu`` files, and ``.cpp`` files whose name ends in
+            ``_cuda``, are compiled only where there is a GPU and nvcc; ``_sm90.cu`` for sm_90a only.
+        schema: arguments and results, e.g. ``"(Tensor x, Tensor weight, float eps) -> Tensor"``.
+        fake: computes shape, strides and dtype of the results on fake tensors.
+        reference: the same in PyTorch; it is what runs on a device for which there is no kernel.
+        backward, setup_context: as for ``torch.library.register_autograd``, if the operator is differentiable.
+
+    Returns:
+        The operator, ``torch.ops.namespace.operator.default``.
+
+    Raises:
+        KernelError: a name or schema that is not of the form, a name that is taken, a source that is not there.
+        fusebackend.native.build.BuildError: the sources do not compile; the message ends with the compiler's words. No
+            compiler at all is not an error: the reference is used, and a warning says so.
+    """
+    namespace, separator, operator = name.partition("::")
+    if not (separator and namespace.isidentifier() and operator.isidentifier()):
+        raise KernelError(f"load_kernel: name={name!r}; give 'namespace::operator'")
+    if not schema.lstrip().startswith("(") or "->" not in schema:
+        raise KernelError(f"load_kernel: schema={schema!r}; give arguments and results, e.g. '(Tensor x, float eps) -> Tensor'")
+    if name in _keys or hasattr(getattr(torch.ops, namespace), operator):
+        raise KernelError(f"load_kernel: the operator {name!r} is there already; choose another name")
+    for argument, value in (("fake", fake), ("reference", reference)):
+        if not callable(value):
+            raise KernelError(f"load_kernel: {argument}={value!r}; a function is needed")
+
+    plan = _plan(_collect(sources))
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    library = _libraries[namespace]
+    library.define(f"{operator}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(operator, reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(name, fake, lib=library)
+    if backward is not None:
+        torch.library.register_autograd(name, backward, setup_context=setup_context, lib=library)
+    if plan is not None:
+        with loader.progress_line(f"building {name}") as progress:
+            folder = build.build(plan, progress=progress)
+        torch.ops.load_library(str(folder / build.LIBRARY))
+    _keys[name] = plan.key if plan else "reference"
+    return getattr(getattr(torch.ops, namespace), operator).default
+
+
+def library_key(op: torch._ops.OpOverload) -> str:
+    """Identifies the build behind an operator made by :func:`load_kernel`; empty for others."""
+    return _keys.get(op._schema.name, "")
+
+
+def _collect(sources: Sequence[str | Path] | Mapping[str, str]) -> Path:
+    """The sources, and the headers beside them, in a folder of their own named by their content."""
+    texts: dict[str, bytes] = {}
+    if isinstance(sources, Mapping):
+        texts = {file: text.encode() for file, text in sources.items()}
+    else:
+        for source in map(Path, sources):
+            if not source.is_file():
+                raise KernelError(f"load_kernel: no such source file: {source}")
+            headers = [p for p in source.parent.iterdir() if p.suffix in (".h", ".cuh", ".hpp")]
+            texts.update({p.name: p.read_bytes() for p in (source, *headers)})
+    wrong = [file for file in texts if Path(file).name != file or Path(file).suffix not in (".cpp", ".cu", ".h", ".cuh", ".hpp")]
+    if wrong or not texts:
+        raise KernelError(f"load_kernel: sources={wrong or sources!r}; .cpp and .cu files are accepted")
+    digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:24]
+    folder = cache.directory("kernels", digest)
+    for file, text in texts.items():
+        if not (folder / file).exists():
+            cache.write_atomically(folder / file, text)
+    return folder
+
+
+def _plan(root: Path) -> build.Plan | None:
+    try:
+        found = build.plan()
+    except build.BuildError as error:
+        log.warning("%s; the reference implementation is used instead of the kernel", error)
+        return None
+    return build.Plan(found.toolchain, found.architectures, root)

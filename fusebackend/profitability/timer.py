@@ -1,0 +1,119 @@
+"""Times several ways of computing the same against each other, in turn, on the same random inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fusebackend.profitability.random_inputs import Samples
+
+_MIN_RUNS, _MAX_RUNS = 3, 30
+_LAUNCH_MS = 0.2  # what launching a few kernels may take
+
+# One timing at a time: two would see each other's load.
+_one_at_a_time = threading.Lock()
+
+
+@contextlib.contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Real tensors, no autograd, no autocast, the random state as it was afterwards; one thread at a time."""
+    devices = [device.index if device.index is not None else torch.cuda.current_device()] if device.type == "cuda" else []
+    with (
+        _one_at_a_time,
+        torch.utils._python_dispatch._disable_current_modes(),
+        torch._C._DisablePythonDispatcher(),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+        torch.random.fork_rng(devices),
+        torch.cuda.device(device) if devices else contextlib.nullcontext(),
+    ):
+        yield
+
+
+def medians_ms(
+    ways: Sequence[Callable[[list[Any]], Any]],
+    samples: Samples,
+    device: torch.device,
+    *,
+    seconds: float = 0.3,
+    draws: int = 3,
+    launches: bool = False,
+) -> list[float]:
+    """The median time of each way in milliseconds, over several draws of random inputs.
+
+    On CUDA the L2 cache is flushed before each run.
+
+    Args:
+        ways: functions of a list of inputs, which they may empty; the last is the one to trust.
+        samples: draws the inputs; those that are mutated are restored before each run.
+        seconds: about how long to measure, for all ways and draws together.
+        draws: how many times inputs are drawn.
+        launches: on CUDA, whether the time that the CPU takes to launch the kernels counts where it is longer.
+    """
+    timer = _CudaTimer(device, launches) if device.type == "cuda" else _cpu_ms
+    samples.settle(ways[-1])
+    found: list[list[float]] = [[] for _ in ways]
+    began = time.perf_counter()
+    for draw in range(draws):
+        if draw and time.perf_counter() - began > 2 * seconds:
+            break  # so slow that the first draw took it all
+        inputs = samples.draw()
+        # Whole storages, whatever the strides: memory may be used for other things in between.
+        pristine = [(inputs[i].untyped_storage(), inputs[i].untyped_storage().clone()) for i in samples.mutated]
+
+        def run(way: Callable, inputs: list[Any] = inputs, pristine: list = pristine) -> float:
+            for storage, kept in pristine:
+                storage.copy_(kept)
+            given = list(inputs)
+            return timer(lambda: way(given))
+
+        if not draw:
+            for way in ways:  # autotunes, allocates
+                run(way)
+            began = time.perf_counter()
+        round_ms = sum(run(way) for way in ways)
+        runs = int(1e3 * seconds / draws / max(round_ms, 1e-3))
+        times: list[list[float]] = [[] for _ in ways]
+        for _ in range(min(max(runs, _MIN_RUNS), _MAX_RUNS)):
+            for kept, way in zip(times, ways):
+                kept.append(run(way))
+        for kept, of_draw in zip(found, times):
+            kept.append(statistics.median(of_draw))
+        del inputs, pristine
+    return [statistics.median(of_way) for of_way in found]
+
+
+def _cpu_ms(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return 1e3 * (time.perf_counter() - began)
+
+
+class _CudaTimer:
+    def __init__(self, device: torch.device, launches: bool):
+        properties = torch.cuda.get_device_properties(device)
+        self._cycles_per_ms = 1.5e6  # a bit less than any GPU that is in use: the wait is rather too long
+        self._cache = torch.empty(max(2 * getattr(properties, "L2_cache_size", 0), 1 << 26), dtype=torch.int8, device=device)
+        self._launches = launches
+        self._launch_ms = _LAUNCH_MS
+
+    def __call__(self, call: Callable[[], Any]) -> float:
+        torch.cuda.synchronize()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._cache.zero_()
+        if not self._launches:  # the GPU waits until all is launched, so that its own time is what is measured
+            torch.cuda._sleep(int(self._launch_ms * self._cycles_per_ms))
+        began = time.perf_counter()
+        start.record()
+        call()
+        end.record()
+        # Follows what launching takes (a first call, which compiles, is cut off); never so long that the CPU waits much.
+        self._launch_ms = min(max(_LAUNCH_MS, 1.2e3 * (time.perf_counter() - began)), 20.0)
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)

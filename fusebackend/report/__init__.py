@@ -1,0 +1,1 @@
+"""What was rewritten, what was not and why; kept beside Inductor's cached code."""

@@ -1,0 +1,1 @@
+"""Matching patterns in FX graphs and applying them, each replacement checked before it is committed."""

@@ -1,0 +1,76 @@
+"""``options={"fuse.check": "numeric"}``: runs the original region beside each substitution and keeps the errors.
+
+For the search after a wrong number: slower and larger than either way alone, and of no use in production.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from fusebackend.native import ops
+
+
+@dataclasses.dataclass
+class SiteError:
+    """The errors found at one substitution.
+
+    Attributes:
+        site: pattern, graph, and the user's line.
+        calls: how often it ran.
+        absolute: the largest difference between replacement and original.
+        relative: the largest difference over the original's largest value.
+    """
+
+    site: str
+    calls: int = 0
+    absolute: float = 0.0
+    relative: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.site}: largest error {self.absolute:.2e} absolute, {self.relative:.2e} of the largest value ({self.calls} calls)"
+
+
+_pending: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+_errors: dict[str, SiteError] = {}
+
+
+def _compare(replacement: torch.Tensor, original: torch.Tensor, site: str) -> torch.Tensor:
+    if replacement.numel() and (replacement.is_floating_point() or replacement.is_complex()):
+        kind = torch.complex128 if replacement.is_complex() else torch.float64
+        both_nan = replacement.isnan() & original.isnan()
+        # Infinities of one sign subtract to nan: equal values have no difference.
+        error = (replacement.to(kind) - original.to(kind)).abs().masked_fill(both_nan | (replacement == original), 0).max()
+        _pending.append((site, error, original.to(kind).abs().nan_to_num(0, 0, 0).max()))
+    else:
+        difference = (replacement != original).any() if replacement.numel() else torch.zeros((), dtype=torch.bool)
+        _pending.append((site, difference.double(), torch.ones((), dtype=torch.float64)))
+    return replacement.clone(memory_format=torch.preserve_format)
+
+
+compare = ops.define(
+    "numeric_check(Tensor replacement, Tensor original, str site) -> Tensor",
+    fake=lambda replacement, original, site: torch.empty_like(replacement),
+    python_kernels={"CompositeExplicitAutograd": _compare},
+    layout=torch.Tag.needs_exact_strides,
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
+
+
+def numeric_errors() -> list[SiteError]:
+    """The errors found so far, by site. Waits for the device; clear them with :func:`reset`."""
+    for site, error, scale in _pending:
+        found = _errors.setdefault(site, SiteError(site))
+        found.calls += 1
+        absolute = error.item()
+        found.absolute = max(found.absolute, absolute) if absolute == absolute else float("nan")
+        found.relative = max(found.relative, absolute / max(scale.item(), 1e-300)) if absolute else found.relative
+    _pending.clear()
+    return list(_errors.values())
+
+
+def reset() -> None:
+    """Forgets the errors found so far."""
+    _pending.clear()
+    _errors.clear()

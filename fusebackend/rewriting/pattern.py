@@ -1,0 +1,137 @@
+"""The vocabulary of rewriting: ``Pattern``, ``Match``, ``Reject``, ``Emitter``.
+
+A pattern names the operators it anchors on and, shown such a node, answers one of three things: a ``Match``, what to
+replace by what; a ``Reject``, a near miss with its reason, which goes into the report; or ``None``, not a candidate at
+all. Matching never changes the graph; :mod:`fusebackend.rewriting.apply` does, and checks everything before it commits.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+Level = Literal["joint", "post_grad"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reject:
+    """A near miss: the anchor was a candidate and a guard failed.
+
+    Attributes:
+        reason: one sentence for the user: what was found, and what is accepted.
+        node: the node at which the guard failed; the anchor if None.
+    """
+
+    reason: str
+    node: fx.Node | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """What to replace by what.
+
+    Attributes:
+        outputs: the nodes whose values the replacement computes, in the order in which ``emit`` returns them. What
+            ``emit`` returns must agree with them in shape, dtype, stride, device and aliasing, or nothing is changed.
+        emit: builds the replacement with the :class:`Emitter` it is given and returns the new node (or a tuple of them).
+            It may use any node that stands before the outputs.
+        interior: further nodes that the replacement makes unnecessary; nobody outside the match may use them.
+        note: shown in the report, e.g. what was absorbed.
+        unproven: where the static guards can't tell whether the replacement is faster, the reason, as it goes into the
+            report. Such a match is applied only if a timing says so (:mod:`fusebackend.profitability`).
+    """
+
+    outputs: tuple[fx.Node, ...]
+    emit: Callable[[Emitter], fx.Node | Sequence[fx.Node]]
+    interior: tuple[fx.Node, ...] = ()
+    note: str = ""
+    unproven: str = ""
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        return (*self.interior, *self.outputs)
+
+
+class Emitter:
+    """Inserts the nodes of a replacement into the graph, each with its fake value computed at once.
+
+    With one output they go right before it. With several, which may lie as far apart as forward and backward, each goes
+    right behind the last of its inputs, so that whoever used an output still finds it in time.
+    """
+
+    def __init__(self, outputs: tuple[fx.Node, ...], fake_mode: Any):
+        self._outputs = outputs
+        self._fake_mode = fake_mode
+        self.nodes: list[fx.Node] = []
+
+    def call(self, target: Callable, *args: Any, **kwargs: Any) -> fx.Node:
+        """Inserts ``target(*args, **kwargs)``; arguments may hold nodes, also inside lists."""
+        anchor = min(self._outputs)
+        inputs: list[fx.Node] = []
+        fx.node.map_arg((args, kwargs), inputs.append)
+        behind = max(inputs) if len(self._outputs) > 1 and inputs else None
+        if behind is not None and behind.op == "placeholder":  # placeholders stay together at the top
+            behind = max(anchor.graph.find_nodes(op="placeholder"))
+        with anchor.graph.inserting_before(anchor) if behind is None else anchor.graph.inserting_after(behind):
+            node = anchor.graph.call_function(target, args, kwargs)
+        self.nodes.append(node)
+        node.meta.update(inherited_meta(anchor))
+        fake_args, fake_kwargs = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with self._fake_mode:
+            node.meta["val"] = target(*fake_args, **fake_kwargs)
+        return node
+
+
+def inherited_meta(node: fx.Node) -> dict[str, Any]:
+    """What a replacement takes over from the node that it replaces: where it comes from, not what its value is."""
+    return {k: v for k, v in node.meta.items() if k not in _OWN_META}
+
+
+_OWN_META = frozenset({"val", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals", "original_aten"})
+
+
+class Pattern(abc.ABC):
+    """One thing to look for. Subclass it, and give an instance to :func:`fusebackend.register`.
+
+    Attributes:
+        name: how options and reports call it.
+        anchors: the operators at which ``match`` is asked.
+        level: ``"post_grad"``, after Inductor's decompositions, on forward and backward graphs alike; or ``"joint"``,
+            before forward and backward are parted, for families that rewrite both together.
+        priority: of two matches that overlap the higher wins, then the larger.
+    """
+
+    name: str
+    anchors: tuple[torch._ops.OpOverload, ...]
+    level: Level = "post_grad"
+    priority: int = 0
+
+    @abc.abstractmethod
+    def match(self, node: fx.Node) -> Match | Reject | None:
+        """Answers for one anchor node; must not change the graph and must not add guards on symbolic sizes."""
+
+    def examples(self) -> list[tuple[Callable, tuple]]:
+        """Functions with arguments that this pattern must be found in; what :func:`fusebackend.verify` runs."""
+        return []
+
+    def fingerprint(self) -> str:
+        """Identifies what this pattern does, across processes; a part of the key of compiled graphs.
+
+        By default it covers the source of the module that defines the pattern, and the instance's attributes.
+        """
+        try:
+            source = inspect.getsource(inspect.getmodule(type(self)) or type(self))
+        except (OSError, TypeError):
+            source = repr(type(self))
+        text = f"{self.name}\0{self.priority}\0{source}\0{sorted(vars(self).items(), key=lambda kv: kv[0])!r}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"<pattern {self.name}>"

@@ -1,0 +1,73 @@
+"""Finds the substitution after which a user's check fails."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from fusebackend import backend
+from fusebackend.report.model import Substitution
+from fusebackend.rewriting.apply import Fuel
+
+
+@dataclasses.dataclass(frozen=True)
+class Bisection:
+    """The result of :func:`bisect`.
+
+    Attributes:
+        total: how many substitutions a compile without limit made.
+        culprit: the first one with which the check fails; None if it passes with all, or fails with none.
+        passes_without: whether the check passes without any substitution.
+    """
+
+    total: int
+    culprit: Substitution | None
+    passes_without: bool
+
+    def __str__(self) -> str:
+        if not self.passes_without:
+            return f"the check fails without any substitution too ({self.total} with all): the cause lies elsewhere"
+        if self.culprit is None:
+            return f"the check passes with all {self.total} substitutions"
+        c = self.culprit
+        shapes = f"{', '.join(c.inputs)} -> {', '.join(c.outputs)}"
+        return f"the check fails from this substitution on: {c.pattern} in {c.graph}, {c.source}\n  {shapes}"
+
+
+def bisect(check: Callable[[], object], progress: Callable[[str], None] = lambda line: None) -> Bisection:
+    """Runs ``check`` with ever fewer substitutions until one is left to blame.
+
+    Args:
+        check: compiles with ``backend="fuse"`` and runs; returns False or raises if the result is wrong. It must do the
+            same at every call. It is called about log2(number of substitutions) + 2 times, each time compiling anew.
+        progress: is told each step in a line.
+    """
+
+    def passes(limit: int | None) -> tuple[bool, Fuel]:
+        torch._dynamo.reset()
+        with backend.forced_fuel(Fuel(limit)) as fuel:
+            try:
+                ok = check() is not False
+            except Exception as error:
+                progress(f"  ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})")
+                ok = False
+        progress(f"{'all' if limit is None else limit} substitutions: {'passes' if ok else 'fails'}")
+        return ok, fuel
+
+    ok, everything = passes(None)
+    total = len(everything.applied)
+    if ok:
+        return Bisection(total, None, True)
+    if not passes(0)[0]:
+        return Bisection(total, None, False)
+    good, bad, last = 0, total, everything
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        ok, fuel = passes(middle)
+        if ok:
+            good = middle
+        else:
+            bad, last = middle, fuel
+    return Bisection(total, last.applied[bad - 1], True)

@@ -1,0 +1,281 @@
+"""Reads accumulations off a graph: every spelling of ``index_add``, and what stands around one that a kernel can absorb."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.index_add.ops import DROP, HALVES, SOURCE_STRICT, STRICT, WRAP
+from fusebackend.rewriting.pattern import Reject
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+@dataclasses.dataclass
+class Site:
+    """One accumulation, read off the graph and narrowed by what is absorbed."""
+
+    output: fx.Node  # whose value the replacement computes
+    self: fx.Node
+    dim: int
+    index: fx.Node
+    values: fx.Node
+    alpha: Any = 1
+    bounds: int = STRICT
+    ignore: int | None = None
+    weight: fx.Node | None = None
+    source_index: fx.Node | None = None
+    source_strict: bool = False  # a negative source index is an error
+    rounded_once: bool = False  # a convert to fp32 before and one back after were absorbed
+    index_dims: int = 1  # how many dimensions of values stand for the indexed one
+    interior: list[fx.Node] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def all_bounds(self) -> int:
+        return self.bounds + SOURCE_STRICT * self.source_strict
+
+    @property
+    def onto_zeros(self) -> bool:
+        return is_constant(self.self, 0)
+
+    def absorb(self, nodes: list[fx.Node], values: fx.Node, note: str) -> None:
+        self.interior += nodes
+        self.values = values
+        self.notes.append(note)
+
+
+def is_constant(node: Any, number: float) -> bool:
+    return isinstance(node, fx.Node) and node.target is aten.full.default and node.args[1] == number
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _one_index(node: fx.Node, indices: list) -> tuple[int, fx.Node] | Reject:
+    """The dimension and the node of the only index in a list of optional ones."""
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if len(given) != 1:
+        return Reject(f"{len(given)} index tensors; one is accepted", node)
+    dtype = g.value(given[0][1]).dtype
+    if dtype not in (torch.int64, torch.int32):
+        return Reject(f"the index is {str(dtype).removeprefix('torch.')}; int32 and int64 are accepted", node)
+    return given[0]
+
+
+def _from_index_put(node: fx.Node) -> Site | Reject | None:
+    args = g.arguments(node)
+    if not args["accumulate"]:
+        return None
+    found = _one_index(node, args["indices"])
+    if isinstance(found, Reject):
+        return found
+    return Site(node, args["self"], *found, args["values"], bounds=WRAP, index_dims=g.value(found[1]).dim())
+
+
+def _from_index_add(node: fx.Node) -> Site | Reject | None:
+    args = g.arguments(node)
+    if not g.value(args["self"]).dim():
+        return Reject("a tensor without dimensions", node)
+    found = _one_index(node, [args["index"]])
+    if isinstance(found, Reject):
+        return found
+    return Site(node, args["self"], args["dim"] % max(g.value(args["self"]).dim(), 1), args["index"], args["source"], args["alpha"])
+
+
+def _row_index(index: fx.Node, dim: int, whole: torch.Tensor) -> fx.Node | Reject:
+    """The one index a row that ``index`` (of scatter or gather) repeats along whole rows of ``whole``."""
+    tensor = g.value(index)
+    if tensor.dim() != whole.dim():  # scalars count as vectors of one
+        return Reject("the index has another rank than what it indexes", index)
+    for d in range(tensor.dim()):
+        if d != dim and not g.same_size(tensor.shape[d], whole.shape[d]):
+            return Reject("the index does not cover whole rows", index)
+    if tensor.dim() == 1:
+        return index
+    inner = index.args[0] if index.target is aten.expand.default else None
+    if inner is not None and g.value(inner).dim() == tensor.dim():
+        if all(d == dim or g.same_size(size, 1) for d, size in enumerate(g.value(inner).shape)):
+            return inner
+    return Reject("the index is not one entry a row, expanded along the row", index)
+
+
+def _from_scatter_add(node: fx.Node) -> Site | Reject | None:
+    args = g.arguments(node)
+    if node.target is aten.scatter_reduce.two and (args["reduce"] != "sum" or not args["include_self"]):
+        return None
+    tensor, source = g.value(args["index"]), g.value(args["src"])
+    if not tensor.dim():
+        return Reject("a tensor without dimensions", node)
+    if not _same_shape(tensor.shape, source.shape):
+        return Reject("the index does not cover all of the source", node)
+    dim = args["dim"] % tensor.dim()
+    index = _row_index(args["index"], dim, g.value(args["self"]))
+    return index if isinstance(index, Reject) else Site(node, args["self"], dim, index, args["src"])
+
+
+def _from_masked(node: fx.Node) -> Site | Reject | None:
+    args = g.arguments(node)
+    found = _one_index(node, args["indices"])
+    if isinstance(found, Reject):
+        return found
+    site = Site(node, args["self"], *found, args["values"], bounds=DROP, index_dims=g.value(found[1]).dim())
+    if site.dim != 0:
+        return Reject("a mask with an index that is not on the first dimension", node)
+    mask, index, chain = args["mask"], site.index, []
+    while mask.target is aten.unsqueeze.default and mask.args[1] % g.value(mask).dim() >= site.index_dims:
+        chain.append(mask)
+        mask = mask.args[0]
+    rows = g.value(site.self).shape[0]
+    leaves = [mask]
+    while leaves:
+        leaf = leaves.pop()
+        chain.append(leaf)
+        if leaf.target in (aten.bitwise_and.Tensor, aten.logical_and.default):
+            leaves += leaf.args[:2]
+        elif leaf.target is aten.ne.Scalar and leaf.args[0] is index and site.ignore in (None, leaf.args[1]):
+            site.ignore = leaf.args[1]
+        elif not (leaf.target is aten.ge.Scalar and leaf.args[0] is index and leaf.args[1] == 0) and not (
+            leaf.target is aten.lt.Scalar and leaf.args[0] is index and g.same_size(_size(leaf.args[1]), rows)
+        ):
+            return Reject("the mask is more than a check of bounds and padding", leaf)
+    if len(chain) == len(set(chain)) and all(_inside(chain, n, node) for n in chain):
+        site.interior += chain
+    return site
+
+
+def _size(argument: Any) -> Any:
+    return g.value(argument) if isinstance(argument, fx.Node) else argument
+
+
+def _inside(nodes: list[fx.Node], node: fx.Node, end: fx.Node) -> bool:
+    return all(u is end or u in nodes for u in node.users)
+
+
+READERS = {
+    aten.index_put.default: _from_index_put,
+    aten._unsafe_index_put.default: _from_index_put,
+    aten.index_add.default: _from_index_add,
+    aten.scatter_add.default: _from_scatter_add,
+    aten.scatter_reduce.two: _from_scatter_add,
+    aten._unsafe_masked_index_put_accumulate.default: _from_masked,
+}
+
+
+def read(node: fx.Node) -> Site | Reject | None:
+    """The accumulation that ``node`` is, with all that can be absorbed into it; None if it is none."""
+    site = READERS[node.target](node)
+    if not isinstance(site, Site):
+        return site
+    target, index, values = g.value(site.self), g.value(site.index), g.value(site.values)
+    if not target.dim():
+        return Reject("a tensor without dimensions", node)
+    scatter = node.target in (aten.scatter_add.default, aten.scatter_reduce.two)
+    entries = values.shape[site.dim : site.dim + 1] if scatter else index.shape
+    whole = (*target.shape[: site.dim], *entries, *target.shape[site.dim + 1 :])
+    if not all(map(_must_be_same, values.shape, whole)) or len(values.shape) != len(whole):
+        return Reject(f"the values, {g.spec(values)}, are broadcast", site.values)
+    if site.index_dims != 1 and not all(isinstance(s, int) for d, s in enumerate(target.shape) if d != site.dim):
+        return Reject("an index of several dimensions beside sizes that are not known", site.index)
+    _absorb_padding(site)
+    _absorb_rounding(site)
+    while _absorb_scale(site):
+        pass
+    _absorb_gather(site)
+    return site
+
+
+# ---- what is absorbed around it ----
+
+
+def _absorb_rounding(site: Site) -> None:
+    """convert(g, fp32) -> accumulate onto fp32 zeros -> convert back: a sum that is rounded once."""
+    if not (site.onto_zeros and g.value(site.output).dtype is torch.float32 and site.values.target is prims.convert_element_type.default):
+        return
+    narrow, back = site.values.args[0], only_user(site.output)
+    dtype = g.value(narrow).dtype
+    if dtype not in HALVES or back is None or only_user(site.values) is None:
+        return
+    if back.target is prims.convert_element_type.default and back.args[1] is dtype:
+        site.absorb([site.values, site.output], narrow, "summed in fp32 and rounded once")
+        site.output, site.rounded_once = back, True
+
+
+def _absorb_padding(site: Site) -> None:
+    """where(unsqueeze(idx == pad), 0, g) -> accumulate: entries of the padding index add nothing."""
+    node = site.values
+    if node.target is not aten.where.self or only_user(node) is None or site.ignore is not None:
+        return
+    condition, zero, kept = node.args
+    chain = []
+    while condition.target is aten.unsqueeze.default and condition.args[1] % g.value(condition).dim() >= site.index_dims + site.dim:
+        chain.append(condition)
+        condition = condition.args[0]
+    whole_rows = site.dim == 0 and g.value(condition).dim() == site.index_dims and len(chain) == g.value(node).dim() - site.index_dims
+    if condition.target is aten.eq.Scalar and condition.args[0] is site.index and whole_rows and is_constant(zero, 0):
+        if g.value(kept).shape == g.value(node).shape:
+            chain = [n for n in [*chain, condition] if _inside([*chain, condition], n, node)]
+            site.ignore = condition.args[1]
+            site.absorb([node, *chain], kept, f"index {site.ignore} left out")
+
+
+def _absorb_scale(site: Site) -> bool:
+    """mul by a number becomes alpha; mul by one factor a row becomes the weight."""
+    node = site.values
+    tensor = g.value(node)
+    if node.target is not aten.mul.Tensor or only_user(node) is None or not tensor.is_floating_point():
+        return False
+    for x, factor in (node.args, node.args[::-1]):
+        if not g.is_tensor(x) or g.value(x).dtype != tensor.dtype or not _same_shape(g.value(x).shape, tensor.shape):
+            continue
+        if isinstance(factor, (int, float)) and math.isfinite(factor):
+            site.alpha *= factor
+            site.absorb([node], x, "a scale")
+            return True
+        if g.is_tensor(factor) and site.weight is None and site.index_dims == 1 and _is_row_weight(g.value(factor), tensor, site.dim):
+            site.weight = factor
+            site.absorb([node], x, "a weight a row")
+            return True
+    return False
+
+
+def _must_be_same(size: Any, other: Any) -> bool:
+    """Whether a size that differs from ``other`` would be an error: broadcasting takes a size of one, and that it is not."""
+    return g.same_size(size, other) or (g.hint(size) == g.hint(other) is not None and statically_known_true(size > 1))
+
+
+def _same_shape(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(map(g.same_size, a, b))
+
+
+def _is_row_weight(factor: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
+    shape = [1] * (source.dim() - factor.dim()) + list(factor.shape)
+    return factor.dtype == source.dtype and all(g.same_size(s, source.shape[dim] if d == dim else 1) for d, s in enumerate(shape))
+
+
+def _absorb_gather(site: Site) -> None:
+    """index(x, [src]), or gather(x, src expanded along the rows), along the same dimension: rows are read where they lie."""
+    node = site.values
+    if only_user(node) is None or site.index_dims != 1:
+        return
+    if node.target is aten.gather.default:
+        args = g.arguments(node)
+        whole = g.value(args["self"])
+        if whole.dim() and args["dim"] % whole.dim() == site.dim:
+            index = _row_index(args["index"], site.dim, whole)
+            if not isinstance(index, Reject):
+                site.source_index, site.source_strict = index, True
+                site.absorb([node], args["self"], "the gather of the source")
+    elif node.target is aten.index.Tensor:
+        found = _one_index(node, node.args[1])
+        if not isinstance(found, Reject) and found[0] == site.dim and g.value(found[1]).dim() == 1:
+            site.source_index = found[1]
+            site.absorb([node], node.args[0], "the gather of the source")

@@ -1,0 +1,142 @@
+"""The native library: found, built once, refused when unsafe, and never a reason for a compile to fail."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fusebackend.native import build, cache, loader
+
+
+@pytest.fixture
+def cache_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSEBACKEND_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def fake_sources(tmp_path, text="int answer() { return 42; }"):
+    """A source tree that builds in a moment."""
+    (tmp_path / "csrc" / "family").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "csrc" / "family" / "bind_cpu.cpp").write_text(f'extern "C" __attribute__((visibility("default"))) {text}')
+    (tmp_path / "csrc" / "family" / "bind_cuda.cpp").write_text("#error only with CUDA")
+    (tmp_path / "csrc" / "family" / "kernel.cu").write_text("")
+    (tmp_path / "csrc" / "family" / "kernel_sm90.cu").write_text("")
+    return build.Plan(build.Toolchain.find(), (), tmp_path / "csrc")
+
+
+def test_the_key_follows_sources_architectures_and_torch(tmp_path, monkeypatch):
+    plan = fake_sources(tmp_path)
+    key = plan.key
+    assert fake_sources(tmp_path).key == key
+    assert build.Plan(plan.toolchain, ("80",), plan.root).key != key
+    assert fake_sources(tmp_path, "int answer() { return 43; }").key != key
+    fake_sources(tmp_path)
+    monkeypatch.setattr(torch, "__version__", "2.99")
+    assert plan.key != key
+
+
+def test_cuda_sources_are_compiled_only_where_they_can_be(tmp_path):
+    plan = fake_sources(tmp_path)
+
+    def names(*architectures):
+        return {p.name for p in build.Plan(plan.toolchain, architectures, plan.root).sources()}
+
+    assert names() == {"bind_cpu.cpp"}
+    assert names("80") == {"bind_cpu.cpp", "bind_cuda.cpp", "kernel.cu"}
+    assert names("80", "90a") == {"bind_cpu.cpp", "bind_cuda.cpp", "kernel.cu", "kernel_sm90.cu"}
+
+
+def test_a_build_is_private_and_found_again(tmp_path, cache_dir):
+    plan, steps = fake_sources(tmp_path), []
+    folder = build.build(plan, progress=steps.append)
+    assert steps and steps[-1].startswith("[2/2]")
+    assert json.loads((folder / build.MANIFEST).read_text())["key"] == plan.key
+    assert cache_dir.stat().st_mode & 0o777 == 0o700
+    assert build.build(plan, progress=lambda line: pytest.fail("built again")) == folder
+
+
+def test_two_processes_build_once(tmp_path, cache_dir):
+    fake_sources(tmp_path)
+    program = (
+        "import sys, pathlib; from fusebackend.native import build; steps = []\n"
+        f"build.build(build.Plan(build.Toolchain.find(), (), pathlib.Path({str(tmp_path / 'csrc')!r})), progress=steps.append)\n"
+        "print(sum(s.startswith('[') for s in steps))"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    steps = sorted(int(p.communicate()[0]) for p in both)
+    assert steps == [0, 2]
+
+
+def test_a_compiler_error_is_shown_and_remembered(tmp_path, cache_dir, monkeypatch):
+    plan = fake_sources(tmp_path, "this is not C++")
+    monkeypatch.setattr(build, "plan", lambda: plan)
+    monkeypatch.setattr(loader, "prebuilt_folders", lambda: [])
+    first = loader._find_and_load()
+    assert first.path is None and "compiling the kernels failed" in first.reason and "this is not C++" in first.reason
+    again = loader._find_and_load()
+    assert "an earlier build failed" in again.reason and "python -m fusebackend build" in again.reason
+
+
+def test_no_compiler_is_a_reason_not_an_error(cache_dir, monkeypatch):
+    monkeypatch.setattr(build.Toolchain, "find", classmethod(lambda cls: cls(None, None)))
+    monkeypatch.setattr(loader, "prebuilt_folders", lambda: [])
+    assert "no C++ compiler found: install g++" in loader._find_and_load().reason
+    with pytest.raises(build.BuildError, match="no C\\+\\+ compiler"):
+        build.plan(["80"])
+
+
+@pytest.mark.parametrize("architecture", ["hopper", "9.0", "", "1000"])
+def test_a_malformed_architecture_is_named(architecture):
+    with pytest.raises(build.BuildError, match=f"architecture '{architecture}'.*90a,80,75"):
+        build.plan([architecture])
+
+
+def test_architectures_without_nvcc_say_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(build.Toolchain, "find", classmethod(lambda cls: cls("/usr/bin/g++", None)))
+    with pytest.raises(build.BuildError, match="no nvcc found.*CUDA_HOME"):
+        build.plan(["80"])
+
+
+def test_a_directory_that_others_can_write_is_refused(cache_dir):
+    cache_dir.mkdir(mode=0o700)
+    cache_dir.chmod(0o777)
+    with pytest.raises(cache.CacheError, match="writable by others.*chmod go-w"):
+        cache.directory()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_somebody_elses_directory_is_refused(cache_dir):
+    cache_dir.mkdir(mode=0o700)
+    os.chown(cache_dir, 12345, -1)
+    with pytest.raises(cache.CacheError, match="belongs to user id"):
+        cache.directory()
+
+
+def test_a_directory_that_cannot_be_made_names_the_variable(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FUSEBACKEND_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(cache.CacheError, match="set FUSEBACKEND_CACHE_DIR"):
+        cache.directory()
+
+
+def test_a_library_built_ahead_from_other_sources_is_not_used(tmp_path, monkeypatch):
+    (tmp_path / build.MANIFEST).write_text(json.dumps({"key": "k", "content": "other", "march": "", "architectures": []}))
+    monkeypatch.setattr(loader, "prebuilt_folders", lambda: [tmp_path])
+    assert loader._prebuilt() is None
+
+
+def test_a_broken_manifest_is_a_reason_not_an_error(tmp_path, monkeypatch):
+    (tmp_path / build.MANIFEST).write_text("{")
+    monkeypatch.setattr(loader, "prebuilt_folders", lambda: [tmp_path])
+    assert loader._prebuilt() is None
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "covered"),
+    [(("90a",), "90a", True), (("80",), "90a", True), (("90a",), "80", False), (("80",), "75", False), ((), "80", False)],
+)
+def test_machine_code_or_older_ptx_covers_a_gpu(architectures, capability, covered):
+    assert loader._covers(architectures, capability) is covered

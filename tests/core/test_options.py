@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from fusebackend import backend
+from fusebackend.options import parse
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"fuse.patern": "all"}, ["'fuse.patern'", "did you mean 'fuse.patterns'", "fuse.strict"]),
+        ({"max_autotun": True}, ["'max_autotun'", "did you mean 'max_autotune'"]),
+        ({"fuse.patterns": ["transpose_ad"]}, ["'transpose_ad'", "did you mean 'transpose_add'"]),
+        ({"fuse.patterns": 3}, ["'fuse.patterns'", "got 3", "list of pattern names"]),
+        ({"fuse.strict": "yes"}, ["'fuse.strict'", "got 'yes'", "bool"]),
+        ({"fuse.fuel": -1}, ["'fuse.fuel'", "got -1", "int >= 0"]),
+        ({"mode": "fastest"}, ["unknown mode 'fastest'", "max-autotune"]),
+    ],
+)
+def test_a_wrong_option_is_an_error_that_names_what_is_accepted(options, words):
+    with pytest.raises(ValueError) as error:
+        parse(options=options)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_wrong_option_reaches_the_user_of_torch_compile():
+    with pytest.raises(Exception, match="did you mean 'fuse.strict'"):
+        torch.compile(lambda x: x + 1, backend="fuse", options={"fuse.strct": True})(torch.ones(2))
+
+
+def test_a_mode_given_twice_must_agree():
+    assert parse("max-autotune", {"mode": "max-autotune"}).mode == "max-autotune"
+    with pytest.raises(ValueError, match="given twice"):
+        parse("max-autotune", {"mode": "reduce-overhead"})
+
+
+@pytest.mark.parametrize("mode", list(torch._inductor.list_mode_options()))
+def test_every_mode_gives_inductors_settings(mode):
+    expected = torch._inductor.list_mode_options(mode)
+    assert backend._inductor_patches(parse(mode)) == expected
+    assert backend._inductor_patches(parse(None, {"mode": mode})) == expected
+
+
+def test_other_options_go_to_inductor():
+    chosen = parse(options={"max-autotune": True, "fuse.strict": True})
+    assert backend._inductor_patches(chosen) == {"max_autotune": True}
+
+
+def test_a_list_that_only_leaves_out_starts_from_all():
+    from fusebackend.rewriting.registry import known_names, select
+
+    assert "transpose_add" in {p.name for p in select(("all",))}
+    assert "transpose_add" not in {p.name for p in select(("-transpose_add",))}
+    assert {p.name for p in select(("transpose_add",))} == {"transpose_add"}
+    assert {p.name for p in select(("-transpose_add",))} == set(known_names()) - {"transpose_add"}

@@ -1,0 +1,159 @@
+"""Nothing is committed before it was checked: patterns made wrong on purpose must leave the graph and the result alone."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import fusebackend
+from fusebackend import Match, Pattern
+from fusebackend import fx_utils as g
+from fusebackend.report.model import Report
+from fusebackend.rewriting.apply import rewrite
+
+aten = torch.ops.aten
+
+
+class Replace(Pattern):
+    """Replaces aten.sin by whatever it is given."""
+
+    name = "test_replace"
+    anchors = (aten.sin.default,)
+
+    def __init__(self, emit, **match):
+        self.emit, self.extra = emit, match
+
+    def match(self, node):
+        return Match((node,), lambda e: self.emit(e, node.args[0]), **self.extra)
+
+
+def run(interpreted, fn=torch.sin, options=None, shape=(6, 4)):
+    x = torch.randn(shape)
+    result = interpreted(fn, options=options or {})(x)
+    return result, fn(x), fusebackend.last_report()
+
+
+def test_a_right_replacement_is_made(interpreted, temporary_pattern):
+    temporary_pattern(Replace(lambda e, x: e.call(aten.neg.default, e.call(aten.neg.default, e.call(aten.sin.default, x)))))
+    result, expected, report = run(interpreted)
+    assert torch.equal(result, expected)
+    (substitution,) = report.substitutions
+    assert substitution.replacement == ("aten.sin.default", "aten.neg.default", "aten.neg.default")
+    assert "neg" in report.graphs[0].after and "neg" not in report.graphs[0].before
+
+
+def traced_graph(*targets):
+    """``targets`` applied one after the other to a vector, as a graph with fake values."""
+    graph = torch.fx.Graph()
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.randn(4))
+    node = graph.placeholder("x")
+    node.meta["val"] = fake
+    for target in targets:
+        node = graph.call_function(target, (node,))
+        node.meta["val"] = fake
+    graph.output((node,))
+    torch.fx.GraphModule(torch.nn.Module(), graph)
+    return graph
+
+
+class Noise(Replace):
+    anchors = (aten.bernoulli.default,)
+
+
+def test_a_random_operator_is_refused():
+    report = Report()
+    assert rewrite(traced_graph(aten.bernoulli.default), [Noise(lambda e, x: e.call(aten.neg.default, x))], "forward", report) == 0
+    assert "aten.bernoulli.default draws random numbers" in report.rejections[0].reason
+
+
+@pytest.mark.parametrize(
+    ("emit", "reason"),
+    [
+        (lambda e, x: e.call(aten.unsqueeze.default, x, 0), "shape (6, 4) became (1, 6, 4)"),
+        (lambda e, x: e.call(aten._to_copy.default, x, dtype=torch.float64), "dtype torch.float32 became torch.float64"),
+        (lambda e, x: e.call(aten.empty_permuted.default, [6, 4], [1, 0]), "stride (4, 1) became (1, 6)"),
+        (lambda e, x: e.call(aten.view.default, x, [6, 4]), "aliases"),
+        (lambda e, x: (e.call(aten.sin.default, x),) * 2, "1 outputs became 2"),
+        (lambda e, x: e.call(aten.mm.default, x, x), "building the replacement raised"),
+        (lambda e, x: 1 / 0, "building the replacement raised ZeroDivisionError"),
+    ],
+)
+def test_a_wrong_replacement_is_refused_and_leaves_no_trace(interpreted, temporary_pattern, emit, reason):
+    temporary_pattern(Replace(emit))
+    result, expected, report = run(interpreted)
+    assert torch.equal(result, expected)
+    assert not report.substitutions
+    assert reason in report.rejections[0].reason
+    assert report.graphs[0].before == report.graphs[0].after
+
+
+def test_strict_raises_what_a_pattern_raises(interpreted, temporary_pattern):
+    temporary_pattern(Replace(lambda e, x: 1 / 0))
+    with pytest.raises(Exception, match="division by zero"):
+        run(interpreted, options={"fuse.strict": True})
+
+
+class Pair(Pattern):
+    """Replaces cos(sin(x)) by sin and cos in one; ``size`` and ``priority`` to make two of them overlap."""
+
+    anchors = (aten.cos.default,)
+
+    def __init__(self, name, whole, priority=0):
+        self.name, self.whole, self.priority = name, whole, priority
+
+    def match(self, node):
+        inner = node.args[0]
+        if inner.target is not aten.sin.default:
+            return None
+        if self.whole:
+            return Match((node,), lambda e: e.call(aten.cos.default, e.call(aten.sin.default, inner.args[0])), interior=(inner,))
+        return Match((node,), lambda e: e.call(aten.cos.default, inner))
+
+
+def test_an_interior_value_that_others_use_is_refused(interpreted, temporary_pattern):
+    temporary_pattern(Pair("test_pair", whole=True))
+
+    def fn(x):
+        s = torch.sin(x)
+        return torch.cos(s), torch.exp(s)
+
+    result, expected, report = run(interpreted, fn)
+    assert torch.equal(result[0], expected[0])
+    assert "also used by aten.exp" in report.rejections[0].reason
+
+
+@pytest.mark.parametrize(("priorities", "winner"), [((0, 0), "test_whole"), ((1, 0), "test_part")])
+def test_of_two_that_overlap_priority_then_size_wins(interpreted, temporary_pattern, priorities, winner):
+    temporary_pattern(Pair("test_part", whole=False, priority=priorities[0]))
+    temporary_pattern(Pair("test_whole", whole=True, priority=priorities[1]))
+    result, expected, report = run(interpreted, lambda x: torch.cos(torch.sin(x)))
+    assert torch.equal(result, expected)
+    assert report.counts() == {winner: 1}
+    assert "overlaps" in report.rejections[0].reason and winner in report.rejections[0].reason
+
+
+def test_a_match_across_a_mutation_is_refused():
+    graph = torch.fx.Graph()
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.randn(4))
+    x = graph.placeholder("x")
+    s = graph.call_function(aten.sin.default, (x,))
+    m = graph.call_function(aten.neg_.default, (x,))
+    c = graph.call_function(aten.cos.default, (s,))
+    graph.output((c, m))
+    for node in (x, s, m, c):
+        node.meta["val"] = fake
+    torch.fx.GraphModule(torch.nn.Module(), graph)
+    report = Report()
+    assert rewrite(graph, [Pair("test_pair", whole=True)], "forward", report) == 0
+    assert "aten.neg_.default mutates memory" in report.rejections[0].reason
+
+
+def test_reading_a_size_is_not_fusable():
+    """Inductor fuses loops; a size, which some versions keep in the graph as a node, is read on the host."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    size, doubled = graph.call_function(torch.ops.aten.sym_size.int, (x, 0)), graph.call_function(torch.ops.aten.mul.Tensor, (x, 2))
+    x.meta["val"] = doubled.meta["val"] = torch.empty(4)
+    size.meta["val"] = 4
+    assert not g.is_fusable(size) and g.is_fusable(doubled)

@@ -1,0 +1,431 @@
+"""The gate never chooses what is slow, keeps what is fast, remembers both, and never faults while it measures.
+
+No test here judges a time: what is slow on purpose is slower by orders of magnitude.
+"""
+
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import fusebackend
+from fusebackend.__main__ import main
+from fusebackend.native import loader
+from fusebackend.profitability import distributed as ranks
+from fusebackend.profitability import graph_race as race
+from fusebackend.profitability import policy as gate
+from fusebackend.profitability import region
+from fusebackend.profitability import timer as timing
+from fusebackend.profitability import verdict_store as verdicts
+from fusebackend.profitability.random_inputs import Unfit
+from fusebackend.profitability.verdict_store import Verdict
+from fusebackend.report import model as report
+from fusebackend.rewriting.pattern import Match, Pattern
+
+aten = torch.ops.aten
+
+library = torch.library.Library("test_gate", "FRAGMENT")
+library.define("slow_mm(Tensor x, Tensor y) -> Tensor")
+torch.library.register_fake("test_gate::slow_mm", lambda x, y: x.new_empty(x.shape[0], y.shape[1]), lib=library)
+
+
+@torch.library.impl(library, "slow_mm", "CompositeExplicitAutograd")
+def _slow_mm(x, y):
+    if x.is_cuda:
+        torch.cuda._sleep(20_000_000)
+    else:
+        time.sleep(0.02)
+    return x @ y
+
+
+torch.library.register_autograd(
+    "test_gate::slow_mm",
+    lambda ctx, grad: (grad @ ctx.saved_tensors[1].t(), ctx.saved_tensors[0].t() @ grad),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    lib=library,
+)
+mm, slow_mm = aten.mm.default, torch.ops.test_gate.slow_mm.default
+
+
+class Replace(Pattern):
+    """Replaces one matrix product by the other. Inductor calls a library for both, so no test here waits for a compiler."""
+
+    def __init__(self, name, old, new, unproven=""):
+        self.name, self.anchors, self.new, self.unproven = name, (old,), new, unproven
+
+    def match(self, node):
+        return Match((node,), lambda e: e.call(self.new, *node.args), unproven=self.unproven)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    built = loader.load().path
+    if built is not None:
+        monkeypatch.setenv("FUSEBACKEND_LIBRARY", str(built.parent))
+    monkeypatch.setenv("FUSEBACKEND_CACHE_DIR", str(tmp_path / "verdicts"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+
+
+IS_CALLS = region.Region.is_calls
+
+
+@pytest.fixture(autouse=True)
+def the_long_way(monkeypatch, request):
+    """Regions are compiled by Inductor although these are calls of libraries."""
+    if "cuda" not in request.keywords:
+        monkeypatch.setattr(region.Region, "is_calls", False)
+
+
+@pytest.fixture
+def slow(temporary_pattern):
+    return temporary_pattern(Replace("test_slow", mm, slow_mm))
+
+
+@pytest.fixture
+def fast(temporary_pattern):
+    return temporary_pattern(Replace("test_fast", slow_mm, mm))
+
+
+def compiled(fn, gate_mode, patterns, **options):
+    options = {"fuse.gate": gate_mode, "fuse.patterns": patterns, "fuse.strict": True, **options}
+    return torch.compile(fn, backend="fuse", options=options)
+
+
+def square(n=16):
+    return torch.randn(n, n), torch.randn(n, n)
+
+
+# ---- what is chosen ----
+
+
+@pytest.mark.parametrize("mode", ["measure", "race"])
+def test_what_is_slow_on_purpose_is_never_chosen(slow, mode, tmp_path):
+    x, y = square()
+    torch.testing.assert_close(compiled(torch.mm, mode, ["test_slow"])(x, y), x @ y)
+    found = fusebackend.last_report()
+    assert not found.substitutions
+    (miss,) = found.rejections
+    assert miss.reason.startswith("gated out: ") and " replaced against " in miss.reason and miss.reason.endswith(" by Inductor")
+    (verdict,) = found.verdicts
+    assert verdict.replaced_ms > verdict.inductor_ms and verdict.why == "measured" and not verdict.applied
+    assert miss.reason in str(found)
+    assert miss.reason in found.save(tmp_path / "report.html").read_text()
+    assert report.Report.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+@pytest.mark.parametrize("mode", ["measure", "race"])
+def test_what_is_fast_is_kept(fast, mode):
+    x, y = square()
+    torch.testing.assert_close(compiled(slow_mm, mode, ["test_fast"])(x, y), x @ y)
+    found = fusebackend.last_report()
+    assert found.counts() == {"test_fast": 1}
+    assert all(v.applied and v.replaced_ms < v.inductor_ms for v in found.verdicts)
+    assert [v.pattern for v in found.verdicts] == ["test_fast", ""][: 2 if mode == "race" else 1]
+    assert "kept: " in str(found)
+
+
+def test_a_race_sees_what_the_regions_did_not(slow, monkeypatch):
+    monkeypatch.setattr(gate, "MARGIN", 0.0)  # every region seems to pay
+    x, y = square()
+    torch.testing.assert_close(compiled(torch.mm, "race", ["test_slow"])(x, y), x @ y)
+    found = fusebackend.last_report()
+    assert not found.substitutions and "the graph was gated out: " in str(found)
+    assert all(c.before == c.after for c in found.graphs)
+
+
+class Trained(nn.Module):
+    """The norm's statistics are mutated, the embedding has indices, the backward is compiled late."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear, self.norm = nn.Embedding(50, 32), nn.Linear(32, 32, bias=False), nn.BatchNorm1d(32)
+
+    def forward(self, tokens):
+        return self.norm(self.linear(self.embedding(tokens))).square().mean()
+
+
+@pytest.mark.codegen
+def test_a_race_in_training_leaves_no_trace(slow, monkeypatch):
+    monkeypatch.setattr(gate, "MARGIN", 0.0)
+    model, tokens = Trained(), torch.randint(50, (64,))
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+
+    def step(fn):
+        model.load_state_dict(start)
+        model.zero_grad()
+        torch.manual_seed(1)
+        loss = fn(tokens)
+        loss.backward()
+        return [loss.detach(), torch.rand(2), *(p.grad for p in model.parameters()), *(b.clone() for b in model.buffers())]
+
+    raced = step(compiled(model, "race", ["test_slow"]))
+    found = fusebackend.last_report()
+    assert {v.graph for v in found.verdicts if not v.pattern} == {"forward", "backward"}
+    assert not found.substitutions and all(v.replaced_ms is not None for v in found.verdicts)
+    torch.testing.assert_close(raced, step(model))
+
+
+def test_library_calls_are_called_as_they_are(slow, monkeypatch):
+    monkeypatch.setattr(region.Region, "is_calls", IS_CALLS)
+    monkeypatch.setattr(gate, "compile_apart", lambda *_: pytest.fail("compiled"))
+    x, y = square()
+    torch.testing.assert_close(compiled(torch.mm, "measure", ["test_slow"])(x, y), x @ y)
+    assert "gated out: " in str(fusebackend.last_report())
+
+
+def test_a_race_that_contradicts_its_regions_is_not_believed(fast, monkeypatch):
+    real = race.medians_ms
+    monkeypatch.setattr(race, "medians_ms", lambda *a, **k: [100.0, real(*a, **k)[1] / 100])
+    x, y = square()
+    torch.testing.assert_close(compiled(slow_mm, "race", ["test_fast"])(x, y), x @ y)
+    found = fusebackend.last_report()
+    assert found.counts() == {"test_fast": 1} and "but its regions gained" in str(found)
+
+
+def test_symbolic_sizes_are_timed_at_their_hints(slow):
+    fn = torch.compile(torch.mm, backend="fuse", dynamic=True, options={"fuse.gate": "race", "fuse.patterns": ["test_slow"]})
+    for n in (16, 24):
+        x, y = square(n)
+        torch.testing.assert_close(fn(x, y), x @ y)
+    assert len(fusebackend.reports()) == 1, "timing must not make the graph recompile"
+    (verdict,) = fusebackend.last_report().verdicts
+    assert verdict.replaced_ms > verdict.inductor_ms
+
+
+def test_equal_regions_are_timed_once(slow, monkeypatch):
+    runs = []
+    real = gate.medians_ms
+    monkeypatch.setattr(gate, "medians_ms", lambda *a, **k: runs.append(1) or real(*a, **k))
+    x, y = square()
+    compiled(lambda x, y: (x @ y, y @ x), "measure", ["test_slow"])(x, y)
+    assert len(runs) == 1 and len(fusebackend.last_report().rejections) == 2
+
+
+def test_where_static_guards_cannot_tell_only_a_timing_applies_it(temporary_pattern, monkeypatch):
+    temporary_pattern(Replace("test_unproven", slow_mm, mm, unproven="nobody knows"))
+    x, y = square()
+
+    def substitutions(mode):
+        torch._dynamo.reset()
+        compiled(slow_mm, mode, ["test_unproven"])(x, y)
+        return len(fusebackend.last_report().substitutions)
+
+    assert substitutions("auto") == 0
+    assert "nobody knows; not timed" in str(fusebackend.last_report())
+    assert substitutions("off") == 1
+    assert substitutions("measure") == 1
+    assert substitutions("auto") == 1, "the kept verdict decides"
+    assert verdicts.clear() == 1
+    assert substitutions("auto") == 0
+
+
+# ---- what goes wrong ----
+
+
+def test_a_failure_leaves_the_static_decision(fast, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no compiler today\nsecond line")
+
+    monkeypatch.setattr(gate, "compile_apart", fail)
+    x, y = square()
+    with pytest.raises(Exception, match="no compiler today"):
+        compiled(slow_mm, "measure", ["test_fast"])(x, y)
+    torch._dynamo.reset()
+    compiled(slow_mm, "measure", ["test_fast"], **{"fuse.strict": False})(x, y)
+    found = fusebackend.last_report()
+    assert found.counts() == {"test_fast": 1}
+    assert "not timed: timing raised RuntimeError: no compiler today" in str(found)
+
+
+def test_the_time_is_bounded(slow, monkeypatch):
+    monkeypatch.setattr(gate, "medians_ms", lambda *_, **__: pytest.fail("timed"))
+    compiled(torch.mm, "measure", ["test_slow"], **{"fuse.gate_seconds": 0})(*square())
+    found = fusebackend.last_report()
+    assert found.counts() == {"test_slow": 1} and "the 0 s of fuse.gate_seconds are spent" in str(found)
+
+
+def test_explain_times_nothing_and_uses_kept_verdicts(slow, monkeypatch):
+    fn, inputs = compiled(torch.mm, "measure", ["test_slow"]), square()
+    with monkeypatch.context() as patch:
+        patch.setattr(gate, "medians_ms", lambda *_, **__: pytest.fail("timed"))
+        assert fusebackend.explain(fn, *inputs).counts() == {"test_slow": 1}
+    fn(*inputs)
+    assert "gated out" in str(fusebackend.explain(fn, *inputs))
+
+
+# ---- what is remembered ----
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import json, sys, torch, fusebackend
+    sys.path.insert(0, sys.argv[1])
+    import test_gate
+    from test_gate import Replace, mm, slow_mm
+
+    fusebackend.register(Replace("test_slow", mm, slow_mm))
+    fusebackend.register(Replace("test_fast", slow_mm, mm))
+    if "cached" in sys.argv:
+        def fail(*_, **__):
+            raise AssertionError("timed again")
+        test_gate.gate.medians_ms = test_gate.race.medians_ms = fail
+    found = {}
+    for name, old in ("test_slow", mm), ("test_fast", slow_mm):
+        test_gate.compiled(lambda x, y, old=old: old(x, y), "race", [name])(*test_gate.square())
+        report = fusebackend.last_report()
+        found[name] = [report.counts(), report.from_cache, [str(v) for v in report.verdicts]]
+    print(json.dumps(found))
+    """
+)
+
+
+@pytest.mark.codegen
+def test_a_second_process_takes_all_verdicts_from_the_cache(tmp_path, monkeypatch, request):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+
+    def run(*arguments):
+        done = subprocess.run([sys.executable, script, request.path.parent, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    first, warm = run(), run("cached")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "another"))
+    second = run("cached")
+    for name, counts in ("test_slow", {}), ("test_fast", {"test_fast": 1}):
+        assert first[name][0] == warm[name][0] == second[name][0] == counts
+        assert [found[name][1] for found in (first, warm, second)] == [False, True, False]
+        assert first[name][2] and all("(measured)" in v for v in first[name][2])
+        assert all("(cached)" in v for v in warm[name][2] + second[name][2])
+
+
+def from_cache(fn, inputs):
+    torch._dynamo.reset()
+    fn(*inputs)
+    return fusebackend.last_report().from_cache
+
+
+def test_compiled_code_is_taken_from_the_cache_until_a_verdict_changes(fast):
+    fn, inputs = compiled(slow_mm, "measure", ["test_fast"]), square()
+    assert [from_cache(fn, inputs) for _ in range(3)] == [False, True, True]
+    ((key, verdict),) = verdicts.stored()
+    verdicts.save(key, Verdict(False, 2.0, 1.0, verdict.how))
+    assert [from_cache(fn, inputs) for _ in range(2)] == [False, True]
+    assert not fusebackend.last_report().substitutions
+    verdicts.clear()
+    assert [from_cache(fn, inputs) for _ in range(2)] == [False, True]
+    assert fusebackend.last_report().substitutions
+
+
+def test_a_damaged_verdict_counts_as_none(slow):
+    folder = gate.cache.directory("gate")
+    verdicts.save("good", Verdict(True, 1.0, 2.0, "region"))
+    for name, text in {"cut": '{"kept": tr', "other": "[]", "zero": '{"kept": 1, "replaced_ms": 0, "inductor_ms": 1, "how": ""}'}.items():
+        (folder / f"{name}.json").write_text(text)
+        assert verdicts.load(name) is None
+    assert [key for key, _ in verdicts.stored()] == ["good"]
+
+
+def test_the_command_line_lists_and_clears(slow, capsys):
+    compiled(torch.mm, "measure", ["test_slow"])(*square())
+    capsys.readouterr()
+    assert main(["gate", "list"]) == 0
+    printed = capsys.readouterr().out
+    assert "gated out: " in printed and "(region): test_slow f32[16, 16], f32[16, 16] -> f32[16, 16]" in printed
+    assert main(["gate", "clear"]) == 0 and "1 verdicts forgotten" in capsys.readouterr().out
+    assert main(["gate", "list"]) == 0 and capsys.readouterr().out.startswith("0 verdicts")
+
+
+# ---- several ranks, threads ----
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_rank_0_decides_for_all(monkeypatch):
+    monkeypatch.setattr(ranks, "are_several", lambda: False)
+    store = torch.distributed.HashStore()
+    zero, one = ranks.Ranks(5), ranks.Ranks(5)
+    zero._store, zero._rank, one._store, one._rank = store, 0, store, 1
+    verdict = Verdict(False, 2.0, 1.0, "region")
+    heard = []
+
+    def ask():
+        with one.agreed("k") as agreement:
+            heard.append(agreement.given)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    with zero.agreed("k") as agreement:
+        assert agreement.given is None
+        agreement.give(verdict, "measured")
+    thread.join()
+    assert heard[0].verdict == verdict
+    with pytest.raises(RuntimeError), zero.agreed("failed"):
+        raise RuntimeError
+    with one.agreed("failed") as agreement:
+        assert agreement.given.verdict is None, "the others go on with the static decision"
+    one._patience = ranks.datetime.timedelta(seconds=0.1)
+    with one.agreed("never told") as agreement:
+        assert agreement.given is None, "nobody waits for ever"
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_graphs_with_collectives_are_not_raced():
+    graph_ = torch.fx.Graph()
+    x = graph_.placeholder("x")
+    graph_.output((graph_.call_function(torch.ops._c10d_functional.wait_tensor.default, (x,)),))
+    module = torch.fx.GraphModule(nn.Module(), graph_)
+    own = fusebackend.rewriting.inductor_pass.FusePass("post_grad", (), None)
+    with pytest.raises(Unfit, match="needs the other ranks"):
+        race._Race(None, own, {}, module, [], {}).key()
+
+
+def test_random_state_and_modes_are_as_before():
+    state = torch.get_rng_state()
+    with timing.undisturbed(torch.device("cpu")):
+        torch.randn(3)
+        assert not torch.is_grad_enabled()
+    assert torch.equal(state, torch.get_rng_state()) and torch.is_grad_enabled()
+
+
+# ---- CUDA ----
+
+
+@pytest.mark.cuda
+@pytest.mark.codegen
+@pytest.mark.parametrize("kind", ["slow", "fast"])
+def test_auto_times_library_calls_on_cuda(slow, fast, kind):
+    x, y = (t.cuda() for t in square(1024))
+    torch._dynamo.reset()
+    product = torch.mm if kind == "slow" else slow_mm
+    compiled(lambda x, y: product(torch.relu(x + 1), y), "auto", [f"test_{kind}"])(x, y)
+    found = fusebackend.last_report()
+    (verdict,) = found.verdicts
+    assert verdict.why == "measured" and verdict.applied == (kind == "fast")
+    assert next(v for _, v in verdicts.stored()).how == "calls"
+
+
+@pytest.mark.cuda
+@pytest.mark.codegen
+def test_a_race_under_cuda_graphs(slow, fast, monkeypatch):
+    monkeypatch.setattr(gate, "MARGIN", 0.0)
+    weights = [torch.randn(256, 256, device="cuda", requires_grad=True) for _ in range(2)]  # mm's backward has mm's
+    for pattern in ("test_slow", "test_fast"):
+        torch._dynamo.reset()
+        product = torch.mm if pattern == "test_slow" else slow_mm
+        fn = compiled(lambda x, a, b, product=product: torch.relu(product(x, a)) @ b, "race", [pattern], mode="reduce-overhead")
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            x = torch.randn(256, 256, device="cuda")
+            for w in weights:
+                w.grad = None
+            out = fn(x, *weights)
+            out.sum().backward()
+            torch.testing.assert_close(out, torch.relu(x @ weights[0]) @ weights[1], rtol=1e-4, atol=1e-2)
+        assert bool(fusebackend.last_report().substitutions) == (pattern == "test_fast")
+        assert [v for v in fusebackend.last_report().verdicts if not v.pattern]

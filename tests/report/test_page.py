@@ -1,0 +1,351 @@
+"""The page of a report: content, links, hostile strings, large graphs, and a real browser."""
+
+import collections
+import html.parser
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+import zlib
+
+import pytest
+import torch
+from torch import nn
+
+import fusebackend
+from fusebackend.__main__ import main
+from fusebackend.report.model import GraphCode, GraphNode, Rejection, Report, Source, Substitution
+
+VOID = {"meta", "br", "img", "input", "link", "hr", "rect", "path"}
+OURS = set(
+    "html head meta title style body h1 h2 h3 div b small ul li nav button span table thead tbody tr th td a code pre details summary "
+    "p section header svg g path rect text script".split()
+)
+
+
+class Page(html.parser.HTMLParser):
+    """Reads a page and fails where it isn't well formed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.ids, self.links, self.attributes = [], collections.Counter(), {}, [], []
+        self.texts = collections.defaultdict(list)
+        self.feed(text)
+        self.close()
+        assert not self.open
+        self.text = "\n".join(t for tag, texts in self.texts.items() if tag not in ("script", "style") for t in texts)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        assert len(attributes) == len(attrs)
+        self.tags[tag] += 1
+        self.attributes += [(tag, k, v or "") for k, v in attrs]
+        if "id" in attributes:
+            assert attributes["id"] not in self.ids, "an identifier is given twice"
+            self.ids[attributes["id"]] = (tag, attributes.get("class", ""))
+        if tag == "a":
+            self.links.append(attributes["href"])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts[self.open[-1] if self.open else ""].append(data)
+
+    def check(self):
+        assert set(self.tags) <= OURS
+        for _, name, value in self.attributes:
+            assert name not in ("src", "srcset", "action", "data", "background") and not name.startswith("on")
+            if name == "href":
+                assert value.startswith("#") and value[1:] in self.ids, f"{value} leads nowhere"
+        assert not re.search(r"url\(|@import|https?:|fetch\(|XMLHttp", "".join(self.texts["style"] + self.texts["script"]))
+        return self
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(24, 24), nn.Linear(24, 24)
+
+    def forward(self, x, y):
+        x = x.transpose(0, 1) + y
+        return torch.relu(self.a(x).t() + self.b(x).t()).t() + 1
+
+
+UNGATED = {"backend": "fuse", "options": {"fuse.gate": "off"}}
+
+
+def tiny():
+    return torch.compile(Model(), **UNGATED), (torch.randn(24, 16, requires_grad=True), torch.randn(16, 24))
+
+
+def keywords():
+    return lambda x, *, index: x.index_add(0, index, x), (torch.randn(8, 6),), {"index": torch.arange(8)}
+
+
+def wrong():
+    return Model()
+
+
+def wrong_args():
+    return Model(), torch.randn(2)
+
+
+@pytest.fixture
+def report():
+    model, args = tiny()
+    return fusebackend.explain(model, *args)
+
+
+def read(report, path):
+    assert report.save(path) == path
+    return Page(path.read_text()).check()
+
+
+def chain(length, marked, pattern="p", graph="forward", reason=None):
+    """A report on a chain of ``length`` nodes, each of them reading the one before; a near miss if there is a reason."""
+    nodes = [GraphNode("n0", "placeholder", (), "f32[8]")]
+    nodes += [GraphNode(f"n{i}", f"aten.op{i % 7}.default", (f"n{i - 1}",), "f32[8]") for i in range(1, length)]
+    code = "\n".join(f'    {n.name}: "f32[8]" = torch.ops.{n.target}({", ".join(n.inputs)})' for n in nodes)
+    found = Report()
+    if reason is None:
+        after = [GraphNode("new" + n.name, "ours.op", n.inputs, n.spec) if n.name in marked else n for n in nodes]
+        after = [GraphNode(n.name, n.target, tuple("new" + i if i in marked else i for i in n.inputs), n.spec) for n in after]
+        for name in marked:
+            names = {"node": name, "replaced_nodes": (name,), "new_nodes": ("new" + name,)}
+            found.substitutions.append(
+                Substitution(pattern, graph, Source(), ("aten.op",), ("ours.op",), ("f32[8]",), ("f32[8]",), **names)
+            )
+        found.graphs.append(GraphCode(graph, code, code.replace("n", "newn"), length, tuple(nodes), tuple(after)))
+    else:
+        found.rejections += [Rejection(pattern, graph, Source(), reason, name) for name in marked]
+        found.graphs.append(GraphCode(graph, code, code, length, tuple(nodes), tuple(nodes)))
+    return found
+
+
+def test_a_report_holds_the_nodes_of_its_graphs_and_of_its_substitutions(report):
+    (substitution,) = report.substitutions
+    forward = next(c for c in report.graphs if c.name == "forward")
+    before, after = ({n.name: n for n in nodes} for nodes in (forward.nodes_before, forward.nodes_after))
+    assert set(substitution.replaced_nodes) <= set(before) and not set(substitution.replaced_nodes) & set(after)
+    assert set(substitution.new_nodes) <= set(after) and not set(substitution.new_nodes) & set(before)
+    replaced = before[substitution.node]
+    assert (replaced.target, replaced.spec, replaced.source) == ("aten.add.Tensor", "f32[16, 24]", substitution.source)
+    for nodes in (forward.nodes_before, forward.nodes_after):
+        seen = set()
+        for node in nodes:
+            assert set(node.inputs) <= seen, "not in topological order"
+            seen.add(node.name)
+    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+def test_the_code_of_a_graph_with_nothing_found_is_kept_by_explain_only(interpreted):
+    found = fusebackend.explain(lambda x: x.sin(), torch.randn(3))
+    assert all(c.nodes_before and "aten.sin" in c.before for c in found.graphs)
+    interpreted(lambda x: x.sin())(torch.randn(3))
+    assert all(not c.nodes_before and not c.before for c in fusebackend.last_report().graphs)
+
+
+def test_the_page_links_rows_drawings_and_code(report, tmp_path):
+    page = read(report, tmp_path / "x.html")
+    assert page.tags["svg"] >= 2
+    gone = [i for i, (tag, style) in page.ids.items() if tag == "g" and style == "n gone"]
+    new = [i for i, (tag, style) in page.ids.items() if tag == "g" and style == "n sub"]
+    missed = [i for i, (tag, style) in page.ids.items() if tag == "g" and style == "n miss"]
+    assert len(gone) == len(new) == 1 and missed
+    assert page.ids["s0"][0] == page.ids["m0"][0] == "tr"
+    for place in (*gone, *missed[:1]):
+        assert f"#{place}" in page.links, "no row leads to the drawing"
+        assert f"#{place}c" in page.links, "the drawing doesn't lead to the code"
+    assert page.ids[f"{gone[0]}c"] == ("div", "gone") and page.ids[f"{new[0]}c"] == ("div", "sub")
+    assert page.links.count("#s0") >= 2, "drawing and code lead to the row"
+    assert "x.transpose(0, 1) + y" in page.text and "test_page.py:" in page.text
+    assert all(r.reason in page.text for r in report.rejections)
+
+
+def test_names_from_the_program_stay_text(tmp_path):
+    nasty = [
+        "<script>alert(1)</script>",
+        '"><img src=x onerror=alert(1)>',
+        "</style></title>&amp;",
+        "' onmouseover='x",
+        "http://evil/]]>\u2028",
+    ]
+    for evil in nasty:
+        nodes = (GraphNode(evil, evil, (), evil, Source(evil, 1, evil, evil)), GraphNode("b" + evil, evil, (evil,), evil))
+        found = Report(
+            [Substitution(evil, evil, Source(evil, 3, evil, evil), (evil,), (evil,), (evil,), (evil,), evil, evil, (evil,), (evil,))],
+            [Rejection(evil, evil, Source(evil, 3, evil, evil), evil, "b" + evil)],
+            [GraphCode(evil, f"# {evil}\nreturn {evil}", evil, 2, nodes, nodes)],
+            notes=[evil],
+        )
+        page = read(found, tmp_path / "x.html")
+        assert page.tags["script"] == 1 and "img" not in page.tags and evil in page.text
+
+
+def test_of_a_large_graph_only_the_neighbourhoods_are_drawn(tmp_path):
+    found = chain(5000, ["n1000", "n1002", "n4000"])
+    began = time.perf_counter()
+    page = read(found, tmp_path / "x.html")
+    assert time.perf_counter() - began < 5
+    assert (tmp_path / "x.html").stat().st_size < 100_000
+    assert "… 997 nodes …" in page.text and "… 2,993 nodes …" in page.text and "… 997 nodes …" in page.text
+    drawn = [i for i, (tag, _) in page.ids.items() if tag == "g" and "b" in i]
+    assert len(drawn) == 7 + 5
+    assert "Drawn is what stands within 2 steps" in page.text and re.search(r"… [\d,]+ lines …", page.text)
+
+
+def test_places_that_look_alike_are_drawn_once(tmp_path):
+    page = read(chain(3000, [f"n{i}" for i in range(700, 2100, 70)], reason="no <kernel>"), tmp_path / "x.html")
+    assert page.tags["svg"] == 1 and "19 more that look the same" in page.text and "alike ×19" in page.text
+    page = read(chain(3000, [f"n{i}" for i in range(60, 2960)], reason="all"), tmp_path / "x.html")
+    assert page.tags["svg"] <= 41
+
+
+def test_a_whole_small_graph_is_drawn(tmp_path):
+    page = read(chain(20, ["n9"]), tmp_path / "x.html")
+    assert "Drawn is what stands" not in page.text and len([i for i, (tag, _) in page.ids.items() if tag == "g"]) == 40
+
+
+def test_an_empty_report_has_a_page(tmp_path):
+    page = read(Report(notes=["nothing was compiled"]), tmp_path / "x.html")
+    assert "nothing was compiled" in page.text and not page.tags["table"]
+
+
+def test_save_takes_html_and_json(report, tmp_path):
+    report.save(tmp_path / "x.json")
+    assert Report.from_dict(json.loads((tmp_path / "x.json").read_text())) == report
+    with pytest.raises(ValueError, match=r"saved as \.html or \.json, got '.*x\.pdf'"):
+        report.save(tmp_path / "x.pdf")
+
+
+def test_the_command_line_explains_and_writes_the_page(tmp_path, capsys):
+    target = tmp_path / "out.html"
+    assert main(["explain", f"{__name__}:tiny", "--html", str(target)]) == 0
+    printed = capsys.readouterr().out
+    assert "1 substitution in 2 graphs" in printed and str(target) in printed
+    Page(target.read_text()).check()
+    assert main(["explain", f"{__name__}:keywords", "--dynamic"]) == 0
+    assert "s" in re.search(r"f32\[(\w+), ", capsys.readouterr().out)[1], "sizes are symbols"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([__name__], "takes package.module:function, got"),
+        (["no_such_module:f"], "no module 'no_such_module'"),
+        ([f"{__name__}:nobody"], "has no 'nobody'; its own callables: .*tiny"),
+        ([f"{__name__}:VOID"], "must be a function, got set"),
+        ([f"{__name__}:wrong"], r"must return \(model_or_function, args\).*, got Model"),
+        ([f"{__name__}:wrong_args"], "args a tuple and kwargs a dict; got Tensor and dict"),
+        ([f"{__name__}:tiny", "--html", "x.pdf"], "FILE.html is accepted, got 'x.pdf'"),
+    ],
+)
+def test_the_command_line_says_what_it_takes(arguments, said, capsys):
+    assert main(["explain", *arguments]) == 1
+    assert re.search(said, capsys.readouterr().err)
+
+
+TRACED = textwrap.dedent(
+    """
+    import torch
+    def fn(x, y, z):
+        return ((x.t() + y) @ x).sum() + torch.relu(x.t() + z).sum()
+    x, y, z = torch.randn(8, 6, requires_grad=True), torch.randn(6, 8), torch.randn(6, 8)
+    torch.compile(fn, backend="fuse", options={"fuse.interpret": True, "fuse.gate": "off"})(x, y, z).backward()
+    """
+)
+
+
+@pytest.mark.parametrize("level", ["+", ""])
+def test_torch_logs_and_trace_show_what_happened(level, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_LOGS", f"{level}fusebackend")
+    monkeypatch.setenv("TORCH_TRACE", str(tmp_path))
+    script = tmp_path / "script.py"
+    script.write_text(TRACED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "transpose_add" in line]
+    assert any("transpose_add in forward at script.py:" in line for line in said)
+    assert any("left to Inductor at script.py:" in line for line in said) == (level == "+")
+
+    lines = "".join(p.read_text() for p in tmp_path.glob("*.log")).splitlines()
+    at = [i for i, line in enumerate(lines) if '"artifact": {"name": "fusebackend_report"' in line]
+    assert at, "no artifact"
+    payload = []
+    for line in lines[at[-1] + 1 :]:
+        if not line.startswith("\t"):
+            break
+        payload.append(line.strip())
+    found = Report.from_dict(json.loads("\n".join(payload)))
+    assert found.counts() == {"transpose_add": 1} and {c.name for c in found.graphs} == {"forward", "backward"}
+    assert any('"name": "fusebackend_report_text"' in line for line in lines)
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def colours(path):
+    """How many pixels a PNG of 8-bit RGB or RGBA has of each colour."""
+    data, at, packed = path.read_bytes(), 8, b""
+    while at < len(data):
+        (length,), kind = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
+        body = data[at + 8 : at + 8 + length]
+        if kind == b"IHDR":
+            width, height, depth, form = struct.unpack(">IIBB", body[:10])
+        packed += body if kind == b"IDAT" else b""
+        at += length + 12
+    assert depth == 8 and form in (2, 6)
+    step = 3 if form == 2 else 4
+    raw, row, rows = zlib.decompress(packed), bytearray(width * step), collections.Counter()
+    for y in range(height):
+        start = y * (width * step + 1)
+        mode, line = raw[start], bytearray(raw[start + 1 : start + 1 + width * step])
+        for i in range(len(line)) if mode else ():
+            left, up, corner = (line[i - step], row[i], row[i - step]) if i >= step else (0, row[i], 0)
+            if mode == 4:
+                guess = left + up - corner
+                add = min((left, up, corner), key=lambda v: abs(guess - v))
+            else:
+                add = (0, left, up, (left + up) // 2)[mode]
+            line[i] = (line[i] + add) & 255
+        row = line
+        rows.update(zip(*(line[k::step] for k in range(3))))
+    return rows
+
+
+@pytest.mark.skipif(not BROWSER, reason="needs chromium or google-chrome on the PATH")
+def test_a_browser_runs_the_script_and_draws_the_graph(report, tmp_path):
+    page = tmp_path / "report.html"
+    report.save(page)
+    quiet = "no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update disable-sync"
+    start = [BROWSER, "--headless", *(f"--{flag}" for flag in quiet.split()), "--hide-scrollbars", "--force-device-scale-factor=1"]
+
+    def run(*more):
+        folder = f"--user-data-dir={tmp_path / 'profile'}"
+        return subprocess.run([*start, folder, *more, page.as_uri()], capture_output=True, text=True, timeout=120)
+
+    dom = run("--dump-dom")
+    drawn = re.search(r'<html[^>]* data-ready="(\d+)"', dom.stdout)
+    assert drawn, f"the script did not run to its end: {dom.stderr[-2000:]}"
+    assert int(drawn[1]) == page.read_text().count('<g class="n ')
+
+    shot = tmp_path / "shot.png"
+    done = run("--window-size=1200,1600", f"--screenshot={shot}")
+    assert shot.exists(), done.stderr[-2000:]
+    seen = colours(shot)
+    # The fills of a rewritten node, of a new one and of a near miss, as page.css has them for the light scheme.
+    for fill in ((0xFD, 0xE8, 0xE2), (0xDC, 0xF5, 0xEA), (0xFD, 0xF1, 0xD3)):
+        assert seen[fill] > 500, f"{fill} is not on the page"
