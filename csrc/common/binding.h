@@ -9,8 +9,10 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "dtype.h"
 #include "out_of_memory.h"
 
 namespace fusebackend {
@@ -42,6 +44,22 @@ inline Tensor empty_like_sized(const Tensor& like, const std::vector<int64_t>& s
     step *= sizes[d] > 0 ? sizes[d] : 1;
   }
   return empty_strided_like(like, sizes, strides);
+}
+
+// The kernels' name of a torch dtype; none if no kernel computes in it.
+inline std::optional<DType> to_dtype(ScalarType t) {
+  switch (t) {
+    case ScalarType::Double: return DType::kFloat64;
+    case ScalarType::Float: return DType::kFloat32;
+    case ScalarType::Half: return DType::kFloat16;
+    case ScalarType::BFloat16: return DType::kBFloat16;
+    case ScalarType::Long: return DType::kInt64;
+    case ScalarType::Int: return DType::kInt32;
+    case ScalarType::Short: return DType::kInt16;
+    case ScalarType::Char: return DType::kInt8;
+    case ScalarType::Byte: return DType::kUInt8;
+    default: return std::nullopt;
+  }
 }
 
 inline std::vector<int64_t> to_vector(IntHeaderOnlyArrayRef ref) { return {ref.begin(), ref.end()}; }

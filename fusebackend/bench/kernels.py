@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from fusebackend.bench import random_shapes
 from fusebackend.bench.case import Case
 from fusebackend.bench.device_time import median_ms
 from fusebackend.bench.pool import Failure, Row, patiently
-from fusebackend.rewriting.registry import all_patterns
+from fusebackend.rewriting.registry import families
 
 #: How each column is obtained from the case's function: arguments of torch.compile, or None for eager. The gate is off:
 #: what is timed is the kernel, whether it pays or not.
@@ -35,16 +34,6 @@ RANDOM_WAYS = ("eager", "inductor", "fuse")
 
 #: Our error may be so many times eager's, and so many roundings more: eager's own is not the same at every run.
 ERROR_FACTOR, ERROR_ROUNDINGS = 4, 2
-
-
-def families() -> dict[str, types.ModuleType]:
-    """The module of each pattern that brings cases along."""
-    modules = {p.name: sys.modules[type(p).__module__] for p in all_patterns()}
-    found: dict[str, types.ModuleType] = {}
-    for name, module in modules.items():  # several patterns of one file are one family
-        if hasattr(module, "bench_cases") and module not in found.values():
-            found[name] = module
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +59,7 @@ class KernelJob:
 
 
 def _cases(family: str, random: tuple[int, int] | None) -> list[Case]:
-    cases = families()[family].bench_cases() if random is None else random_shapes.cases(family, *random)
+    cases = families()[family].bench.cases() if random is None else random_shapes.cases(family, *random)
     if len({c.name for c in cases}) < len(cases):
         raise ValueError(f"{family}: two cases of one name, among {', '.join(c.name for c in cases)}")
     return cases
@@ -80,7 +69,7 @@ def jobs(wanted: Sequence[str] = (), case: str = "", ways: Sequence[str] = (), r
     """Those of the ``wanted`` families (default: all) whose name contains ``case``; or ``random`` shapes of each."""
     found = []
     for family in families():
-        if wanted and family not in wanted or random and family not in random_shapes.FAMILIES:
+        if wanted and family not in wanted:
             continue
         drawn = (random, seed) if random else None
         chosen = tuple(ways) or (RANDOM_WAYS if drawn else tuple(WAYS))

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from fusebackend.fuzz.programs import TYPES, Program
 from fusebackend.fuzz.tensors import Spec
+from fusebackend.native import loader
+from fusebackend.rewriting.registry import families
 
 T = TypeVar("T")
 
@@ -195,11 +197,20 @@ def _second_sizes(b: Builder) -> tuple[tuple[int, int], ...]:
     return tuple((n, SECOND[(i + b.integer(0, 3)) % len(SECOND)] + 100 * (i // len(SECOND))) for i, n in enumerate(sizes))
 
 
+@functools.cache
+def _cores(device: str) -> tuple[Callable[[Builder], bool | None], ...]:
+    """The families' cores; four times each of a family that has kernels on this kind of device."""
+    cores: list[Callable[[Builder], bool | None]] = []
+    for family in families().values():
+        has_kernels = loader.load().why_not(torch.device(device), *family.operators) is None
+        cores += [*family.fuzz.CORES] * (4 if has_kernels else 1)
+    return tuple(cores)
+
+
 @st.composite
 def programs(draw: Any, device: str = "cpu") -> Program:
     """Random programs for ``device``: one or two of the families' cores, with other lines before, between and behind.
     They are tried on the CPU, where what eager refuses raises and does no harm."""
-    from fusebackend.fuzz.families import CORES, CORES_CPU
     from fusebackend.fuzz.steps import step
 
     b = Builder(draw)
@@ -209,7 +220,11 @@ def programs(draw: Any, device: str = "cpu") -> Program:
         for _ in range(b.pick((1, 1, 1, 2))):
             for _ in range(b.pick((0, 0, 0, 1, 2))):
                 step(b)
-            b.pick(CORES_CPU if device == "cpu" else CORES)(b)
+            cores = _cores(device)
+            first = b.integer(0, len(cores) - 1)
+            for core in (*cores[first:], *cores[:first]):
+                if core(b) is not False:  # it fits this program
+                    break
             b.results += [n for n in list(b.values)[-1:] if n.startswith("v")]
         for _ in range(b.pick((0, 0, 1, 2, 4))):
             step(b)

@@ -1,6 +1,6 @@
 """The patterns that are known in this process, and which of them are on.
 
-They come from ``fusebackend.patterns`` (one file a family), from other packages through the entry-point group
+They come from ``fusebackend.patterns`` (one package a family), from other packages through the entry-point group
 ``fusebackend.patterns`` (each entry names a module, or a function to call, that registers), and from the user's code.
 """
 
@@ -15,11 +15,13 @@ from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 
 from fusebackend.log import log
+from fusebackend.rewriting.family import Family
 from fusebackend.rewriting.pattern import Pattern
 
 GROUP = "fusebackend.patterns"
 
 _patterns: dict[str, Pattern] = {}
+_families: dict[str, Family] = {}
 _disabled: frozenset[str] = frozenset()
 _lock = threading.RLock()
 
@@ -100,8 +102,16 @@ def _load_families() -> None:
             # One family that can't be loaded must not take the others with it.
             log.exception("the patterns of %s could not be loaded and are off", what)
 
+    def load_family(name: str) -> None:
+        family = importlib.import_module(f"{patterns.__name__}.{name}").FAMILY
+        if family.name in _families:
+            return
+        _families[family.name] = family
+        for pattern in family.patterns:
+            register(pattern)
+
     for module in sorted(m.name for m in pkgutil.iter_modules(patterns.__path__)):
-        guarded(module, partial(importlib.import_module, f"{patterns.__name__}.{module}"))
+        guarded(module, partial(load_family, module))
     for entry in entry_points(group=GROUP):
 
         def load(entry: EntryPoint = entry) -> None:
@@ -117,6 +127,13 @@ def all_patterns() -> list[Pattern]:
     with _lock:
         _load_families()
         return sorted(_patterns.values(), key=lambda p: (-p.priority, p.name))
+
+
+def families() -> dict[str, Family]:
+    """The families that ship with this package, by name."""
+    with _lock:
+        _load_families()
+        return dict(_families)
 
 
 def known_names() -> list[str]:

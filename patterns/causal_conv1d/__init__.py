@@ -1,1 +1,10 @@
-from fusebackend.patterns.causal_conv1d import match  # noqa: F401  registers its patterns
+"""The family ``causal_conv1d``: see README.md."""
+
+from __future__ import annotations
+
+from fusebackend.patterns.causal_conv1d.match import CausalConv1d, CausalConv1dBackward, causal_conv1d, causal_conv1d_backward
+from fusebackend.rewriting.family import Family
+
+FAMILY = Family(
+    "causal_conv1d", __name__, patterns=(CausalConv1d(), CausalConv1dBackward()), operators=(causal_conv1d, causal_conv1d_backward)
+)

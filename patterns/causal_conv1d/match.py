@@ -18,7 +18,6 @@ otherwise the convolution would have to run twice.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,11 +25,9 @@ import torch.nn.functional as F
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.bench import Case
 from fusebackend.native import loader, ops
 from fusebackend.patterns.causal_conv1d import graph as read
 from fusebackend.rewriting.pattern import Emitter, Match, Pattern, Reject
-from fusebackend.rewriting.registry import register
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -285,57 +282,3 @@ class CausalConv1dBackward(Pattern):
         if found.conv.dtype.itemsize != 2 or sizes is None or any(size % TURNED_SAMPLES for size in sizes[1:]):
             return False
         return _is_causal(found, grad.shape[2] - x.shape[2]) and (dx is None or not _is_channels_last(g.value(dx)))
-
-
-def bench_cases() -> list[Case]:
-    """The table of the README, forward and backward; the floor is a copy. Short ones with bias and SiLU."""
-
-    def cases(name: str, shape: tuple[int, ...], taps: int, dtype: torch.dtype, last: bool, forward: dict, backward: dict):
-        batch, channels, length = shape
-        short = taps <= 4
-
-        def inputs(device: torch.device) -> tuple:
-            def rows():
-                return torch.randn(batch, length, channels, device=device).transpose(1, 2) if last else torch.randn(shape, device=device)
-
-            weight, bias = torch.randn(channels, 1, taps, device=device) / taps**0.5, torch.randn(channels, device=device)
-            return rows().to(dtype).requires_grad_(), *(torch.nn.Parameter(t.to(dtype)) for t in (weight, bias))
-
-        def convolve(x, weight, bias):
-            y = F.conv1d(F.pad(x, (weight.shape[2] - 1, 0)), weight, bias if short else None, groups=weight.shape[0])
-            return F.silu(y) if short else y
-
-        def fft(x, weight, bias):
-            def call():
-                k = torch.fft.rfft(weight.flip(-1).squeeze(1), 2 * length)
-                return torch.fft.irfft(torch.fft.rfft(x, 2 * length) * k, 2 * length)[..., :length]
-
-            return call
-
-        def copy(x, weight, bias):
-            return x.detach().clone()
-
-        peers: dict[str, Callable] = {} if short else {"torch FFT": fft}
-        yield Case(f"{name}, forward", convolve, inputs, copy, goals=forward, peers=peers)
-        gradients = (0, 1, 2) if short else (0, 1)
-        yield Case(f"{name}, backward", convolve, inputs, copy, goals=backward, backward=gradients)
-
-    fp32, bf16 = torch.float32, torch.bfloat16
-    if not torch.cuda.is_available():
-        return [
-            *cases("long fp32 B4 C64 T256", (4, 64, 256), 256, fp32, False, {}, {}),
-            *cases("short bf16 B2 C256 T512", (2, 256, 512), 4, bf16, False, {}, {}),
-        ]
-    wide = (8, 4096, 2048)
-    return [
-        *cases("long fp32 B32 C768 T768", (32, 768, 768), 768, fp32, False, {"ms": 0.16}, {"ms": 0.40}),
-        *cases("long fp32 B8 C768 T2048", (8, 768, 2048), 2048, fp32, False, {"ms": 0.30}, {}),
-        *cases("long fp32 B4 C768 T8192", (4, 768, 8192), 8192, fp32, False, {"ms": 0.60}, {}),
-        *cases("short bf16 B8 C4096 T2048", wide, 4, bf16, False, {"floor": 1.2}, {"floor": 2.2}),
-        *cases("short bf16 B8 C4096 T2048 as (B, T, C)", wide, 4, bf16, True, {"floor": 1.3}, {"floor": 2.2}),
-        *cases("short fp32 B8 C4096 T2048", wide, 4, fp32, False, {"floor": 1.2}, {"floor": 2.2}),
-    ]
-
-
-register(CausalConv1d())
-register(CausalConv1dBackward())

@@ -1,1 +1,8 @@
-from fusebackend.patterns.fp32_matmul import match  # noqa: F401  registers its patterns
+"""The family ``fp32_matmul``: see README.md."""
+
+from __future__ import annotations
+
+from fusebackend.patterns.fp32_matmul.match import Fp32Matmul, matmul, matmul_planes
+from fusebackend.rewriting.family import Family
+
+FAMILY = Family("fp32_matmul", __name__, patterns=(Fp32Matmul(),), operators=(matmul, matmul_planes))

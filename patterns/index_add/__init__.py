@@ -1,1 +1,9 @@
-from fusebackend.patterns.index_add import match  # noqa: F401  registers its patterns
+"""The family ``index_add``: see README.md."""
+
+from __future__ import annotations
+
+from fusebackend.patterns.index_add.match import IndexAdd
+from fusebackend.patterns.index_add.ops import KERNELS
+from fusebackend.rewriting.family import Family
+
+FAMILY = Family("index_add", __name__, patterns=(IndexAdd(),), operators=KERNELS)

@@ -1,1 +1,8 @@
-from fusebackend.patterns.permute import match  # noqa: F401  registers its patterns
+"""The family ``permute``: see README.md."""
+
+from __future__ import annotations
+
+from fusebackend.patterns.permute.match import Permute, permute_copy
+from fusebackend.rewriting.family import Family
+
+FAMILY = Family("permute", __name__, patterns=(Permute(),), operators=(permute_copy,))

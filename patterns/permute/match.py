@@ -23,10 +23,8 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.bench import Case
 from fusebackend.native import loader, ops
 from fusebackend.rewriting.pattern import Emitter, Match, Pattern, Reject
-from fusebackend.rewriting.registry import register
 
 aten = torch.ops.aten
 
@@ -328,39 +326,3 @@ def _merged(before: list[int], after: list[int]) -> int:
 # gained 1.06 to 4.9 times on the device, and one lost 5 %.)
 _SMALL_CUDA, _SMALL_CPU, _SMALL, _LARGE, _HUGE = 2 << 20, 1 << 17, 12 << 20, 24 << 20, 64 << 20
 _SECTOR, _LINE = 32, 128  # bytes that a GPU's memory moves at once, and that its caches hold together
-
-
-def _case(name: str, shape: tuple[int, ...], permutation: tuple[int, ...], dtype: torch.dtype, goal: float | None) -> Case:
-    def inputs(device: torch.device):
-        return (torch.randn(shape, device=device, dtype=dtype),)
-
-    return Case(name, lambda x: x.permute(permutation).contiguous(), inputs, lambda x: x.clone(), goal)
-
-
-_TABLE = [
-    ((64, 1024, 1024), (0, 2, 1), 1.03),
-    ((256, 256, 1024), (1, 0, 2), 1.03),
-    ((64, 56, 56, 256), (0, 3, 1, 2), 1.03),
-    ((3000, 300, 33), (2, 0, 1), 1.15),
-    ((4096, 512, 3), (0, 2, 1), 1.15),
-    ((4096, 3, 512), (0, 2, 1), 1.10),
-    ((64, 128, 48, 96), (3, 2, 1, 0), 1.10),
-    ((32, 16, 1000, 70), (0, 1, 3, 2), 1.10),
-    ((64, 8, 7, 8, 672), (0, 1, 3, 2, 4), 1.03),
-]
-_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
-
-
-def bench_cases() -> list[Case]:
-    """Transposes, NCHW <-> NHWC, short dims, window partition. The floor is a copy of the same bytes."""
-    if not torch.cuda.is_available():
-        table = [((8, 512, 511), (0, 2, 1), 3.0), ((64, 64, 512), (1, 0, 2), 2.0), ((8, 8, 7, 8, 448), (0, 1, 3, 2, 4), 2.0)]
-    else:
-        table = _TABLE
-    named = [("x".join(map(str, s)), p, s, goal) for s, p, goal in table]
-    return [
-        _case(f"{kind} {text} {p}".replace(", ", ""), s, p, dtype, goal) for text, p, s, goal in named for kind, dtype in _DTYPES.items()
-    ]
-
-
-register(Permute())

@@ -1,1 +1,8 @@
-from fusebackend.patterns.transpose_add import match  # noqa: F401  registers its patterns
+"""The family ``transpose_add``: see README.md."""
+
+from __future__ import annotations
+
+from fusebackend.patterns.transpose_add.match import TransposeAdd, transpose_add
+from fusebackend.rewriting.family import Family
+
+FAMILY = Family("transpose_add", __name__, patterns=(TransposeAdd(),), operators=(transpose_add,))

@@ -21,10 +21,8 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.bench import Case
 from fusebackend.native import loader, ops
 from fusebackend.rewriting.pattern import Emitter, Match, Pattern, Reject
-from fusebackend.rewriting.registry import register
 
 aten = torch.ops.aten
 
@@ -235,25 +233,3 @@ def _autotuned_producer(node: fx.Node) -> fx.Node | None:
     if not (config.max_autotune or config.max_autotune_gemm):
         return None
     return next((p for p in map(g.through_views, node.all_input_nodes) if p.target in _TEMPLATES and len(p.users) == 1), None)
-
-
-def bench_cases() -> list[Case]:
-    """The table of the README. The floor is a contiguous add: it moves the same bytes with no transposition."""
-
-    def case(name: str, dtype: torch.dtype, rows: int, columns: int, goal: float) -> Case:
-        def inputs(device: torch.device):
-            return torch.randn(columns, rows, device=device).to(dtype), torch.randn(rows, columns, device=device).to(dtype)
-
-        return Case(name, lambda x, y: x.transpose(0, 1) + y, inputs, lambda x, y: y + x.view(y.shape), goal)
-
-    if not torch.cuda.is_available():
-        return [case("fp32 512x480", torch.float32, 512, 480, 2.5), case("bf16 3001x2047", torch.bfloat16, 3001, 2047, 2.5)]
-    return [
-        case("bf16 24300x11520", torch.bfloat16, 24300, 11520, 1.03),
-        case("bf16 24300x1152", torch.bfloat16, 24300, 1152, 1.05),
-        case("bf16 24301x11519", torch.bfloat16, 24301, 11519, 1.15),
-        case("fp32 8192x8192", torch.float32, 8192, 8192, 1.05),
-    ]
-
-
-register(TransposeAdd())

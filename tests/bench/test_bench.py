@@ -12,6 +12,7 @@ import torch
 
 from fusebackend.__main__ import main
 from fusebackend.bench import Case, compile_time, kernels, model_steps, plots, pool, random_shapes, results
+from fusebackend.rewriting.registry import families
 
 CPU = torch.device("cpu")
 
@@ -31,8 +32,10 @@ def square_inputs(device):
 def family(monkeypatch):
     """Makes the bench know one family, with the cases given, and only quick ways."""
 
-    def use(*cases):
-        monkeypatch.setattr(kernels, "families", lambda: {"tiny": types.SimpleNamespace(bench_cases=lambda: list(cases))})
+    def use(*cases, drawn=None):
+        bench = types.SimpleNamespace(cases=lambda: list(cases), random_cases=drawn)
+        for module in (kernels, random_shapes):
+            monkeypatch.setattr(module, "families", lambda: {"tiny": types.SimpleNamespace(bench=bench)})
         monkeypatch.setattr(kernels, "WAYS", QUICK_WAYS)
 
     return use
@@ -184,14 +187,13 @@ def test_random_shapes_come_from_the_family_and_the_seed(family, tmp_path, capsy
         for _ in range(9):
             yield Case(f"{draw.randrange(2**30)}", lambda x, y: x.T + y, square_inputs)
 
-    family(TRANSPOSED)
-    monkeypatch.setitem(random_shapes.FAMILIES, "tiny", drawn)
+    family(TRANSPOSED, drawn=drawn)
     file = tmp_path / "random.json"
     assert main(["bench", "kernels", "--random", "2", "--seed", "7", "--output", str(file)]) == 0
     assert [row["case"] for row in json.loads(file.read_text())["random"]] == [c.name for c in random_shapes.cases("tiny", 2, 7)]
 
 
-@pytest.mark.parametrize("name", sorted(random_shapes.FAMILIES))
+@pytest.mark.parametrize("name", sorted(families()))
 def test_random_shapes_are_the_same_for_a_seed_and_run(name):
     drawn = random_shapes.cases(name, 30, seed=3)
     assert [c.name for c in drawn] == [c.name for c in random_shapes.cases(name, 30, seed=3)] and len({c.name for c in drawn}) == 30

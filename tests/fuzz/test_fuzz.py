@@ -8,10 +8,11 @@ import torch
 
 pytest.importorskip("hypothesis", reason="the test extra is not installed")
 
-from fusebackend.fuzz import families, run  # noqa: E402
+from fusebackend.fuzz import build, run  # noqa: E402
 from fusebackend.fuzz.compare import check  # noqa: E402
 from fusebackend.fuzz.programs import Program  # noqa: E402
 from fusebackend.fuzz.tensors import Spec  # noqa: E402
+from fusebackend.patterns.transpose_add import fuzz as transpose_add  # noqa: E402
 from fusebackend.rewriting.pattern import Emitter  # noqa: E402
 
 SEED, COUNT = 0, 120
@@ -81,7 +82,7 @@ def test_a_wrong_replacement_is_found_shrunk_and_saved(monkeypatch, tmp_path):
 
     monkeypatch.setattr(Emitter, "call", operands_exchanged)
     monkeypatch.setattr(run, "SHRINKING", 100)  # enough for this one, whichever way the shrinker takes
-    monkeypatch.setattr(families, "CORES_CPU", (families.transpose_add,))
+    monkeypatch.setattr(build, "_cores", lambda device: transpose_add.CORES)
     result = run.fuzz(count=100, start=1, most_failures=1, save_to=tmp_path)
     ((program, verdict, _),) = result.wrong
     assert "values" in verdict.wrong[0]

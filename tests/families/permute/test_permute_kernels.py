@@ -8,7 +8,7 @@ import pytest
 import torch
 from tile_tensors import MOVABLE, assert_same_bits, in_order, random_shape, strided, values
 
-from fusebackend.bench.random_shapes import permutations
+from fusebackend.patterns.permute.bench import permutations
 
 
 def check(x, order):

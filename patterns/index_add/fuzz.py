@@ -1,0 +1,110 @@
+"""What the fuzzer draws for this family: the sequences that it looks for, in the spellings that users have, and near misses."""
+
+from __future__ import annotations
+
+import torch
+
+from fusebackend.fuzz.build import Builder
+
+
+def _entries(b: Builder, rows: int) -> int:
+    return b.pick((5, 16, 33, 64, 1, 0, 100, 3, 200, rows))
+
+
+def index_add(b: Builder) -> None:
+    """index_add, index_put, scatter_add: functional or in place, onto values, inputs or zeros, with a scale or a gather."""
+    target = (b.value((1, 2, 3), b.dtype) if b.chance(30) else None) or b.input(b.shape(b.pick((2, 1, 3))))
+    dims = b[target].dim()
+    d = b.integer(0, dims - 1) if b.chance(45) else 0
+    rows = b[target].shape[d]
+    k = _entries(b, rows)
+    if b[target].numel() // max(rows, 1) * k > 60_000:
+        k = 5
+    slices = [n for i, n in enumerate(b[target].shape) if i != d]
+    zeros = b.chance(40)
+    if zeros:
+        target = b.emit(b.pick((f"torch.zeros_like({target})", f"{target}.new_zeros({target}.shape)", f"{target} * 0"))) or target
+    wanted = [*slices[:d], k, *slices[d:]]
+    kind = b.integer(0, 9)
+    index = b.index([k] if kind not in (5, 6) or k % 2 or d else [k // 2, 2], rows, signed=kind in (2, 3, 4, 5, 6))
+    source = _source(b, wanted, d)
+    if source is None:
+        return
+    alpha = f", alpha={b.number()}" if b.chance(25) else ""
+    colons = ":, " * d
+    if kind in (0, 1):
+        call = f"index_add{'_' if b.chance(35) else ''}({d}, {index}, {source}{alpha})"
+    elif kind in (2, 3, 4, 5, 6):
+        if b[index].dim() == 2:
+            source = b.emit(f"{source}.reshape({', '.join(map(str, (*b[index].shape, *wanted[1:])))})", moves=True) or source
+        call = f"index_put{'_' if b.chance(35) else ''}(({'None, ' * d}{index},), {source}, accumulate=True)"
+    else:
+        shape = ", ".join("-1" if i == d else "1" for i in range(dims))
+        wide = index if dims == 1 else b.emit(f"{index}.view({shape}).expand({', '.join(map(str, wanted))})", moves=True)
+        if wide is None:
+            return
+        method = b.pick(("scatter_add", "scatter_add", "scatter_reduce"))
+        reduce = ", 'sum'" if method == "scatter_reduce" else ""
+        call = f"{method}{'_' if b.chance(35) else ''}({d}, {wide}.to(torch.int64), {source}{reduce})"
+    if call.split("(")[0].endswith("_") and b[target].numel() < 2 or not _overlapping(b[target]):
+        b.emit(f"{target}.{call}") or b.emit(f"{target}.{call.replace('_(', '(', 1)}")
+    elif b.chance(30):
+        b.emit(f"{target}[{colons}{index}]")
+
+
+def _overlapping(tensor: torch.Tensor) -> bool:
+    return tensor.numel() > 1 and torch._debug_has_internal_overlap(tensor) != 0
+
+
+def _source(b: Builder, shape: list[int], d: int) -> str | None:
+    """What is added: a tensor, one that is gathered, scaled, weighted by row, converted, constant, or some of these."""
+    kind = b.integer(0, 9)
+    if kind in (4, 5):
+        rows = b.pick((7, 3, 20, 1, 64))
+        whole = b.operand([*shape[:d], rows, *shape[d + 1 :]])
+        index = b.index([shape[d]], rows, signed=True)
+        source = b.emit(b.pick((f"{whole}[{':, ' * d}{index}]", f"{whole}.index_select({d}, {index}.abs() % {rows})")))
+    elif kind == 6:
+        size = ", ".join(map(str, shape))
+        source = b.emit(f"torch.ones({size}, dtype=x0.dtype, device=x0.device)")
+    elif kind == 7:
+        smaller = [1 if i == b.integer(0, len(shape) - 1) else n for i, n in enumerate(shape)]
+        source = b.emit(f"{b.operand(smaller)}.expand({', '.join(map(str, shape))})", moves=True)
+    elif kind == 8 and len(shape) > 1:
+        source = b.emit(f"{b.operand([*shape[:-2], shape[-1], shape[-2]])}.mT", moves=True)
+    else:
+        source = b.operand(shape)
+    if source and b.chance(20):
+        weight = b.operand([shape[d]])
+        source = b.emit(f"{source} * {weight}.view({', '.join('-1' if i == d else '1' for i in range(len(shape)))})") or source
+    if source and b.chance(20):
+        source = b.emit(f"{source} * {b.number()}") or source
+    return source
+
+
+def lookup(b: Builder) -> None:
+    """Forms whose backward accumulates."""
+    b.training |= b.dtype.is_floating_point and b.chance(80)
+    rows, width = b.size(), b.pick((4, 8, 33, 64, 3, 16, 1))
+    table = b.operand((rows, width))
+    shape = b.pick(((7,), (3, 5), (1,), (0,), (64,), (2, 3, 4), (200,), ()))
+    index = b.index(shape, rows)
+    flat = f"{index}.flatten()"
+    padding = b.pick(("", f", padding_idx={b.integer(0, max(rows - 1, 0))}", ", padding_idx=-1"))
+    frequency = ", scale_grad_by_freq=True" if b.chance(10) else ""
+    kinds = (
+        f"F.embedding({index}, {table}{padding}{frequency})",
+        f"{table}.index_select(0, {flat})",
+        f"{table}[{index}]",
+        f"{table}.mT[:, {index}]",
+        f"{table}.gather(0, {flat}.long().unsqueeze(1).expand(-1, {width}))",
+        f"torch.take_along_dim({table}, {flat}.long().unsqueeze(1), 0)",
+        f"F.embedding({index}, {table}{padding}).sum(0)",
+        f"{table}[{index}].permute({', '.join(map(str, b.permutation(len(shape) + 1)))})",
+        f"{table}[{flat}, {flat} % {width}]",
+        f"{table}.index_select(1, {flat} % {width})",
+    )
+    b.emit(b.pick(kinds))
+
+
+CORES = (index_add, lookup)

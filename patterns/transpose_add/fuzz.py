@@ -1,0 +1,42 @@
+"""What the fuzzer draws for this family: the sequences that it looks for, in the spellings that users have, and near misses."""
+
+from __future__ import annotations
+
+import torch
+
+from fusebackend.fuzz.build import Builder
+
+
+def transpose_add(b: Builder) -> None:
+    """permute(x) + alpha * y, either operand permuted, y whole or broadcast."""
+    x = (b.value((2, 3, 4), b.dtype) if b.chance(40) else None) or b.input(b.shape(b.pick((2, 3, 2, 4))))
+    shape = tuple(b[x].shape)
+    if b.chance(85):
+        order = b.permutation(len(shape))
+        turned = (b.emit(f"{x}.permute({order})", moves=True) if len(shape) > 2 or b.chance(20) else b.emit(f"{x}.mT", moves=True)) or x
+    else:
+        turned = x
+    wanted = list(b[turned].shape)
+    kind = b.integer(0, 7)
+    if kind == 6:
+        wanted[b.integer(0, len(wanted) - 1)] = 1
+    if kind == 7:
+        wanted = wanted[1:]
+    dtype = b.dtype if b.chance(95) else torch.float32
+    y = b.operand(wanted, dtype) if b.chance(20) else b.input(wanted, dtype)
+    alpha = f", alpha={b.number()}" if b.chance(40) else ""
+    first, second = (turned, y) if b.chance(60) else (y, turned)
+    kinds = (
+        f"torch.add({first}, {second}{alpha})",
+        f"{first} + {second}",
+        f"torch.sub({first}, {second}{alpha})",
+        f"{first}.add({second}{alpha})",
+        f"torch.rsub({first}, {second}{alpha})",
+    )
+    if b.chance(10) and b[y].dim() == b[turned].dim():
+        b.do(f"{y}.add_({turned}{alpha})")
+    else:
+        b.emit(b.pick(kinds)) or b.emit(f"{first} + {second}")
+
+
+CORES = (transpose_add,)
