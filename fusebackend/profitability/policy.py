@@ -37,7 +37,7 @@ from fusebackend.profitability.region import Region, compile_apart, extract
 from fusebackend.profitability.timer import medians_ms, undisturbed
 from fusebackend.profitability.verdict_store import Verdict
 from fusebackend.report import model as report
-from fusebackend.rewriting.pattern import Match, Pattern
+from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject
 
 #: A replacement must be this much faster to be kept: less may be noise, and is not worth a difference.
 MARGIN = 1.05
@@ -85,15 +85,16 @@ class Gate:
         self._progress = contextlib.ExitStack()
         self._show: Callable[[str], None] | None = None
 
-    def refusal(self, pattern: Pattern, graph: str, match: Match, new: Sequence[fx.Node], emitted: Sequence[fx.Node]) -> str | None:
+    def refusal(self, pattern: Pattern, graph: str, match: Match, new: Sequence[fx.Node], emitted: Sequence[fx.Node]) -> Reject | None:
         """Why the replacement ``emitted``, which stands beside the original already, is not to take its place; None if it is."""
         verdict, why, key = None, "", None
+        estimate = pattern.estimate(match)
         try:
             region = extract(match.nodes, emitted, dict(zip(match.outputs, new)))
             key = region.key(self.salt(region.device, pattern))
             if key not in self._known:
                 subject = f"{pattern.name} {report.shapes(match.outputs, emitted)}"
-                known = self.decide(key, lambda: self._time(region, subject), self._can_time(region), calls=region.is_calls)
+                known = self.decide(key, lambda: self._time(region, subject), self._can_time(region, estimate), calls=region.is_calls)
                 verdict, why = known
                 self._known[key] = verdict, "as above" if verdict is not None else why
             else:
@@ -101,11 +102,13 @@ class Gate:
         except Exception as error:
             why = self.fault("timing", error)
         if verdict is not None:
-            refused = None if verdict.kept else str(verdict)
+            refused = None if verdict.kept else Reject(str(verdict), code="measured_slower")
+        elif estimate.pays is None:
+            refused = Reject(f'{estimate.reason}; not timed (fuse.gate="measure" does)', estimate.node, "unmeasured")
         else:
-            refused = f'{match.unproven}; not timed (fuse.gate="measure" does)' if match.unproven else None
+            refused = None if estimate.pays else Reject(estimate.reason, estimate.node, estimate.code)
         if key is not None:
-            self.record.add(key, refused is None, not match.unproven, verdict is not None)
+            self.record.add(key, refused is None, estimate.pays is True, verdict is not None)
         if verdict is not None or why:
             self.note(report.Verdict.of(pattern.name, graph, report.source_of(match.outputs[0]), verdict, refused is None, why))
         return refused
@@ -149,10 +152,12 @@ class Gate:
         verdicts.save(key, verdict)
         return verdict, "measured"
 
-    def _can_time(self, region: Region) -> bool | str:
+    def _can_time(self, region: Region, estimate: Estimate) -> bool | str:
         if not self._timing:
             return "" if self.mode == "auto" else "not timed: nothing is compiled here"
         if self.mode == "auto":
+            if estimate.pays is False:
+                return False
             allowed = min(self._seconds, _AUTO_SECONDS, _AUTO_SHARE * (time.perf_counter() - self._began))
             # On the CPU a library's call may take seconds. Several ranks must decide alike, and none may wait by default.
             return region.device.type == "cuda" and region.is_nearly_calls and self.spent < allowed and not are_several()

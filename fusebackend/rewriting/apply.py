@@ -8,6 +8,7 @@ its reason in the report, and the site stays as it was.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import operator
 from collections.abc import Iterator, Sequence
@@ -175,9 +176,9 @@ def _apply(
         _erase(emitter.nodes)
         return Reject(f"the replacement is not the same: {problem}", anchor)
     refusal = gate.refusal(pattern, name, match, new, emitter.nodes) if gate is not None else None
-    if refusal:
+    if refusal is not None:
         _erase(emitter.nodes)
-        return Reject(refusal, anchor)
+        return refusal if refusal.node is not None else dataclasses.replace(refusal, node=anchor)
 
     _inherit_meta(match.outputs, new, set(emitter.nodes))
     record = report.describe_substitution(pattern.name, name, match.nodes, match.outputs, emitter.nodes, match.note)

@@ -19,6 +19,9 @@ from torch import fx
 
 Level = Literal["joint", "post_grad"]
 
+#: Why a site was left to Inductor. The first four are about what is there; the others about what pays.
+Code = Literal["unsupported", "illegal", "no_kernel", "failed", "fused_neighbour", "estimated_slower", "unmeasured", "measured_slower"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
@@ -27,9 +30,30 @@ class Reject:
     Attributes:
         reason: one sentence for the user: what was found, and what is accepted.
         node: the node at which the guard failed; the anchor if None.
+        code: the kind of reason: ``"unsupported"``, a form that no kernel here covers; ``"illegal"``, a replacement would be wrong;
+            ``"no_kernel"``, none for this device; ``"failed"``, the pattern raised; ``"fused_neighbour"``, Inductor would fuse it;
+            ``"estimated_slower"``, ``"unmeasured"``, ``"measured_slower"``, it does not pay, or that is not known.
     """
 
     reason: str
+    node: fx.Node | None = None
+    code: Code = "unsupported"
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Whether a legal match pays, as far as that can be told without timing it.
+
+    Attributes:
+        pays: True, False, or None where it can't be told: such a match is applied only if a timing says so.
+        reason: why not, or why it can't be told, in a sentence for the user; empty where it pays.
+        code: the kind of reason, as for :class:`Reject`.
+        node: what decides, e.g. the neighbour; None for the anchor.
+    """
+
+    pays: bool | None = True
+    reason: str = ""
+    code: Code = "estimated_slower"
     node: fx.Node | None = None
 
 
@@ -44,8 +68,9 @@ class Match:
             It may use any node that stands before the outputs.
         interior: further nodes that the replacement makes unnecessary; nobody outside the match may use them.
         note: shown in the report, e.g. what was absorbed.
-        unproven: where the static guards can't tell whether the replacement is faster, the reason, as it goes into the
-            report. Such a match is applied only if a timing says so (:mod:`fusebackend.profitability`).
+        unproven: where it can't be told whether the replacement is faster, the reason, as it goes into the report. Such a match is
+            applied only if a timing says so. What :meth:`Pattern.estimate` answers by default.
+        site: what the pattern read there, for its ``estimate``.
     """
 
     outputs: tuple[fx.Node, ...]
@@ -53,6 +78,7 @@ class Match:
     interior: tuple[fx.Node, ...] = ()
     note: str = ""
     unproven: str = ""
+    site: Any = None
 
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
@@ -115,7 +141,12 @@ class Pattern(abc.ABC):
 
     @abc.abstractmethod
     def match(self, node: fx.Node) -> Match | Reject | None:
-        """Answers for one anchor node; must not change the graph and must not add guards on symbolic sizes."""
+        """Answers for one anchor node whether it may be replaced, not whether that pays; must not change the graph and must not
+        add guards on symbolic sizes."""
+
+    def estimate(self, match: Match) -> Estimate:
+        """Whether ``match`` pays where it stands. Asked before the replacement is built; must not change the graph."""
+        return Estimate(None, match.unproven, "unmeasured") if match.unproven else Estimate()
 
     def examples(self) -> list[tuple[Callable, tuple]]:
         """Functions with arguments that this pattern must be found in; what :func:`fusebackend.verify` runs."""
