@@ -14,6 +14,7 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 
 inline int sm_count() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 inline int compute_capability_major() { return device_attribute(cudaDevAttrComputeCapabilityMajor); }
+inline int compute_capability_minor() { return device_attribute(cudaDevAttrComputeCapabilityMinor); }
 
 // Shared memory that one block may have after opting in (SharedMemoryOptIn in cuda_common.cuh).
 inline int max_shared_bytes() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }

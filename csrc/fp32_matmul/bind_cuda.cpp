@@ -2,51 +2,37 @@
 //                       Tensor? b_planes=None, int b_inner=-1, str kernel="auto") -> Tensor
 //   fusebackend::matmul_planes(Tensor x, int inner) -> Tensor
 //
-// alpha * a @ b + beta * d for two fp32 matrices, or two batches of them, of any strides; d broadcasts to the result and is not read where
-// beta is 0. The result is contiguous. Temporary memory: 1.5 times the bytes of operands that come without planes, at most 1 GiB, and at
-// most 13 MB more.
-//
-// matmul_planes(x, inner) splits an operand that several products share, laid out with dimension `inner` (-1 or -2) innermost; hand the
-// result to matmul as a_planes or b_planes together with the inner dimension, which is that of a or b: transposing x swaps -1 and -2.
-//
-// kernel: "wgmma", "mma" or "ffma"; "auto" takes the one for the GPU.
+// patterns/fp32_matmul/ops.py says what they compute. Temporary memory of matmul: 1.5 times the bytes of the operands that come without
+// planes, at most 1 GiB, and at most 13 MB more.
 #include <optional>
 #include <string>
 
-#include "../common/binding.h"
-#include "matmul.h"
-#include "planes.h"
+#include "common/binding.h"
+#include "common/device_properties.h"
+#include "fp32_matmul/fp32_matmul.h"
+#include "fp32_matmul/planes.h"
 
-namespace fusebackend::matmul {
+namespace fusebackend::fp32_matmul {
 namespace {
 
-int sm_count(int device) {
-  static int counts[64] = {};        // a race writes the same value twice
-  if (device < 64 && counts[device]) return counts[device];
-  int count = 0;
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "matmul");
-  if (device < 64) counts[device] = count;
-  return count;
-}
-
-// Six bf16 products pay where tensor cores do bf16 at more than six times the rate of fp32 arithmetic: 15 times on an H200, 16 on an A100,
-// but only 2 to 4 times on compute capability 8.6 and 8.9.
-Kernel kernel_named(const std::string& name, int device) {
-  STD_TORCH_CHECK(name == "auto" || name == "wgmma" || name == "mma" || name == "ffma", "matmul: kernel ", name,
-                  ": auto, wgmma, mma and ffma are known");
-  int major, minor;
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "matmul");
-  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "matmul");
+// On the current device. "auto" takes six bf16 products where tensor cores do bf16 at more than six times the rate of fp32 arithmetic: 15
+// times on compute capability 9.0, 16 times on 8.0, but only 2 to 4 times on 8.6 and 8.9.
+Kernel kernel_named(const std::string& name) {
+  const int major = compute_capability_major(), minor = compute_capability_minor();
 #ifdef FUSE_HAS_SM90A
-  const bool wgmma = major == 9;
+  const bool has_wgmma = major == 9;
 #else
-  const bool wgmma = false;
+  const bool has_wgmma = false;
 #endif
-  const bool mma = (major == 8 && minor == 0) || major == 9;
-  STD_TORCH_CHECK(name != "wgmma" || wgmma, "matmul: the kernel wgmma needs a GPU of compute capability 9.0 and a library built for it");
-  STD_TORCH_CHECK(name != "mma" || major >= 8, "matmul: the kernel mma needs a GPU of compute capability 8.0 or later");
-  if (name == "auto") return wgmma ? Kernel::kWgmma : mma ? Kernel::kMma : Kernel::kFfma;
-  return name == "wgmma" ? Kernel::kWgmma : name == "mma" ? Kernel::kMma : Kernel::kFfma;
+  if (name == "auto") return has_wgmma ? Kernel::kWgmma : major == 9 || (major == 8 && minor == 0) ? Kernel::kMma : Kernel::kFfma;
+  if (name == "ffma") return Kernel::kFfma;
+  if (name == "mma") {
+    STD_TORCH_CHECK(major >= 8, "matmul: the kernel mma needs a GPU of compute capability 8.0 or later");
+    return Kernel::kMma;
+  }
+  STD_TORCH_CHECK(name == "wgmma", "matmul: kernel ", name, ": auto, wgmma, mma and ffma are known");
+  STD_TORCH_CHECK(has_wgmma, "matmul: the kernel wgmma needs a GPU of compute capability 9.0 and a library built for it");
+  return Kernel::kWgmma;
 }
 
 bool is_fp32_on(const Tensor& t, const Tensor& like) {
@@ -66,17 +52,15 @@ Matrix matrix(const Tensor& t, int64_t batch, int64_t rows, int64_t columns) {
   return {static_cast<const float*>(t.data_ptr()), strides[1], strides[2], strides[0]};
 }
 
-void check_inner(int64_t inner) { STD_TORCH_CHECK(inner == -1 || inner == -2, "matmul: the inner dimension is -1 or -2, not ", inner); }
-
 // Sizes of the planes of a rank 2 or 3 operand.
 std::vector<int64_t> plane_sizes(const Tensor& x, int64_t inner) {
-  const int64_t rank = x.dim(), pitch = (x.size(rank + inner) + 63) / 64 * 64;
-  return {rank == 3 ? x.size(0) : 1, kPlanes, x.size(rank - 3 - inner), pitch};
+  STD_TORCH_CHECK(inner == -1 || inner == -2, "matmul: the inner dimension is -1 or -2, not ", inner);
+  const int64_t rank = x.dim();
+  return {rank == 3 ? x.size(0) : 1, kPlanes, x.size(rank - 3 - inner), round_up(x.size(rank + inner), kPitchMultiple)};
 }
 
 void set_planes(Matrix& matrix, const Tensor& x, const std::optional<Tensor>& planes, int64_t inner) {
   if (!planes) return;
-  check_inner(inner);
   STD_TORCH_CHECK(planes->scalar_type() == ScalarType::BFloat16 && planes->is_contiguous() && planes->is_cuda() &&
                       planes->get_device_index() == x.get_device_index() && to_vector(planes->sizes()) == plane_sizes(x, inner),
                   "matmul: these are not the operand's planes");
@@ -85,7 +69,6 @@ void set_planes(Matrix& matrix, const Tensor& x, const std::optional<Tensor>& pl
 }
 
 Tensor matmul_planes(const Tensor& x, int64_t inner) {
-  check_inner(inner);
   STD_TORCH_CHECK(is_fp32_on(x, x) && (x.dim() == 2 || x.dim() == 3),
                   "matmul_planes: x must be an fp32 matrix, or a batch of them, on a GPU");
   const std::vector<int64_t> sizes = plane_sizes(x, inner);
@@ -119,7 +102,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& d, 
   std::vector<int64_t> sizes{p.m, p.n};
   if (rank == 3) sizes.insert(sizes.begin(), p.batch);
   Tensor c = empty_like_sized(a, sizes);
-  if (p.m == 0 || p.n == 0 || p.batch == 0) return c;
+  if (c.numel() == 0) return c;
 
   const bool add = d && beta != 0;
   p.a = matrix(a, p.batch, p.m, p.k);
@@ -132,11 +115,11 @@ Tensor matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& d, 
   set_planes(p.b, b, b_planes, b_inner);
 
   const CudaScope scope(a);
-  const int device = a.get_device_index(), sms = sm_count(device);
-  const Kernel how = kernel_named(kernel, device);
-  const int64_t floats = workspace_bytes(p, how, sms) / sizeof(float);
+  const Kernel chosen = kernel_named(kernel);
+  const int sms = sm_count();
+  const int64_t floats = workspace_bytes(p, chosen, sms) / sizeof(float);
   const Tensor workspace = empty_like_sized(a, {floats + 1});
-  check_cuda(launch(p, how, workspace.data_ptr(), sms, scope.stream()), "matmul");
+  check_cuda(launch(p, chosen, workspace.data_ptr(), sms, scope.stream()), "matmul");
   return c;
 }
 
@@ -147,4 +130,4 @@ STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) {
   m.impl("matmul_planes", TORCH_BOX(&matmul_planes));
 }
 
-}  // namespace fusebackend::matmul
+}  // namespace fusebackend::fp32_matmul

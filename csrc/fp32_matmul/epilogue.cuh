@@ -1,8 +1,8 @@
-// What every matmul kernel does with a finished sum: scale, add D; and how a NaN is looked into.
+// The epilogue of every fp32 matmul kernel: C = alpha * sum + beta * D, and the recomputation of NaNs.
 #pragma once
-#include "matmul.h"
+#include "fp32_matmul/fp32_matmul.h"
 
-namespace fusebackend::matmul {
+namespace fusebackend::fp32_matmul {
 
 __device__ __forceinline__ float addend(const Problem& p, int64_t batch, int m, int n) {
   return __ldg(p.d.data + batch * p.d.batch + m * p.d.row + n * p.d.col);
@@ -19,8 +19,8 @@ __device__ __forceinline__ int64_t c_offset(const Problem& p, int64_t batch, int
 
 // A NaN in C is either right or an artefact of the planes: infinity - infinity, or infinity times a plane that is zero. A warp
 // recomputes the NaNs of its kRows x kColumns part of C as plain fp32 dot products, 32 columns of a row at a time, so that non-finite
-// inputs give what fp32 gives. A sum that has become NaN stays one: where the operands are full of NaNs (training that has diverged)
-// the first few terms settle it.
+// inputs give what fp32 gives. A dot product ends as soon as its sum is NaN, which it then stays: operands full of NaNs, as in training
+// that has diverged, cost a few terms each.
 template <int kRows, int kColumns>
 __device__ __noinline__ void recompute_nans(const Problem& p, int batch, int m0, int n0, int lane) {
   constexpr int kTerms = 16;
@@ -53,4 +53,4 @@ __device__ __noinline__ void recompute_nans(const Problem& p, int batch, int m0,
   }
 }
 
-}  // namespace fusebackend::matmul
+}  // namespace fusebackend::fp32_matmul

@@ -1,35 +1,36 @@
-// The product on the ordinary fp32 units, for GPUs without fast enough tensor cores: the textbook kernel, in the version that has no
-// bank conflicts and takes any strides.
+// The product on the ordinary fp32 units, for GPUs whose tensor cores are too slow for six bf16 products: register tiles from shared memory,
+// without bank conflicts, for any strides.
 //
-// A block of 256 threads computes 128 x 256 of C, a thread 8 x 16 of that, in squares of 4 x 4 that lie 64 apart, so that a warp
-// (4 x 8 threads) reads whole 16-byte vectors of consecutive threads. 8 x 8 would need a third more reads of shared memory for each
-// multiplication, which is then what limits. 16 of K are staged at a time, k outermost: stage[k][mn]. While one stage is multiplied the
-// next is already on its way to registers. An operand whose k is contiguous is transposed as it is stored; to keep that free of bank
-// conflicts, and the reads as well, column mn of row k stands at mn ^ 8 (k / 4).
-#include "../common/cuda_common.cuh"
-#include "epilogue.cuh"
-#include "launch.h"
+// A block of 256 threads computes 128 x 256 of C, a thread 8 x 16 of that, in squares of 4 x 4 that lie 64 apart, so that consecutive
+// threads of a warp (4 x 8) read consecutive 16-byte vectors. A thread tile of 8 x 8 would read shared memory a third more often for each
+// multiplication and be limited by that. 16 of K are staged at a time, k outermost: stage[k][mn]. While one stage is multiplied, the next
+// one is loaded to registers. An operand whose k is contiguous is transposed as it is stored. Column mn of row k is kept at
+// mn ^ 8 (k / 4), so that neither these stores nor the reads have bank conflicts.
+#include "common/cuda_common.cuh"
+#include "fp32_matmul/epilogue.cuh"
+#include "fp32_matmul/launch.h"
+#include "fp32_matmul/tile_order.cuh"
 
-namespace fusebackend::matmul {
+namespace fusebackend::fp32_matmul {
 namespace {
 
 constexpr int kRows = 128, kColumns = 256, kDepth = 16, kThreads = 256;
-constexpr int kVector = 4, kApart = 64;      // a thread's squares: elements a side, and from one to the next
+constexpr int kVector = 4, kApart = 64;      // a thread's squares: elements a side, and the distance from one to the next
 constexpr int kSquaresM = kRows / kApart, kSquaresN = kColumns / kApart;
-constexpr int kRaster = 16;                  // tile rows that are worked off together
+constexpr int kRaster = 16;                  // see TileAt
 
 __device__ __forceinline__ int swizzle(int k, int mn) { return mn ^ (k / 4 * 8); }
 
-// One operand seen from the product, as in planes.h, for one tile: what this thread moves of it.
+// What a thread moves of one operand's tile. As in planes.h, mn is the operand's free index.
 template <int kTile> struct Source {
   using Stage = float[kDepth][kTile];
   static constexpr int kLoads = kTile * kDepth / kVector / kThreads;        // vectors a stage
   using Registers = float[kLoads][kVector];
 
   bool mn_inner;                     // a vector runs along mn, else along k
-  bool fast;                         // whole vectors of 16 bytes, as long as all of the stage's k are there
-  int mn, k;                         // the first vector's place in a stage; the others follow at equal distances
-  int mn_left, k_left;               // from there to the operand's end
+  bool fast;                         // 16-byte loads, in stages that lie within K
+  int mn, k;                         // position of the first vector in a stage; the others follow at equal distances
+  int mn_left, k_left;               // elements from there to the operand's end
   int64_t mn_stride, k_stride, load_stride;
   const float* at;
 
@@ -43,7 +44,7 @@ template <int kTile> struct Source {
     at = data + (mn0 + mn) * mn_stride + k * k_stride;
   }
 
-  // The next stage, of which `depth` of K are left.
+  // Loads the next stage, from which on `depth` of K are left.
   __device__ __forceinline__ void load(int depth, Registers& x) {
     if (fast && depth >= kDepth) {
 #pragma unroll
@@ -83,7 +84,7 @@ template <int kTile> struct Source {
 struct Params {
   Problem p;
   int tiles_m, tiles_n;
-  bool a_wide, b_wide, c_wide;     // can be moved in 16 bytes
+  bool a_wide, b_wide, c_wide;     // whether it can be moved in 16 bytes
 };
 
 using SourceA = Source<kRows>;
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, 1) ffma_kernel(const __grid_constant
   for (int left = int(p.k), now = 0; left > 0; left -= kDepth, now ^= 1) {
     a.store(next_a, a_stages[now]);
     b.store(next_b, b_stages[now]);
-    __syncthreads();                 // one is enough: nobody is more than a stage ahead
+    __syncthreads();                 // one a stage is enough: with two stages, no thread is more than one ahead
     if (left > kDepth) {
       a.load(left - kDepth, next_a);
       b.load(left - kDepth, next_b);
@@ -171,4 +172,4 @@ cudaError_t launch_ffma(const Problem& p, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-}  // namespace fusebackend::matmul
+}  // namespace fusebackend::fp32_matmul

@@ -1,41 +1,38 @@
-// What `launch` is made of: a launcher a kernel, and how the Hopper kernel's work is cut up.
+// What `launch` is made of: one launcher a kernel, and how the wgmma kernel divides its work.
 #pragma once
-#include "matmul.h"
-#include "planes.h"
-#include "tiling.h"
+#include "fp32_matmul/planes.h"
 
-namespace fusebackend::matmul {
+namespace fusebackend::fp32_matmul {
 
 // Whether C can be stored two columns at a time, in 8 bytes.
 inline bool stores_pairs(const Problem& p) {
   return p.c_col == 1 && p.n % 2 == 0 && p.c_row % 2 == 0 && p.c_batch % 2 == 0 && reinterpret_cast<uintptr_t>(p.c) % 8 == 0;
 }
 
-// The operands with their planes, written.
-struct Split {
+// Both operands, with planes that are written already.
+struct SplitOperands {
   Operand a, b;
   const void *a_planes, *b_planes;
 };
 
-// How the Hopper kernel cuts a product up among the multiprocessors.
-struct Plan {
-  int grid;                          // thread blocks; all of them must fit the GPU at once
-  bool swap;                         // compute the transposed product, so that a tile's long side lies along m
+// The launch configuration of the wgmma kernel.
+struct WgmmaPlan {
+  int grid;                          // thread blocks, at most one a multiprocessor
+  bool swap;                         // compute the transposed product, so that the long side of a tile lies along m
   int split_tiles;                   // leading tiles that are split along K ...
-  int split_parts, split_share;      // ... each into equal parts, or if parts is 0 all together into shares of this many k blocks
+  int split_parts, split_share;      // ... each into equal parts or, if parts is 0, all together into shares of this many k blocks
 };
+WgmmaPlan plan_wgmma(const Problem& p, int sm_count);
 
-Plan plan(const Problem& p, int sm_count);
-
-constexpr int kPartialFlags = 2;     // a thread block's: one a warpgroup
+constexpr int kPartialFlags = 2;     // flags a thread block: one a consumer warpgroup
 struct Partials {                    // of split tiles
   float* sums;                       // grid x kTileM x kTileN
-  int* ready;                        // grid x kPartialFlags, zero
+  int* ready;                        // grid x kPartialFlags, zero before the launch
 };
 
-cudaError_t launch_wgmma(const Problem& p, const Plan& plan, const Split& split, const Partials& partials, bool after_split,
+cudaError_t launch_wgmma(const Problem& p, const WgmmaPlan& plan, const SplitOperands& split, const Partials& partials, bool after_split,
                          cudaStream_t stream);
-cudaError_t launch_mma(const Problem& p, const Split& split, cudaStream_t stream);
+cudaError_t launch_mma(const Problem& p, const SplitOperands& split, cudaStream_t stream);
 cudaError_t launch_ffma(const Problem& p, cudaStream_t stream);
 
-}  // namespace fusebackend::matmul
+}  // namespace fusebackend::fp32_matmul

@@ -1,11 +1,10 @@
-// The Hopper instructions that the matmul kernel is made of, one small function each.
+// The instructions that the wgmma kernel is made of, one small function each. Shared-memory addresses are in the shared window
+// (`shared_address` in common/cuda_common.cuh).
 #pragma once
 #include <cuda.h>
 #include <cstdint>
 
-namespace fusebackend::ptx {
-
-__device__ __forceinline__ uint32_t smem_addr(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+namespace fusebackend::fp32_matmul::ptx {
 
 // mbarrier ------------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void mbar_init(uint32_t bar, int count) {
@@ -49,8 +48,9 @@ __device__ __forceinline__ void flag_wait(const int* flag) {
   while (v == 0);
 }
 
-// a + b without an error (Knuth's TwoSum): a becomes the rounded sum, b what rounding took. `zero` is 0, which the compiler must not know:
-// it makes the copy of a a value of its own. Else the sum would get a register beside a's, for every a, and others would be spilled.
+// Knuth's TwoSum: a becomes the rounded sum a + b, and b its rounding error, so that a + b is unchanged. `zero` must be 0 at run time
+// without the compiler's knowledge. The exclusive or with it copies a to a temporary, so that the sum is computed in a's register: else
+// every a would need a second one, and registers would be spilled.
 __device__ __forceinline__ void two_sum_in_place(float& a, float& b, int zero) {
   asm volatile(
       "{\n.reg .f32 old, part, rest;\n"
@@ -65,7 +65,7 @@ __device__ __forceinline__ void two_sum_in_place(float& a, float& b, int zero) {
       : "r"(zero));
 }
 
-// The same where |a| >= |b| (Dekker's Fast2Sum), in four instructions for seven; else b is off by up to a rounding of a.
+// Dekker's Fast2Sum: the same for |a| >= |b| in four instructions instead of seven. Where |a| < |b|, b may be off by the rounding error of a.
 __device__ __forceinline__ void fast_two_sum_in_place(float& a, float& b, int zero) {
   asm volatile(
       "{\n.reg .f32 old, part;\n"
@@ -77,11 +77,8 @@ __device__ __forceinline__ void fast_two_sum_in_place(float& a, float& b, int ze
       : "r"(zero));
 }
 
-// Programmatic dependent launch -----------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 // Warpgroup matrix multiply -------------------------------------------------------------------------------------------------------
-// Shared-memory operand descriptor: start address, leading and stride byte offsets, all / 16, and the swizzle mode.
+// The shared-memory operand descriptor without its start address: leading and stride byte offsets, / 16, and the swizzle mode.
 enum Swizzle : uint64_t { kSwizzle128 = 1, kSwizzle64 = 2 };
 __device__ constexpr uint64_t wgmma_descriptor_base(uint32_t leading, uint32_t stride, Swizzle swizzle) {
   return uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 | uint64_t(swizzle) << 62;
@@ -99,7 +96,7 @@ template <int kPending> __device__ __forceinline__ void wgmma_wait() { asm volat
   "%68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, "                         \
   "%90, %91, %92, %93, %94, %95}"
 
-// d (64 x 192) += a (64 x 16) @ b (16 x 192); kMajorMN: the operand lies with m (n) contiguous in shared memory.
+// d (64 x 192) += a (64 x 16) @ b (16 x 192). kAMajorMN, kBMajorMN: m, or n, is the operand's contiguous index in shared memory.
 template <bool kAMajorMN, bool kBMajorMN>
 __device__ __forceinline__ void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b) {
   asm volatile(
@@ -111,4 +108,4 @@ __device__ __forceinline__ void wgmma_m64n192k16(float (&d)[96], uint64_t a, uin
 #undef FB_R16
 #undef FB_D96
 
-}  // namespace fusebackend::ptx
+}  // namespace fusebackend::fp32_matmul::ptx

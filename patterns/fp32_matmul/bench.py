@@ -1,4 +1,4 @@
-"""What ``python -m fusebackend bench kernels`` times of this family: its table, and random shapes."""
+"""What ``python -m fusebackend bench kernels`` times of this family: square products, those of models in training, random shapes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 
 from fusebackend.bench.case import Case
 from fusebackend.bench.random_shapes import size
-from fusebackend.patterns.fp32_matmul.match import LEAST_K, asks_for_fp32, pays
+from fusebackend.patterns.fp32_matmul.estimate import LEAST_K, pays
+from fusebackend.patterns.fp32_matmul.match import asks_for_fp32
 
-#: What three models multiply by in training: the rows of their activations, and (inputs, outputs) of their linear layers.
+#: Linear layers of three models: rows of the activations, and (inputs, outputs) of each layer.
 LAYERS: dict[str, list[tuple[int, list[tuple[int, int]]]]] = {
     "gpt2 head": [(8192, [(768, 50257)])],
     "wav2vec2": [(8192, [(1024, 4096), (4096, 1024), (1024, 1024), (1024, 2048)])],
@@ -20,12 +21,15 @@ LAYERS: dict[str, list[tuple[int, list[tuple[int, int]]]]] = {
         *((64 * side**2, [(4 * c, 2 * c)]) for side, c in ((28, 128), (14, 256), (7, 512))),
     ],
 }
-#: GPT-2's other layers keep their weights the other way round.
+#: GPT-2's other layers, whose weights are stored as (inputs, outputs).
 LAYERS_IN_OUT = {"gpt2": [(8192, [(768, 2304), (768, 768), (768, 3072), (3072, 768)])]}
 
 
 def model_products() -> list[tuple[str, int, int, int, str, bool]]:
-    """(model, m, n, k, majorness, with bias) of a layer's product, of its input's and of its weight's gradient, of ``LAYERS``."""
+    """(model, m, n, k, orders, with bias) of each layer's product, of its input's gradient and of its weight's gradient.
+
+    ``orders`` has a letter for each operand: ``r``, rows are contiguous, or ``c``, columns are.
+    """
     found = []
     for model, layers in (LAYERS | LAYERS_IN_OUT).items():
         for rows, sizes in layers:
@@ -38,7 +42,7 @@ def model_products() -> list[tuple[str, int, int, int, str, bool]]:
 
 
 def cases() -> list[Case]:
-    """Squares, and the products of three models in training. The floor is cuBLAS in fp32, to be beaten: goals are below 1."""
+    """Square products and ``model_products``. Goals are multiples of cuBLAS's time in fp32."""
 
     def case(m: int, n: int, k: int, goal: float | None, order: str = "rr", bias: bool = False, of: str = "", ways=()) -> Case:
         def matrix(rows: int, columns: int, order: str, device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What the fuzzer draws for this family: the sequences that it looks for, in the spellings that users have, and near misses."""
+"""What the fuzzer draws for this family: every spelling of a product, with operands in any layout, and near misses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fusebackend.fuzz.build import Builder
 
 
 def matmul(b: Builder) -> bool | None:
-    """mm, addmm, bmm, baddbmm, linear, with operands in any layout."""
+    """One of mm, addmm, bmm, baddbmm, matmul and linear."""
     if not b.dtype.is_floating_point:
         return False
     m, k, n = b.size(), b.size(), b.size()

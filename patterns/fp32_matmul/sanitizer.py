@@ -1,17 +1,16 @@
-"""What compute-sanitizer watches of this family: every kernel, at small shapes."""
+"""The calls that compute-sanitizer watches: every kernel of the family, at small shapes."""
 
 from __future__ import annotations
 
 import torch
 
+from fusebackend.patterns.fp32_matmul.match import unavailable
 from fusebackend.tools.sanitizer import close
 
 
 def launch_every_kernel() -> None:
-    """Whole tiles, tiles in parts, in shares; every majorness; batches; what is added; planes that are shared."""
-    from fusebackend.patterns.fp32_matmul import match as family
-
-    if torch.cuda.get_device_capability() != (9, 0) or family.unavailable(torch.device("cuda", 0)):
+    """Whole tiles, tiles split in parts and in shares, every memory order, batches, an added matrix, planes of the caller."""
+    if torch.cuda.get_device_capability() != (9, 0) or unavailable(torch.device("cuda", 0)):
         return
     ops = torch.ops.fusebackend
 

@@ -1,15 +1,9 @@
-// How C is cut into tiles, for every kernel; the tile of the Hopper kernel is here because `plan` counts with it.
+// The order in which thread blocks compute the tiles of C.
 #pragma once
-#include <cstdint>
 
-namespace fusebackend::matmul {
+namespace fusebackend::fp32_matmul {
 
-constexpr int kTileM = 128, kTileN = 192, kBlockK = 32;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-#ifdef __CUDACC__
-// Tiles are numbered down kRaster tile rows before moving to the next column, so that a wave of blocks shares operands in L2.
+// Tiles are numbered down kRaster tile rows before the next column, so that blocks which run at the same time share operands in L2.
 template <int kRaster> struct TileAt {
   int batch, m, n;                   // m and n in tiles
 
@@ -24,6 +18,5 @@ template <int kRaster> struct TileAt {
     n = in_group / rows;
   }
 };
-#endif
 
-}  // namespace fusebackend::matmul
+}  // namespace fusebackend::fp32_matmul

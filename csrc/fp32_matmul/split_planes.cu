@@ -1,14 +1,16 @@
-// fp32 -> three bf16 planes. Memory bound: 4 bytes read and 6 written an element.
+// fp32 to three bf16 planes. Memory bound: 4 bytes read and 6 written an element.
 #include <cuda_bf16.h>
 
-#include "../common/cuda_common.cuh"
-#include "planes.h"
+#include <algorithm>
 
-namespace fusebackend::matmul {
+#include "common/cuda_common.cuh"
+#include "fp32_matmul/planes.h"
+
+namespace fusebackend::fp32_matmul {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 16;        // a thread's, in chunks that lie kThreads apart: a block reads and writes contiguous memory
+constexpr int kElements = 16;        // a thread, in chunks kThreads apart, so that a block reads and writes contiguous memory
 
 struct SplitOperand {
   const float* src;
@@ -16,12 +18,12 @@ struct SplitOperand {
   int64_t inner, outer, chunks;      // chunks of `vector` elements along inner, over all rows and batches
   int64_t inner_stride, outer_stride, batch_stride, pitch;
   FastDiv chunks_per_row, rows_per_batch;
-  int vector;                        // 8: two 16-byte loads and a 16-byte store a plane; 2: whatever the strides and alignment
+  int vector;                        // elements a chunk. 8: two 16-byte loads, and one 16-byte store a plane; 2: any strides and alignment
 };
 
-// hi and mid round to nearest, so mid and lo take either sign and the dropped products average out. Rounding up past the largest bf16
-// would give infinity: truncate there instead. Infinities and NaNs make NaN planes, which the product's epilogue recognises.
-// kHalfUlp makes up for the tensor cores' truncation, see planes.h; elements of 16 bits don't need it and stay exact.
+// hi and mid are rounded to nearest, so that mid and lo take either sign and the dropped products average out. Where rounding would exceed
+// the largest bf16, hi is truncated instead. Infinities and NaNs give NaN planes; the epilogue recomputes what they touch. constants.h
+// explains kHalfUlp.
 __device__ __forceinline__ void split(float x, float (&part)[kPlanes]) {
   float hi = __bfloat162float(__float2bfloat16_rn(x));
   if (isinf(hi)) hi = __uint_as_float(__float_as_uint(x) & 0xffff0000u);
@@ -114,7 +116,7 @@ SplitOperand describe(const Operand* operand, void* planes) {
   const bool aligned =
       s.inner_stride == 1 && reinterpret_cast<uintptr_t>(s.src) % 16 == 0 && s.outer_stride % 4 == 0 && s.batch_stride % 4 == 0;
   s.vector = aligned ? 8 : 2;
-  const int64_t per_row = s.pitch / s.vector;  // to the end of the padding, which is zeros
+  const int64_t per_row = s.pitch / s.vector;  // includes the padding, which is written as zeros
   s.chunks = per_row * s.outer * layout.batch;
   s.chunks_per_row = FastDiv(uint32_t(per_row));
   s.rows_per_batch = FastDiv(uint32_t(s.outer));
@@ -127,11 +129,11 @@ cudaError_t launch_split(const Operand* a, void* a_planes, const Operand* b, voi
                          cudaStream_t stream) {
   const SplitOperand sa = describe(a, a_planes), sb = describe(b, b_planes);
   if (std::max(sa.chunks, sb.chunks) > INT32_MAX) return cudaErrorInvalidValue;
-  const auto blocks = [](const SplitOperand& s) { return (s.chunks * s.vector + kThreads * kElements - 1) / (kThreads * kElements); };
+  const auto blocks = [](const SplitOperand& s) { return ceil_div(s.chunks * s.vector, kThreads * kElements); };
   const int64_t grid = std::max<int64_t>(std::max(blocks(sa), blocks(sb)), flag_count > 0);
   if (grid == 0) return cudaSuccess;
   split_kernel<<<dim3(unsigned(grid), 2), kThreads, 0, stream>>>(sa, sb, flags, flag_count);
   return cudaGetLastError();
 }
 
-}  // namespace fusebackend::matmul
+}  // namespace fusebackend::fp32_matmul

@@ -1,42 +1,18 @@
-"""The fp32 matmul family without a GPU: the ops' references and fakes, what is matched, what is refused and why."""
+"""Which products are matched, what they become, and which are refused as not right, without a GPU."""
 
 import pytest
 import torch
-from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from traced_products import aten, calls, h200, ops, rewritten
 
-from fusebackend.native import loader
-from fusebackend.patterns.fp32_matmul import match as family
+from fusebackend.patterns.fp32_matmul import match
 from fusebackend.report import model as report
 from fusebackend.rewriting import apply
 
-aten = torch.ops.aten
-ops = torch.ops.fusebackend
-
-
-@pytest.fixture(autouse=True)
-def a_gpu(monkeypatch):
-    monkeypatch.setattr(family, "unavailable", lambda device: None)
-    monkeypatch.setattr(family, "capability", lambda device: (9, 0))
-    before = torch.backends.cuda.matmul.fp32_precision
-    yield
-    torch.backends.cuda.matmul.fp32_precision = before
-
-
-def rewritten(fn, *shapes, device="cuda", dtype=torch.float32):
-    """Traces ``fn`` on fake tensors of these shapes and rewrites the graph; returns the graph and the report."""
-    with FakeTensorMode():
-        args = [torch.empty(s, device=device, dtype=dtype) for s in shapes]
-        graph = make_fx(fn, decomposition_table=select_decomp_table())(*args).graph
-    result = report.Report()
-    apply.rewrite(graph, [family.Fp32Matmul()], "forward", result, strict=True)
-    return graph, result
-
-
-def calls(graph, target):
-    return [n for n in graph.nodes if n.target is target]
+__all__ = ["h200"]
+pytestmark = pytest.mark.usefixtures("h200")
 
 
 def test_every_spelling_becomes_one_op():
@@ -71,27 +47,6 @@ def test_an_operand_of_one_product_is_split_inside_it():
     assert not calls(graph, ops.matmul_planes.default)
 
 
-@pytest.mark.parametrize("shape", [(512, 512, 512), (256, 256, 50176), (200704, 128, 128), (8192, 8192, 16), (1, 8192, 8192)])
-def test_small_thin_and_shallow_products_stay_with_cublas(shape):
-    m, n, k = shape
-    graph, result = rewritten(aten.mm, (m, k), (k, n))
-    assert not calls(graph, ops.matmul.default)
-    assert "cuBLAS is as fast or faster" in result.rejections[0].reason
-
-
-@pytest.mark.parametrize("shape", [(1024, 1024, 1024), (8192, 768, 768), (768, 768, 8192), (8192, 50257, 768), (12544, 1536, 512)])
-def test_model_sized_products_are_taken(shape):
-    m, n, k = shape
-    assert family.pays(m, k, n)
-
-
-def test_where_the_error_would_be_larger_than_cublass_it_stays():
-    for k, taken in ((256, False), (512, True)):
-        graph, result = rewritten(aten.mm, (8192, k), (k, 8192))
-        assert bool(calls(graph, ops.matmul.default)) == taken
-        assert taken or "the error may be" in result.rejections[0].reason
-
-
 def test_a_lower_precision_setting_is_respected():
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     graph, result = rewritten(aten.mm, (2048, 2048), (2048, 2048))
@@ -100,7 +55,7 @@ def test_a_lower_precision_setting_is_respected():
 
 
 def test_a_missing_kernel_is_the_reason(monkeypatch):
-    monkeypatch.setattr(family, "unavailable", lambda device: "no native library: no compiler")
+    monkeypatch.setattr(match, "unavailable", lambda device: "no native library: no compiler")
     _, result = rewritten(aten.mm, (2048, 2048), (2048, 2048))
     assert result.rejections[0].reason == "no native library: no compiler"
 
@@ -151,20 +106,8 @@ def test_sizes_are_judged_without_guards():
         assert isinstance(args[0].shape[0], torch.SymInt)
         graph = make_fx(f)(*args).graph
         guards = len(mode.shape_env.guards)
-        apply.rewrite(graph, [family.Fp32Matmul()], "forward", report.Report(), strict=True)
+        apply.rewrite(graph, [match.Fp32Matmul()], "forward", report.Report(), strict=True)
     assert calls(graph, ops.matmul.default) and len(mode.shape_env.guards) == guards
-
-
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0)])
-def test_where_nothing_was_measured_cublas_stays(monkeypatch, capability):
-    monkeypatch.undo()
-    monkeypatch.setattr(family, "capability", lambda device: capability)
-    monkeypatch.setattr(loader.Native, "why_not", lambda *args: None)
-    graph, result = rewritten(aten.mm, (4096, 4096), (4096, 4096))
-    assert bool(calls(graph, ops.matmul.default)) == (capability == (9, 0))
-    if capability != (9, 0):
-        (reason,) = (r.reason for r in result.rejections)
-        assert f"compute capability {capability[0]}.{capability[1]}" in reason and "measured" in reason
 
 
 @pytest.mark.parametrize("setting", ["highest", "high", "medium"])
@@ -185,30 +128,3 @@ def test_allow_tf32():
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
     assert not calls(graph, ops.matmul.default)
-
-
-@pytest.mark.parametrize("alpha, beta", [(1.0, 0.0), (-0.5, 2.0)])
-def test_op_on_cpu(alpha, beta):
-    a, b, d = torch.randn(3, 5, 7), torch.randn(3, 9, 7).mT, torch.randn(9)
-    torch.library.opcheck(ops.matmul.default, (a, b, d, alpha, beta))
-    torch.testing.assert_close(ops.matmul(a, b, d, alpha, beta), alpha * (a @ b) + beta * d)
-
-
-@pytest.mark.parametrize("inner", [-1, -2])
-@pytest.mark.parametrize("shape", [(5, 70), (3, 5, 70)])
-def test_planes_sum_to_the_operand(shape, inner):
-    x = torch.randn(shape) * torch.exp(8 * torch.randn(shape))
-    x[..., 0, 0], x[..., 1, 1] = torch.finfo(torch.float32).max, torch.finfo(torch.float32).min
-    torch.library.opcheck(ops.matmul_planes.default, (x, inner))
-    planes = ops.matmul_planes(x, inner)
-    inner_size = x.shape[inner]
-    assert planes.shape[-1] % 64 == 0 and planes.isfinite().all()
-    total = planes[..., :inner_size].double().sum(1)
-    total = total if x.dim() == 3 else total[0]
-    raised = (total if inner == -1 else total.mT) / x.double() - 1
-    assert ((raised >= 0) & (raised < 2.0**-24)).all()
-
-
-def test_planes_of_integers_are_exact():
-    x = torch.randint(-(2**16), 2**16, (40, 70)).float()
-    assert torch.equal(ops.matmul_planes(x, -1)[0, :, :, :70].double().sum(0).float(), x)

@@ -1,25 +1,26 @@
 // The product of two split operands on the tensor cores of compute capability 8.0 and later: cp.async feeds shared memory, warps run
 // bf16 `mma.sync`.
 //
-// A block of 8 warps computes 128 x 128 of C, a warp 64 x 32 of that. kDepth of K are staged at a time, all three planes. For every 16 of
-// K the six plane products are summed by the tensor cores, smallest products first, and that is added to an fp32 result. What rounding takes
-// from this addition is not lost: the tensor cores' next sum begins with it instead of zero.
-#include "../common/cuda_common.cuh"
-#include "epilogue.cuh"
-#include "launch.h"
-#include "planes.h"
+// A block of 8 warps computes 128 x 128 of C, a warp 64 x 32 of that. kDepth of K are staged at a time, in all three planes. For every 16
+// of K the tensor cores sum the six plane products, smallest first, and the sum is added to an fp32 result. The rounding error of that
+// addition is the first term of the tensor cores' next sum.
+#include "common/cuda_common.cuh"
+#include "common/device_properties.h"
+#include "fp32_matmul/epilogue.cuh"
+#include "fp32_matmul/launch.h"
+#include "fp32_matmul/tile_order.cuh"
 
-namespace fusebackend::matmul {
+namespace fusebackend::fp32_matmul {
 namespace {
 
 constexpr int kTile = 128, kDepth = 32, kThreads = 256;
-constexpr int kRaster = 8;
+constexpr int kRaster = 8;                                           // see TileAt
 constexpr int kWarpM = 64, kWarpN = 32, kFragmentsM = kWarpM / 16, kFragmentsN = kWarpN / 8;
-constexpr int kChunk = 8;                                            // elements of 16 bytes, what cp.async and ldmatrix move
+constexpr int kChunk = 8;                                            // elements in 16 bytes, which cp.async and ldmatrix move
 constexpr int kPlaneChunks = kTile * kDepth / kChunk, kPlaneBytes = kPlaneChunks * 16, kOperandBytes = kPlanes * kPlaneBytes;
 constexpr int kStageBytes = 2 * kOperandBytes;
 
-// Copies 16 bytes of which only the first `bytes` are read; the rest is zero.
+// Copies `bytes` bytes and zeroes the rest of 16.
 __device__ __forceinline__ void cp_async_zero_filled(uint32_t shared, const void* global, int bytes) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
@@ -44,7 +45,7 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const
 #endif
 }
 
-// Where chunk (row, column) of a staged plane stands; the 8 chunks that ldmatrix reads at a time lie in different banks.
+// The position of chunk (row, column) of a staged plane. The 8 chunks that ldmatrix reads at a time lie in different banks.
 template <bool kMnInner> __device__ __forceinline__ int chunk_at(int row, int column) {
   constexpr int kColumns = (kMnInner ? kTile : kDepth) / kChunk;
   return row * kColumns + (kMnInner ? column ^ (row & 7) : column ^ (row >> 1 & 3));
@@ -72,7 +73,7 @@ template <bool kMnInner> __device__ __forceinline__ void stage_operand(uint32_t 
   }
 }
 
-// 16 x 16 of an operand at (mn, k) in the registers that mma wants: four 8 x 8 matrices, of which ldmatrix takes a row from each lane.
+// Loads 16 x 16 of an operand at (mn, k) in mma's register layout: four 8 x 8 matrices, for which each lane gives ldmatrix one row's address.
 // A: (mn, k), (mn + 8, k), (mn, k + 8), (mn + 8, k + 8); B, two fragments of 8 columns: (mn, k), (mn, k + 8), (mn + 8, k), (mn + 8, k + 8).
 template <bool kMnInner, bool kIsA> __device__ __forceinline__ void load_fragment(uint32_t (&r)[4], uint32_t plane, int mn, int k) {
   const int lane = threadIdx.x % 32, row = lane % 8, matrix = lane / 8;
@@ -92,7 +93,7 @@ struct Params {
 template <bool kAMnInner, bool kBMnInner>
 __global__ void __launch_bounds__(kThreads, 1) mma_kernel(const __grid_constant__ Params g) {
   extern __shared__ __align__(128) char smem_raw[];
-  const uint32_t smem = uint32_t(__cvta_generic_to_shared(smem_raw));
+  const uint32_t smem = shared_address(smem_raw);
   const Problem& p = g.p;
   const TileAt<kRaster> at(blockIdx.x, g.tiles_m, g.tiles_n);
   const Source a{g.a + at.batch * g.a_batch, g.a_pitch, g.a_plane, int(p.m), int(p.k), at.m * kTile};
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1) mma_kernel(const __grid_constant_
       stage_operand<kAMnInner>(filling, a, step * kDepth);
       stage_operand<kBMnInner>(filling + kOperandBytes, b, step * kDepth);
     }
-    cp_async_commit();               // an empty group too, so that the count of groups tells the stage
+    cp_async_commit();               // also an empty group, so that cp_async_wait counts stages
     filling = next(filling);
   };
 
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 1) mma_kernel(const __grid_constant_
       cp_async_wait<1>();
     else
       cp_async_wait<0>();
-    __syncthreads();                 // this stage is there for all, and the one before has been used by all
+    __syncthreads();                 // all threads see this stage, and none still reads the one that is filled next
     fill(step + g.stages - 1);
     const uint32_t a_planes = multiplying, b_planes = multiplying + kOperandBytes;
 #pragma unroll
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, 1) mma_kernel(const __grid_constant_
     }
   }
 
-  // A lane has rows lane / 4 + {0, 8}, columns lane % 4 * 2 + {0, 1} of a fragment.
+  // A lane holds rows lane / 4 + {0, 8} and columns lane % 4 * 2 + {0, 1} of a fragment.
   bool nan = false;
 #pragma unroll
   for (int i = 0; i < kFragmentsM; ++i)
@@ -181,10 +182,7 @@ __global__ void __launch_bounds__(kThreads, 1) mma_kernel(const __grid_constant_
 template <bool kAMnInner, bool kBMnInner> cudaError_t run(Params g, unsigned tiles, cudaStream_t stream) {
   constexpr auto kernel = mma_kernel<kAMnInner, kBMnInner>;
   static SharedMemoryOptIn opt_in;
-  int device, limit;
-  if (cudaError_t err = cudaGetDevice(&device)) return err;
-  if (cudaError_t err = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) return err;
-  g.stages = limit >= 3 * kStageBytes ? 3 : 2;     // compute capability 8.6 and 8.9 have room for two
+  g.stages = max_shared_bytes() >= 3 * kStageBytes ? 3 : 2;  // compute capability 8.6 and 8.9 have room for two
   if (cudaError_t err = opt_in.ensure(kernel, g.stages * kStageBytes)) return err;
   kernel<<<tiles, kThreads, g.stages * kStageBytes, stream>>>(g);
   return cudaGetLastError();
@@ -192,7 +190,7 @@ template <bool kAMnInner, bool kBMnInner> cudaError_t run(Params g, unsigned til
 
 }  // namespace
 
-cudaError_t launch_mma(const Problem& p, const Split& split, cudaStream_t stream) {
+cudaError_t launch_mma(const Problem& p, const SplitOperands& split, cudaStream_t stream) {
   const PlaneLayout a(split.a), b(split.b);
   const Params g{p, int(ceil_div(p.m, kTile)), int(ceil_div(p.n, kTile)), 0, static_cast<const uint16_t*>(split.a_planes),
            static_cast<const uint16_t*>(split.b_planes), a.pitch, a.plane(), split.a.batched ? kPlanes * a.plane() : 0,
@@ -204,4 +202,4 @@ cudaError_t launch_mma(const Problem& p, const Split& split, cudaStream_t stream
   return launch(g, unsigned(tiles), stream);
 }
 
-}  // namespace fusebackend::matmul
+}  // namespace fusebackend::fp32_matmul

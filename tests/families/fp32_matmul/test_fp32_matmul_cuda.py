@@ -11,7 +11,9 @@ import torch
 
 import fusebackend
 from fusebackend.backend import fuse
-from fusebackend.patterns.fp32_matmul import match as family
+from fusebackend.patterns.fp32_matmul.estimate import LEAST_K
+from fusebackend.patterns.fp32_matmul.match import unavailable
+from fusebackend.patterns.fp32_matmul.ops import constant, reference_planes
 
 ops = torch.ops.fusebackend
 KERNELS = ("wgmma", "mma", "ffma")
@@ -33,7 +35,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True, scope="module")
 def kernels():
-    reason = family.unavailable(torch.device("cuda", 0))
+    reason = unavailable(torch.device("cuda", 0))
     if reason:
         pytest.skip(reason)
 
@@ -138,7 +140,7 @@ def test_workspace_is_bounded(a_shape, b_shape, kernel):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     c = product(a, b, d, 1.0, 1.0, kernel)
-    assert torch.cuda.max_memory_allocated() - before < family.PLANES_LIMIT + 20e6 + c.nbytes
+    assert torch.cuda.max_memory_allocated() - before < constant("planes_limit") + 20e6 + c.nbytes
     for rows in (slice(0, 64), slice(-64, None)):
         part = a[..., rows, :]
         check(c[..., rows, :], part, b, rest=d.double().expand(*part.shape[:-1], b_shape[-1]))
@@ -150,7 +152,7 @@ def test_planes_match_their_reference_and_serve_both_products():
         for inner in (-1, -2):
             planes = ops.matmul_planes(x, inner)
             size = x.shape[inner]
-            assert torch.equal(planes[..., :size], family.reference_planes(x, inner)[..., :size])
+            assert torch.equal(planes[..., :size], reference_planes(x, inner)[..., :size])
             check(ops.matmul(x, y, None, 1.0, 0.0, planes, inner), x, y)
             check(ops.matmul(y.mT, x.mT, None, 1.0, 0.0, None, -1, planes, -3 - inner), y.mT, x.mT)
             check(ops.matmul(x.mT, x, None, 1.0, 0.0, planes, -3 - inner, planes, inner), x.mT, x)
@@ -190,7 +192,7 @@ def test_no_less_accurate_than_cublas(kind, k, kernel):
     ours_norm, ours_component = torch.tensor(ours).mean(0)
     cublas_norm, cublas_component = torch.tensor(cublas).mean(0)
     assert ours_component <= cublas_component
-    if kind != "log-normal" or k >= (family.LEAST_K if kernel == "wgmma" else 256):
+    if kind != "log-normal" or k >= (LEAST_K if kernel == "wgmma" else 256):
         assert ours_norm <= cublas_norm
     else:  # the norm of such a product is its largest element, and this error one rounding of it, where cuBLAS's is little more
         assert ours_norm <= 1.25 * cublas_norm

@@ -1,0 +1,52 @@
+"""Graphs of products on an imagined H200, for tests without a GPU."""
+
+import pytest
+import torch
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fusebackend.patterns.fp32_matmul import estimate, match
+from fusebackend.patterns.fp32_matmul.products import TARGETS
+from fusebackend.report import model as report
+from fusebackend.rewriting import apply
+
+aten = torch.ops.aten
+ops = torch.ops.fusebackend
+
+
+@pytest.fixture
+def h200(library, monkeypatch):
+    """The kernels are there, and so is the GPU that was measured. Also restores the precision setting."""
+    monkeypatch.setattr(match, "unavailable", lambda device: None)
+    monkeypatch.setattr(estimate, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(estimate, "sm_count", lambda device: 132)
+    before = torch.backends.cuda.matmul.fp32_precision
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def traced(fn, *shapes, device="cuda", dtype=torch.float32):
+    """The graph of ``fn`` on fake tensors of these shapes."""
+    with FakeTensorMode():
+        args = [torch.empty(s, device=device, dtype=dtype) for s in shapes]
+        return make_fx(fn, decomposition_table=select_decomp_table())(*args).graph
+
+
+def rewritten(fn, *shapes, **kwargs):
+    """The graph after every legal match was applied, as with the gate off, and the report."""
+    graph = traced(fn, *shapes, **kwargs)
+    result = report.Report()
+    apply.rewrite(graph, [match.Fp32Matmul()], "forward", result, strict=True)
+    return graph, result
+
+
+def estimated(m, k, n):
+    """The estimate of the product of an (m, k) and a (k, n) matrix, which the default gate follows."""
+    (node,) = [n for n in traced(aten.mm, (m, k), (k, n)).nodes if n.target in TARGETS]
+    pattern = match.Fp32Matmul()
+    return pattern.estimate(pattern.match(node))
+
+
+def calls(graph, target):
+    return [n for n in graph.nodes if n.target is target]
