@@ -12,7 +12,9 @@ import torch
 
 from fusebackend import __version__
 from fusebackend.bench import cli as bench_cli
-from fusebackend.native import build, cache, loader
+from fusebackend.native import build, cache, loader, manifest
+from fusebackend.native.architectures import cpu_baseline
+from fusebackend.native.toolchain import Toolchain, compiler_version
 from fusebackend.options import OPTIONS
 from fusebackend.rewriting.registry import all_patterns
 from fusebackend.tools.factory import MADE, UsageError, find, made_by
@@ -75,22 +77,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def env(_: argparse.Namespace) -> int:
-    tools = build.Toolchain.find()
+    tools = Toolchain.find()
     rows = [
         ("fusebackend", f"{__version__} in {Path(__file__).parent}"),
         ("python", platform.python_version()),
         ("torch", f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})"),
-        ("CPU", f"{platform.machine()}, {torch.get_num_threads()} threads, kernels for {build.cpu_baseline()}"),
+        ("CPU", f"{platform.machine()}, {torch.get_num_threads()} threads, kernels for {cpu_baseline()}"),
     ]
     for i in range(torch.cuda.device_count()):
         rows.append((f"GPU {i}", f"{torch.cuda.get_device_name(i)}, compute capability {torch.cuda.get_device_capability(i)}"))
     if not torch.cuda.is_available():
         rows.append(("GPU", "none that torch sees: CUDA kernels are neither built nor used"))
-    rows.append(
-        ("C++ compiler", f"{tools.cxx}: {build.compiler_version(tools.cxx)}" if tools.cxx else "none: apt-get install g++, or set CXX")
-    )
+    rows.append(("C++ compiler", f"{tools.cxx}: {compiler_version(tools.cxx)}" if tools.cxx else "none: apt-get install g++, or set CXX"))
     missing = "none: install the CUDA toolkit, or set CUDA_HOME (needed for CUDA kernels only)"
-    rows.append(("nvcc", f"{tools.nvcc}: {build.compiler_version(tools.nvcc)}" if tools.nvcc else missing))
+    rows.append(("nvcc", f"{tools.nvcc}: {compiler_version(tools.nvcc)}" if tools.nvcc else missing))
     try:
         rows.append(("cache", str(cache.directory())))
     except cache.CacheError as error:
@@ -120,7 +120,7 @@ def build_ahead(chosen: argparse.Namespace) -> int:
     (cache.directory("native") / f"{wanted.key}.failed").unlink(missing_ok=True)
     with loader.progress_line("building kernels") as progress:
         folder = build.build(wanted, chosen.output, progress)
-    print(f"{folder / build.LIBRARY}: CPU{''.join(f', sm_{a}' for a in wanted.architectures)}")
+    print(f"{folder / manifest.LIBRARY}: CPU{''.join(f', sm_{a}' for a in wanted.architectures)}")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Finds, builds on first use, and loads the native library; remembers why where it can't.
+"""Finds the native library, builds it on first use, and loads it.
 
-A library is looked for in ``$FUSEBACKEND_LIBRARY`` (a folder), in the package (``fusebackend/lib``, as a wheel may carry
-it), and in the cache; the last is built when it is missing. Nothing here raises: without a library the backend is
-plain Inductor, and every site that needed a kernel is reported with the reason.
+A library is looked for in the folder ``$FUSEBACKEND_LIBRARY``, in the package (``fusebackend/lib``, where a wheel may carry it), and in the
+cache, where it is built if it is missing. Nothing here raises: without a library the backend is plain Inductor, and every site that
+needed a kernel is reported with the reason.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pathlib import Path
 import torch
 
 from fusebackend.log import log
-from fusebackend.native import build, cache
+from fusebackend.native import build, cache, manifest
+from fusebackend.native.architectures import architecture_of, covers, cpu_baseline, device_architectures
 
 
 @dataclasses.dataclass(frozen=True)
 class Native:
-    """What was loaded. ``reason`` says why there is no library, or no CUDA in it; None where all is well."""
+    """What was loaded. ``reason`` says why there is no library, or no CUDA code in it; None if nothing is missing."""
 
     path: Path | None = None
     architectures: tuple[str, ...] = ()
@@ -35,7 +36,7 @@ class Native:
         """None if ``ops`` can be called on ``device``; otherwise the reason, as it goes into the report."""
         if self.path is None:
             return f"no native library: {self.reason}"
-        if device.type == "cuda" and not _covers(self.architectures, _capability(device)):
+        if device.type == "cuda" and not covers(self.architectures, architecture_of(torch.cuda.get_device_capability(device))):
             return self.reason or f"the native library has no code for this GPU (built for {self.architectures})"
         key = {"cpu": "CPU", "cuda": "CUDA"}.get(device.type)
         missing = next((o for o in ops if key and not torch._C._dispatch_has_kernel_for_dispatch_key(o._schema.name, key)), None)
@@ -44,7 +45,7 @@ class Native:
         return None
 
 
-#: Seconds for which a failed build is not tried again: its cause may have been a full disk or memory.
+#: Seconds for which a failed build is not tried again. Not for ever: its cause may have been a full disk.
 FAILURES_LAST = 24 * 3600
 
 _loaded: Native | None = None
@@ -67,20 +68,20 @@ def _find_and_load() -> Native:
         return _prebuilt() or _built()
     except (build.BuildError, cache.CacheError) as error:
         return Native(reason=str(error))
-    except Exception as error:  # a full disk, a library that the loader does not like, ...
+    except Exception as error:  # a full disk, a library that can't be loaded, ...
         return Native(reason=f"{type(error).__name__}: {error}")
 
 
 def _prebuilt() -> Native | None:
     for folder in prebuilt_folders():
         try:
-            manifest = build.read_manifest(folder)
-            if manifest is None:
+            found = manifest.read(folder)
+            if found is None:
                 unfit: str | None = "it is damaged, or there is none"
             else:
-                unfit = _unfit(manifest)
+                unfit = _unfit(found)
                 if unfit is None:
-                    return _open(folder, manifest)
+                    return _open(folder, found)
         except (cache.CacheError, OSError) as error:
             unfit = str(error)
         log.warning("the library in %s is not used: %s", folder, unfit)
@@ -91,23 +92,24 @@ PACKAGED = Path(__file__).parents[1] / "lib"
 
 
 def prebuilt_folders() -> list[Path]:
-    """Where a library that was built ahead may lie."""
+    """The folders in which a library that was built ahead is looked for."""
     named = os.environ.get("FUSEBACKEND_LIBRARY")
     return [*([Path(named)] if named else []), *([PACKAGED] if PACKAGED.is_dir() else [])]
 
 
-def _unfit(manifest: dict) -> str | None:
-    if manifest["content"] != build.content_hash():
+def _unfit(found: dict) -> str | None:
+    """Why a library that was built ahead can't be used here, by its manifest."""
+    if found["content"] != build.content_hash(build.sources_root()):
         return "it was built from other sources"
-    if manifest["march"] == "x86-64-v3" and build.cpu_baseline() != "x86-64-v3":
+    if found["march"] == "x86-64-v3" and cpu_baseline() != "x86-64-v3":
         return "it needs a CPU with AVX2 and FMA"
-    missing = [a for a in build.device_architectures() if not _covers(tuple(manifest["architectures"]), a)]
+    missing = [a for a in device_architectures() if not covers(tuple(found["architectures"]), a)]
     return f"it has no code for compute capability {', '.join(missing)}" if missing else None
 
 
 def _built() -> Native:
     wanted = build.plan()
-    gpus = build.device_architectures()
+    gpus = device_architectures()
     reason = None
     if gpus and not wanted.cuda:
         reason = "no nvcc found, so there are no CUDA kernels: install the CUDA toolkit, or set CUDA_HOME"
@@ -118,35 +120,22 @@ def _built() -> Native:
         with progress_line("building kernels, once for this machine") as progress:
             folder = build.build(wanted, progress=progress)
     except build.BuildError as error:
-        # Remembered, so that every later process does not spend the same time failing.
+        # Remembered, so that later processes don't spend the same time on the same failure.
         with contextlib.suppress(OSError):
             cache.write_atomically(failed, str(error).encode())
         raise
-    manifest = build.read_manifest(folder)
-    if manifest is None:
+    found = manifest.read(folder)
+    if found is None:
         raise build.BuildError(f"the library that was just built can't be read back from {folder}")
-    return dataclasses.replace(_open(folder, manifest), reason=reason)
+    return dataclasses.replace(_open(folder, found), reason=reason)
 
 
-def _open(folder: Path, manifest: dict) -> Native:
-    library = folder / build.LIBRARY
+def _open(folder: Path, found: dict) -> Native:
+    library = folder / manifest.LIBRARY
     for path in (folder, library):
         cache.check_private(path, like=Path(__file__) if folder == PACKAGED else None)
     torch.ops.load_library(str(library))
-    return Native(library, tuple(manifest["architectures"]), manifest["key"])
-
-
-def _capability(device: torch.device) -> str:
-    major, minor = torch.cuda.get_device_capability(device)
-    return "90a" if (major, minor) == (9, 0) else f"{major}{minor}"
-
-
-def _covers(architectures: tuple[str, ...], capability: str) -> bool:
-    """Machine code for this very GPU, for a lower minor of the same major, or PTX for an older one."""
-    if capability in architectures:
-        return True
-    wanted = int(capability.removesuffix("a"))
-    return any(a.isdigit() and int(a) <= wanted for a in architectures)
+    return Native(library, tuple(found["architectures"]), found["key"])
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""``load_kernel``: an operator from the user's own C++ and CUDA sources, built into the same cache as ours."""
+"""``load_kernel``: an operator from a user's C++ and CUDA sources, built into the same cache as the library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fusebackend.log import log
-from fusebackend.native import build, cache, loader
+from fusebackend.native import build, cache, loader, manifest
 
 _keys: dict[str, str] = {}
 _libraries: dict[str, torch.library.Library] = {}
@@ -39,7 +39,7 @@ def load_kernel(
             ``_cuda``, are compiled only where there is a GPU and nvcc; ``_sm90.cu`` for sm_90a only.
         schema: arguments and results, e.g. ``"(Tensor x, Tensor weight, float eps) -> Tensor"``.
         fake: computes shape, strides and dtype of the results on fake tensors.
-        reference: the same in PyTorch; it is what runs on a device for which there is no kernel.
+        reference: the same in PyTorch; it runs on devices for which there is no kernel.
         backward, setup_context: as for ``torch.library.register_autograd``, if the operator is differentiable.
 
     Returns:
@@ -47,7 +47,7 @@ def load_kernel(
 
     Raises:
         KernelError: a name or schema that is not of the form, a name that is taken, a source that is not there.
-        fusebackend.native.build.BuildError: the sources do not compile; the message ends with the compiler's words. No
+        fusebackend.native.build.BuildError: the sources do not compile; the message ends with the compiler's output. No
             compiler at all is not an error: the reference is used, and a warning says so.
     """
     namespace, separator, operator = name.partition("::")
@@ -73,7 +73,7 @@ def load_kernel(
     if plan is not None:
         with loader.progress_line(f"building {name}") as progress:
             folder = build.build(plan, progress=progress)
-        torch.ops.load_library(str(folder / build.LIBRARY))
+        torch.ops.load_library(str(folder / manifest.LIBRARY))
     _keys[name] = plan.key if plan else "reference"
     return getattr(getattr(torch.ops, namespace), operator).default
 

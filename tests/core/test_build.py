@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from fusebackend.native import build, cache, loader
+from fusebackend.native import build, cache, loader, manifest, toolchain
+from fusebackend.native.architectures import covers
 
 
 @pytest.fixture
@@ -20,11 +21,12 @@ def cache_dir(tmp_path, monkeypatch):
 def fake_sources(tmp_path, text="int answer() { return 42; }"):
     """A source tree that builds in a moment."""
     (tmp_path / "csrc" / "family").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "csrc" / "family" / "bind_cpu.cpp").write_text(f'extern "C" __attribute__((visibility("default"))) {text}')
+    (tmp_path / "csrc" / "family" / "bind_cpu.cpp").write_text(text)
+    (tmp_path / "csrc" / "header.h").write_text("int answer() { return 42; }")
     (tmp_path / "csrc" / "family" / "bind_cuda.cpp").write_text("#error only with CUDA")
     (tmp_path / "csrc" / "family" / "kernel.cu").write_text("")
     (tmp_path / "csrc" / "family" / "kernel_sm90.cu").write_text("")
-    return build.Plan(build.Toolchain.find(), (), tmp_path / "csrc")
+    return build.Plan(toolchain.Toolchain.find(), (), tmp_path / "csrc")
 
 
 def test_the_key_follows_sources_architectures_and_torch(tmp_path, monkeypatch):
@@ -53,16 +55,44 @@ def test_a_build_is_private_and_found_again(tmp_path, cache_dir):
     plan, steps = fake_sources(tmp_path), []
     folder = build.build(plan, progress=steps.append)
     assert steps and steps[-1].startswith("[2/2]")
-    assert json.loads((folder / build.MANIFEST).read_text())["key"] == plan.key
+    assert json.loads((folder / manifest.MANIFEST).read_text())["key"] == plan.key
     assert cache_dir.stat().st_mode & 0o777 == 0o700
     assert build.build(plan, progress=lambda line: pytest.fail("built again")) == folder
+
+
+@pytest.mark.parametrize("name", ["two  spaces", "a$dollar", "it's", 'say "so"', "semi;colon & more", "c:d", "ümläut"])
+def test_any_path_is_quoted(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("FUSEBACKEND_CACHE_DIR", str(tmp_path / name / "cache"))
+    folder = build.build(fake_sources(tmp_path / name, '#include "header.h"'))
+    assert manifest.read(folder)
+
+
+@pytest.mark.parametrize("words", ["{} -O2", "env {}", "'{}'"])
+def test_the_compiler_may_have_arguments(tmp_path, cache_dir, monkeypatch, words):
+    monkeypatch.setenv("CXX", words.format(toolchain.Toolchain.find().cxx))
+    plan = fake_sources(tmp_path)
+    assert toolchain.compiler_version(plan.toolchain.cxx).startswith(("g++", "c++", "clang"))
+    assert manifest.read(build.build(plan))
+
+
+def test_a_compiler_in_a_folder_with_spaces_is_found(tmp_path, cache_dir, monkeypatch):
+    (tmp_path / "my tools").mkdir()
+    (tmp_path / "my tools" / "g++").symlink_to(toolchain.Toolchain.find().cxx)
+    monkeypatch.setenv("CXX", str(tmp_path / "my tools" / "g++"))
+    assert manifest.read(build.build(fake_sources(tmp_path)))
+
+
+@pytest.mark.parametrize("words", ["/no/such/compiler", "'g++", " "])
+def test_a_compiler_that_is_not_there_is_not_used(monkeypatch, words):
+    monkeypatch.setenv("CXX", words)
+    assert toolchain.Toolchain.find().cxx is None
 
 
 def test_two_processes_build_once(tmp_path, cache_dir):
     fake_sources(tmp_path)
     program = (
-        "import sys, pathlib; from fusebackend.native import build; steps = []\n"
-        f"build.build(build.Plan(build.Toolchain.find(), (), pathlib.Path({str(tmp_path / 'csrc')!r})), progress=steps.append)\n"
+        "import sys, pathlib; from fusebackend.native import build, toolchain; steps = []\n"
+        f"build.build(build.Plan(toolchain.Toolchain.find(), (), pathlib.Path({str(tmp_path / 'csrc')!r})), progress=steps.append)\n"
         "print(sum(s.startswith('[') for s in steps))"
     )
     both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -81,7 +111,7 @@ def test_a_compiler_error_is_shown_and_remembered(tmp_path, cache_dir, monkeypat
 
 
 def test_no_compiler_is_a_reason_not_an_error(cache_dir, monkeypatch):
-    monkeypatch.setattr(build.Toolchain, "find", classmethod(lambda cls: cls(None, None)))
+    monkeypatch.setattr(toolchain.Toolchain, "find", classmethod(lambda cls: cls(None, None)))
     monkeypatch.setattr(loader, "prebuilt_folders", lambda: [])
     assert "no C++ compiler found: install g++" in loader._find_and_load().reason
     with pytest.raises(build.BuildError, match="no C\\+\\+ compiler"):
@@ -95,7 +125,7 @@ def test_a_malformed_architecture_is_named(architecture):
 
 
 def test_architectures_without_nvcc_say_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(build.Toolchain, "find", classmethod(lambda cls: cls("/usr/bin/g++", None)))
+    monkeypatch.setattr(toolchain.Toolchain, "find", classmethod(lambda cls: cls("/usr/bin/g++", None)))
     with pytest.raises(build.BuildError, match="no nvcc found.*CUDA_HOME"):
         build.plan(["80"])
 
@@ -123,13 +153,13 @@ def test_a_directory_that_cannot_be_made_names_the_variable(tmp_path, monkeypatc
 
 
 def test_a_library_built_ahead_from_other_sources_is_not_used(tmp_path, monkeypatch):
-    (tmp_path / build.MANIFEST).write_text(json.dumps({"key": "k", "content": "other", "march": "", "architectures": []}))
+    (tmp_path / manifest.MANIFEST).write_text(json.dumps({"key": "k", "content": "other", "march": "", "architectures": []}))
     monkeypatch.setattr(loader, "prebuilt_folders", lambda: [tmp_path])
     assert loader._prebuilt() is None
 
 
 def test_a_broken_manifest_is_a_reason_not_an_error(tmp_path, monkeypatch):
-    (tmp_path / build.MANIFEST).write_text("{")
+    (tmp_path / manifest.MANIFEST).write_text("{")
     monkeypatch.setattr(loader, "prebuilt_folders", lambda: [tmp_path])
     assert loader._prebuilt() is None
 
@@ -139,4 +169,4 @@ def test_a_broken_manifest_is_a_reason_not_an_error(tmp_path, monkeypatch):
     [(("90a",), "90a", True), (("80",), "90a", True), (("90a",), "80", False), (("80",), "75", False), ((), "80", False)],
 )
 def test_machine_code_or_older_ptx_covers_a_gpu(architectures, capability, covered):
-    assert loader._covers(architectures, capability) is covered
+    assert covers(architectures, capability) is covered

@@ -19,7 +19,7 @@ import torch
 
 import fusebackend
 from fusebackend import Match, Pattern, backend
-from fusebackend.native import build, cache, loader
+from fusebackend.native import build, cache, loader, manifest, toolchain
 from fusebackend.report import model as report
 
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }'
@@ -36,7 +36,7 @@ def plan(tmp_path, monkeypatch):
     """A library that builds in a moment, which ``native`` would take for ours."""
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc" / "bind_cpu.cpp").write_text(SOURCE)
-    made = build.Plan(build.Toolchain.find(), (), tmp_path / "csrc")
+    made = build.Plan(toolchain.Toolchain.find(), (), tmp_path / "csrc")
     monkeypatch.setattr(build, "plan", lambda: made)
     monkeypatch.setattr(build, "content_hash", lambda root=None: "content")
     monkeypatch.setattr(loader, "prebuilt_folders", lambda: [])
@@ -44,14 +44,14 @@ def plan(tmp_path, monkeypatch):
 
 
 def answer(folder):
-    return ctypes.CDLL(str(folder / build.LIBRARY)).answer()
+    return ctypes.CDLL(str(folder / manifest.LIBRARY)).answer()
 
 
 def spoiled(data: bytes) -> list[bytes]:
     return [b"", data[: len(data) // 2], data[:-1] + bytes([data[-1] ^ 1]), b"\xff" * 100]
 
 
-@pytest.mark.parametrize("file", [build.LIBRARY, build.MANIFEST])
+@pytest.mark.parametrize("file", [manifest.LIBRARY, manifest.MANIFEST])
 def test_a_damaged_cache_entry_is_built_again(plan, cache_dir, file):
     path = build.build(plan) / file
     whole = path.read_bytes()
@@ -59,22 +59,22 @@ def test_a_damaged_cache_entry_is_built_again(plan, cache_dir, file):
         path.unlink()  # a library that is mapped must not change under its user
         path.write_bytes(data)
         assert answer(build.build(plan)) == 42
-        assert build.read_manifest(path.parent)
+        assert manifest.read(path.parent)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '{"key": "k"}', "wrong types"])
 def test_a_manifest_of_any_kind_is_no_error(plan, cache_dir, text):
     folder = build.build(plan)
     if text == "wrong types":
-        text = json.dumps({**build.read_manifest(folder), "architectures": 90})
-    (folder / build.MANIFEST).write_text(text)
-    assert build.read_manifest(folder) is None
-    assert loader._find_and_load().path == folder / build.LIBRARY
+        text = json.dumps({**manifest.read(folder), "architectures": 90})
+    (folder / manifest.MANIFEST).write_text(text)
+    assert manifest.read(folder) is None
+    assert loader._find_and_load().path == folder / manifest.LIBRARY
 
 
 def test_a_damaged_library_that_was_built_ahead_is_not_loaded(plan, cache_dir, tmp_path, monkeypatch, caplog):
     folder = build.build(plan, tmp_path / "ahead")
-    (folder / build.LIBRARY).write_bytes(b"\x7fELF")
+    (folder / manifest.LIBRARY).write_bytes(b"\x7fELF")
     monkeypatch.setattr(loader, "prebuilt_folders", lambda: [folder])
     assert loader._find_and_load().path.is_relative_to(cache_dir)
     assert f"the library in {folder} is not used: it is damaged" in caplog.text
@@ -89,22 +89,22 @@ def test_what_the_world_can_write_is_never_loaded(plan, cache_dir, tmp_path, mon
         monkeypatch.setattr(loader, "PACKAGED", folder)
     opened = []
     monkeypatch.setattr(torch.ops, "load_library", lambda path: opened.append(os.path.dirname(path)))
-    (folder if where == "folder" else folder / build.LIBRARY).chmod(0o777)
+    (folder if where == "folder" else folder / manifest.LIBRARY).chmod(0o777)
     loader._find_and_load()
     assert str(folder) not in opened and "is writable by others" in caplog.text
-    (folder if where == "folder" else folder / build.LIBRARY).chmod(0o755)
+    (folder if where == "folder" else folder / manifest.LIBRARY).chmod(0o755)
     loader._find_and_load()
     assert opened[-1] == str(folder)
 
 
 def test_a_library_in_the_cache_that_the_world_can_write_is_never_loaded(plan, cache_dir):
-    library = build.build(plan) / build.LIBRARY
+    library = build.build(plan) / manifest.LIBRARY
     library.chmod(0o722)
     assert "is writable by others" in loader._find_and_load().reason
 
 
 def test_beside_our_code_the_group_that_writes_it_may_write_the_library(tmp_path):
-    code, library = tmp_path / "native.py", tmp_path / build.LIBRARY
+    code, library = tmp_path / "native.py", tmp_path / manifest.LIBRARY
     for path in (code, library):
         path.touch()
         path.chmod(0o664)
@@ -117,7 +117,7 @@ def test_beside_our_code_the_group_that_writes_it_may_write_the_library(tmp_path
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_a_library_may_belong_to_the_owner_of_our_code_only(tmp_path):
-    code, library = tmp_path / "native.py", tmp_path / build.LIBRARY
+    code, library = tmp_path / "native.py", tmp_path / manifest.LIBRARY
     for path in (code, library):
         path.touch(mode=0o644)
     os.chown(library, 12345, -1)
@@ -162,7 +162,7 @@ def test_a_library_in_a_read_only_cache_is_used(ordinary_user):
     folder = build.build(build.plan())
     for path in (folder, folder.parent, ordinary_user):
         path.chmod(0o500)
-    assert loader._find_and_load().path == folder / build.LIBRARY
+    assert loader._find_and_load().path == folder / manifest.LIBRARY
 
 
 def test_a_full_disk_leaves_nothing_behind(plan, cache_dir, monkeypatch):
@@ -172,7 +172,7 @@ def test_a_full_disk_leaves_nothing_behind(plan, cache_dir, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         assert "No space left on device" in loader._find_and_load().reason
-    assert not list((cache_dir / "native").rglob(f"{build.LIBRARY}*"))
+    assert not list((cache_dir / "native").rglob(f"{manifest.LIBRARY}*"))
     assert loader._find_and_load().path  # once there is space, without being asked
 
 
@@ -202,13 +202,13 @@ def test_a_build_that_is_killed_is_finished_by_the_next(plan, cache_dir, tmp_pat
                 until [ -e {tmp_path}/go ]; do sleep 0.05; done
                 echo $$ >> {tmp_path}/ended;;
             esac
-            exec {build.Toolchain.find().cxx} "$@"
+            exec {toolchain.Toolchain.find().cxx} "$@"
             """)
     )
     compiler.chmod(0o755)
     program = (
-        "import functools, pathlib; from fusebackend.native import build\n"
-        f"plan = build.Plan(build.Toolchain({str(compiler)!r}, None), (), pathlib.Path({str(plan.root)!r}))\n"
+        "import functools, pathlib; from fusebackend.native import build, toolchain\n"
+        f"plan = build.Plan(toolchain.Toolchain({str(compiler)!r}, None), (), pathlib.Path({str(plan.root)!r}))\n"
         "build.build(plan, progress=functools.partial(print, flush=True))\n"
     )
 
@@ -230,7 +230,7 @@ def test_a_build_that_is_killed_is_finished_by_the_next(plan, cache_dir, tmp_pat
     assert second.wait(60) == 0
     began, ended = ((tmp_path / name).read_text().split() for name in ("began", "ended"))
     assert len(began) <= 2 and began == ended  # one after the other
-    made = build.Plan(build.Toolchain(str(compiler), None), (), plan.root)
+    made = build.Plan(toolchain.Toolchain(str(compiler), None), (), plan.root)
     assert answer(build.build(made, progress=lambda line: pytest.fail("built again"))) == 42
 
 

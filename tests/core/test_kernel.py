@@ -10,7 +10,7 @@ import torch
 
 import fusebackend
 import fusebackend.patterns
-from fusebackend.native import build
+from fusebackend.native import build, toolchain
 from fusebackend.native.user_kernels import KernelError, library_key, load_kernel
 from fusebackend.testing import assert_pattern
 
@@ -60,7 +60,7 @@ def test_sources_may_be_files_with_headers_beside_them(tmp_path):
 
 
 def test_without_a_compiler_the_reference_runs(monkeypatch, caplog):
-    monkeypatch.setattr(build.Toolchain, "find", classmethod(lambda cls: cls(None, None)))
+    monkeypatch.setattr(toolchain.Toolchain, "find", classmethod(lambda cls: cls(None, None)))
     op = load("reference")
     assert torch.equal(op(torch.ones(3)), torch.full((3,), 2.0))
     assert "the reference implementation is used" in caplog.text

@@ -1,0 +1,52 @@
+"""The processors that machine code is made for: GPU architectures as nvcc names them, and the CPU's baseline."""
+
+from __future__ import annotations
+
+import platform
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+
+def architecture_of(capability: tuple[int, int]) -> str:
+    """The architecture for a compute capability, e.g. ``"90a"`` for (9, 0)."""
+    return "90a" if capability == (9, 0) else f"{capability[0]}{capability[1]}"
+
+
+def device_architectures() -> tuple[str, ...]:
+    """The architectures of this machine's GPUs; empty where torch sees none."""
+    if not torch.cuda.is_available():
+        return ()
+    return tuple(sorted({architecture_of(torch.cuda.get_device_capability(i)) for i in range(torch.cuda.device_count())}))
+
+
+def is_architecture(name: str) -> bool:
+    number = name.removesuffix("a")
+    return number.isdigit() and 70 <= int(number) <= 129
+
+
+def covers(built: tuple[str, ...], wanted: str) -> bool:
+    """Whether a library that was built for ``built`` runs on ``wanted``: by machine code for it or for a lower minor version of the same
+    major one, or by PTX for an older one."""
+    if wanted in built:
+        return True
+    number = int(wanted.removesuffix("a"))
+    return any(a.isdigit() and int(a) <= number for a in built)
+
+
+def cpu_baseline() -> str:
+    """The ``-march`` that CPU kernels are compiled for. Not ``native``: one library may serve several machines."""
+    if platform.machine() == "x86_64" and {"avx2", "fma", "bmi2", "f16c"} <= cpu_flags():
+        return "x86-64-v3"
+    return {"x86_64": "x86-64", "aarch64": "armv8-a"}.get(platform.machine(), "")
+
+
+@lru_cache
+def cpu_flags() -> frozenset[str]:
+    """The processor's feature names from /proc/cpuinfo; empty where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), []))

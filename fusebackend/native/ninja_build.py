@@ -1,0 +1,79 @@
+"""Writes the ninja file of a library and runs ninja on it."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fusebackend.native.toolchain import Toolchain
+
+_UNWRAPPED = 10**9  # columns: a wrapped line would lose spaces inside quotes
+
+
+class BuildError(RuntimeError):
+    """The library can't be built; the message says what is missing or ends with the compiler's output."""
+
+
+def ninja_file(toolchain: Toolchain, objects: Sequence[tuple[str, Path, list[str]]], library: str, link_arguments: list[str]) -> str:
+    """The text of a ninja file that compiles each (object, source, compiler arguments) and links them into ``library``."""
+    try:
+        from ninja import ninja_syntax
+    except ImportError as error:
+        raise BuildError(f"{error}: pip install ninja") from error
+    escape = ninja_syntax.escape
+
+    def variables(name: str, arguments: list[str]) -> dict[str, str]:
+        return {"name": escape(name), "arguments": escape(shlex.join(arguments))}
+
+    text = io.StringIO()
+    writer = ninja_syntax.Writer(text, width=_UNWRAPPED)  # type: ignore[arg-type]  # it takes any stream
+    writer.variable("ninja_required_version", "1.5")
+    for rule, compiler, dependencies in (("cxx", toolchain.cxx, "-MMD"), ("nvcc", toolchain.nvcc, "-MD")):
+        if compiler:
+            command = f"{escape(compiler)} {dependencies} -MF $out.d $arguments -c $in -o $out"
+            writer.rule(rule, command, description="$name", depfile="$out.d", deps="gcc")
+    writer.rule("link", f"{escape(toolchain.cxx or '')} $in -o $out $arguments", description="$name")
+    for output, source, arguments in objects:
+        rule = "nvcc" if source.suffix == ".cu" else "cxx"
+        path = str(source).replace("$", "$$")  # the writer itself escapes spaces and colons
+        writer.build([output], rule, [path], variables=variables(source.name, arguments))
+    writer.build([library], "link", [output for output, _, _ in objects], variables=variables(library, link_arguments))
+    writer.default(library)
+    return text.getvalue()
+
+
+def run_ninja(folder: Path, lock: int, progress: Callable[[str], None] | None) -> None:
+    """Runs ninja in ``folder``. It inherits the file descriptor ``lock``.
+
+    Raises:
+        BuildError: there is no ninja, or a command failed.
+    """
+    began = time.perf_counter()
+    found = shutil.which("ninja")
+    command = [*([found] if found else [sys.executable, "-m", "ninja"]), "-C", str(folder)]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "NINJA_STATUS": "[%f/%t] "},
+            pass_fds=(lock,),  # if this process is killed, ninja goes on, and the next builder must wait for it
+        )
+    except OSError as error:
+        raise BuildError(f"ninja can't be run ({error}): pip install ninja") from error
+    output: list[str] = []
+    for line in process.stdout or ():
+        output.append(line)
+        if progress and line.startswith("["):
+            progress(f"{line.rstrip()} ({time.perf_counter() - began:.0f} s)")
+    if process.wait() != 0:
+        raise BuildError(f"compiling the kernels failed ({' '.join(command)}):\n{''.join(output[-40:])}")
