@@ -1,4 +1,4 @@
-"""Compiles ``csrc/`` into one shared library; README.md has what one library for every torch takes.
+"""Compiles ``csrc/`` into one shared library; README.md says how one library serves every torch.
 
 No GPU is needed to build. A library is named by its key, the hash of everything that went into it, so a stale one is never found.
 ``NVCC_APPEND_FLAGS=-lineinfo``, which nvcc reads, adds source lines for profilers, which triple the size of objects; use a

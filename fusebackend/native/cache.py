@@ -1,7 +1,7 @@
-"""The private per-user directory in which built libraries and reports are kept.
+"""The private per-user directory in which built libraries, timings and reports are kept.
 
-Nothing that another user could have written is ever loaded from it: the directory must belong to this user and be
-writable by nobody else, or it is refused.
+Nothing is loaded from it that another user could have written: a directory that belongs to somebody else, or that others can write, is
+refused.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def check_private(path: Path, like: Path | None = None) -> None:
 
 @contextlib.contextmanager
 def lock(name: str, progress: Callable[[str], None] | None = None) -> Iterator[int]:
-    """Holds an exclusive lock between processes, and yields its file descriptor: a child that inherits it holds the lock
-    too. The kernel releases it when its last holder is gone, however it ends. ``progress`` hears of a wait."""
+    """Holds an exclusive lock between processes, and yields its file descriptor. A child process that inherits the descriptor holds the
+    lock too; the operating system releases it when the last holder has ended. ``progress`` is called if the lock must be waited for."""
     path = directory() / f"{name}.lock"
     try:
         handle = open(path, "w")

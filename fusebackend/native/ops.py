@@ -1,9 +1,8 @@
 """Defines the operators of ``torch.ops.fusebackend``.
 
-Schemas, tags and fakes are Python's (the stable ABI takes no tags before torch 2.12); the kernels are registered by the
-native library when it is loaded, which dispatches in about 2 us where a Python custom operator takes 7. None has a formula
-for its gradient: graphs are rewritten after autograd has been through them, and a formula written in Python would be asked at
-every call, for another 8 us.
+Schemas, tags and fakes are defined here (the stable ABI takes no tags before torch 2.12). The native library registers the kernels when it
+is loaded: a call is dispatched in a third of the time of a Python custom operator. No operator has a gradient formula. Graphs are rewritten
+after autograd has seen them, and a formula in Python would take time at every call.
 """
 
 from __future__ import annotations
@@ -29,9 +28,12 @@ def define(
         schema: e.g. ``"transpose_add(Tensor x, Tensor y, float alpha) -> Tensor"``.
         fake: computes the outputs' shapes, strides and dtypes on fake tensors; must not guard on sizes.
         python_kernels: kernels written in Python, by dispatch key, e.g. ``{"CPU": reference}``.
-        layout: by default the kernel takes its inputs in any memory layout, so Inductor copies nothing for it; operators
-            whose kernels don't name ``torch.Tag.needs_exact_strides`` or ``torch.Tag.needs_fixed_stride_order``.
+        layout: which memory layouts of its inputs the kernel accepts. The default is any, so that Inductor never copies for it;
+            ``torch.Tag.needs_exact_strides`` and ``torch.Tag.needs_fixed_stride_order`` restrict Inductor.
         tags: further tags.
+
+    An operator without tensor arguments, by which Python asks the library for a fact, has its kernel registered for
+    ``CompositeExplicitAutograd``.
     """
     name = schema.split("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag, layout, *tags))
