@@ -76,7 +76,8 @@ void add_as(const Plan& plan, const Blocking& blocking, Real alpha, int64_t begi
       const Operand transposed = transposes_x ? kX : kY;
       const Rows other = block_rows<E>(plan, blocking, tables, transposes_x ? kY : kX, block, buffer[0]);
       const auto squares = [&](auto sum) {
-        transpose_squares<E>(at(transposed, block), tables[transposed - kX].data(), block.run, block.rows, [&](int64_t q, int64_t o, auto vector) {
+        const int64_t* table = tables[transposed - kX].data();
+        transpose_squares<E>(at(transposed, block), table, block.run, block.rows, [&](int64_t q, int64_t o, auto vector) {
           decltype(vector) row;
           std::memcpy(&row, other.data + q * other.stride + o * kW, sizeof row);
           vector = sum(vector, row);
@@ -86,7 +87,8 @@ void add_as(const Plan& plan, const Blocking& blocking, Real alpha, int64_t begi
       if (transposes_x) squares([&](auto x, auto y) { return Arithmetic::add(x, y, factor); });
       else squares([&](auto y, auto x) { return Arithmetic::add(x, y, factor); });
     } else {
-      const Rows x = block_rows<E>(plan, blocking, tables, kX, block, buffer[0]), y = block_rows<E>(plan, blocking, tables, kY, block, buffer[1]);
+      const Rows x = block_rows<E>(plan, blocking, tables, kX, block, buffer[0]);
+      const Rows y = block_rows<E>(plan, blocking, tables, kY, block, buffer[1]);
       for (int64_t q = 0; q < block.rows; ++q)
         Arithmetic::add(reinterpret_cast<T*>(out + q * out_q), reinterpret_cast<const T*>(x.data + q * x.stride),
                         reinterpret_cast<const T*>(y.data + q * y.stride), block.run, factor);

@@ -96,7 +96,9 @@ void lay_out_box(const Plan& plan, BoxPlan& box) {
       // Short runs, and those that are skewed in steps of a chunk, keep their alignment modulo less than a line.
       const bool skewed_by_chunks = conflicts && box.out_rank > 1;
       const int64_t run_bytes = box.in_length * w;
-      const int unit = skewed_by_chunks || run_bytes < 2 * kSectorBytes ? kChunkBytes : run_bytes < kLineBytes * 3 / 2 ? kSectorBytes : kLineBytes;
+      const int unit = skewed_by_chunks || run_bytes < 2 * kSectorBytes ? kChunkBytes
+                       : run_bytes < kLineBytes * 3 / 2                 ? kSectorBytes
+                                                                        : kLineBytes;
       int64_t shared_stride = span;
       if (!chunked || !in_runs_are_chunks(plan, box)) shared_stride += 2 * (kChunkBytes - w);  // room for any shift on either side
       shared_stride += ((stride - shared_stride) % unit + unit) % unit;
