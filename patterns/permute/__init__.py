@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fusebackend.patterns.permute.match import Permute, permute_copy
+from fusebackend.patterns.permute.match import Permute
+from fusebackend.patterns.permute.ops import permute_copy
 from fusebackend.rewriting.family import Family
 
 FAMILY = Family("permute", __name__, patterns=(Permute(),), operators=(permute_copy,))

@@ -1,4 +1,4 @@
-"""What the fuzzer draws for this family: the sequences that it looks for, in the spellings that users have, and near misses."""
+"""What the fuzzer draws for this family: the sequences that its pattern matches, in the spellings that users write, and near misses."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from fusebackend.fuzz.build import Builder
 
 
 def permute_copy(b: Builder) -> None:
-    """permute(x) made a tensor of its own."""
+    """A copy of ``x.permute(...)``."""
     x = (b.value((2, 3, 4, 5)) if b.chance(40) else None) or b.input(b.shape(b.pick((3, 2, 4, 5))))
-    turned = b.emit(f"{x}.permute({b.permutation(b[x].dim())})", moves=True) or x
+    permuted = b.emit(f"{x}.permute({b.permutation(b[x].dim())})", moves=True) or x
     if b.chance(15):
-        turned = b.emit(f"{turned}[{b.pick(('1:', '::2', '..., 1:', '..., ::2', ':, 1:'))}]", moves=True) or turned
-    dims = b[turned].dim()
+        permuted = b.emit(f"{permuted}[{b.pick(('1:', '::2', '..., 1:', '..., ::2', ':, 1:'))}]", moves=True) or permuted
+    dims = b[permuted].dim()
     d = b.integer(0, dims - 1)
     kinds = [
-        f"{turned}.contiguous()",
-        f"{turned}.reshape(-1)",
-        f"{turned}.clone(memory_format=torch.contiguous_format)",
-        f"{turned}.flatten({max(dims - 2, 0)})",
-        f"{turned}.flatten(0, {min(1, dims - 1)})",
-        f"{turned}.clone()",
-        f"{turned}.contiguous().view(-1)",
-        f"{turned}.unsqueeze(0).expand(2, {', '.join(['-1'] * dims)}).reshape(-1)",
-        f"torch.cat([{turned}, {turned}], {d})",
-        f"torch.empty_like({turned}, memory_format=torch.contiguous_format).copy_({turned})",
-        f"F.pad({turned}, (1, 0))",
+        f"{permuted}.contiguous()",
+        f"{permuted}.reshape(-1)",
+        f"{permuted}.clone(memory_format=torch.contiguous_format)",
+        f"{permuted}.flatten({max(dims - 2, 0)})",
+        f"{permuted}.flatten(0, {min(1, dims - 1)})",
+        f"{permuted}.clone()",
+        f"{permuted}.contiguous().view(-1)",
+        f"{permuted}.unsqueeze(0).expand(2, {', '.join(['-1'] * dims)}).reshape(-1)",
+        f"torch.cat([{permuted}, {permuted}], {d})",
+        f"torch.empty_like({permuted}, memory_format=torch.contiguous_format).copy_({permuted})",
+        f"F.pad({permuted}, (1, 0))",
     ]
     if dims == 4:
-        kinds += [f"{x}.contiguous(memory_format=torch.channels_last)", f"{turned}.contiguous(memory_format=torch.channels_last)"]
+        kinds += [f"{x}.contiguous(memory_format=torch.channels_last)", f"{permuted}.contiguous(memory_format=torch.channels_last)"]
     if dims == 3:
-        a, c = b[turned].shape[0], b[turned].shape[1]
-        kinds.append(f"{turned}.reshape({b.size_of(a)} * {b.size_of(c)}, -1)")
+        a, c = b[permuted].shape[0], b[permuted].shape[1]
+        kinds.append(f"{permuted}.reshape({b.size_of(a)} * {b.size_of(c)}, -1)")
     b.emit(b.pick(kinds), moves=True)
 
 

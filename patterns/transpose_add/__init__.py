@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fusebackend.patterns.transpose_add.match import TransposeAdd, transpose_add
+from fusebackend.patterns.transpose_add.match import TransposeAdd
+from fusebackend.patterns.transpose_add.ops import transpose_add
 from fusebackend.rewriting.family import Family
 
 FAMILY = Family("transpose_add", __name__, patterns=(TransposeAdd(),), operators=(transpose_add,))

@@ -1,4 +1,4 @@
-"""What ``python -m fusebackend bench kernels`` times of this family: its table, and random shapes."""
+"""What ``python -m fusebackend bench kernels`` times of this family: the table of README.md, and random shapes."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ import torch
 from fusebackend.bench.case import Case
 from fusebackend.bench.random_shapes import FLOATS, size
 
+# Dtype, rows and columns of the result, and the goal as a ratio to a contiguous add.
+_CUDA_TABLE = [("bf16", 24300, 11520, 1.03), ("bf16", 24300, 1152, 1.05), ("bf16", 24301, 11519, 1.15), ("fp32", 8192, 8192, 1.05)]
+_CPU_TABLE = [("fp32", 512, 480, 2.5), ("bf16", 3001, 2047, 2.5)]
+
 
 def cases() -> list[Case]:
-    """The table of the README. The floor is a contiguous add: it moves the same bytes with no transposition."""
+    """The family's table. The floor is a contiguous add, which moves the same bytes."""
 
-    def case(name: str, dtype: torch.dtype, rows: int, columns: int, goal: float) -> Case:
+    def case(kind: str, rows: int, columns: int, goal: float) -> Case:
         def inputs(device: torch.device):
-            return torch.randn(columns, rows, device=device).to(dtype), torch.randn(rows, columns, device=device).to(dtype)
+            return tuple(torch.randn(shape, device=device).to(FLOATS[kind]) for shape in ((columns, rows), (rows, columns)))
 
+        name = f"{kind} {rows}x{columns}"
         return Case(name, lambda x, y: x.transpose(0, 1) + y, inputs, lambda x, y: y + x.view(y.shape), goal)
 
-    if not torch.cuda.is_available():
-        return [case("fp32 512x480", torch.float32, 512, 480, 2.5), case("bf16 3001x2047", torch.bfloat16, 3001, 2047, 2.5)]
-    return [
-        case("bf16 24300x11520", torch.bfloat16, 24300, 11520, 1.03),
-        case("bf16 24300x1152", torch.bfloat16, 24300, 1152, 1.05),
-        case("bf16 24301x11519", torch.bfloat16, 24301, 11519, 1.15),
-        case("fp32 8192x8192", torch.float32, 8192, 8192, 1.05),
-    ]
+    return [case(*row) for row in (_CUDA_TABLE if torch.cuda.is_available() else _CPU_TABLE)]
 
 
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
+    """Random sums of rank 2 to 4, sizes up to 8192, of 1 to 256 MB times ``scale``."""
     while True:
         kind, rank = draw.choice(list(FLOATS)), draw.randint(2, 4)
         shape = [size(draw, 2, 8192) for _ in range(rank)]

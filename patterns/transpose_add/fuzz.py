@@ -1,4 +1,4 @@
-"""What the fuzzer draws for this family: the sequences that it looks for, in the spellings that users have, and near misses."""
+"""What the fuzzer draws for this family: the sequences that its pattern matches, in the spellings that users write, and near misses."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from fusebackend.fuzz.build import Builder
 
 
 def transpose_add(b: Builder) -> None:
-    """permute(x) + alpha * y, either operand permuted, y whole or broadcast."""
+    """``x.permute(...) + alpha * y``, either operand permuted, ``y`` of full size or broadcast."""
     x = (b.value((2, 3, 4), b.dtype) if b.chance(40) else None) or b.input(b.shape(b.pick((2, 3, 2, 4))))
     shape = tuple(b[x].shape)
     if b.chance(85):
         order = b.permutation(len(shape))
-        turned = (b.emit(f"{x}.permute({order})", moves=True) if len(shape) > 2 or b.chance(20) else b.emit(f"{x}.mT", moves=True)) or x
+        permuted = (b.emit(f"{x}.permute({order})", moves=True) if len(shape) > 2 or b.chance(20) else b.emit(f"{x}.mT", moves=True)) or x
     else:
-        turned = x
-    wanted = list(b[turned].shape)
+        permuted = x
+    wanted = list(b[permuted].shape)
     kind = b.integer(0, 7)
     if kind == 6:
         wanted[b.integer(0, len(wanted) - 1)] = 1
@@ -25,7 +25,7 @@ def transpose_add(b: Builder) -> None:
     dtype = b.dtype if b.chance(95) else torch.float32
     y = b.operand(wanted, dtype) if b.chance(20) else b.input(wanted, dtype)
     alpha = f", alpha={b.number()}" if b.chance(40) else ""
-    first, second = (turned, y) if b.chance(60) else (y, turned)
+    first, second = (permuted, y) if b.chance(60) else (y, permuted)
     kinds = (
         f"torch.add({first}, {second}{alpha})",
         f"{first} + {second}",
@@ -33,8 +33,8 @@ def transpose_add(b: Builder) -> None:
         f"{first}.add({second}{alpha})",
         f"torch.rsub({first}, {second}{alpha})",
     )
-    if b.chance(10) and b[y].dim() == b[turned].dim():
-        b.do(f"{y}.add_({turned}{alpha})")
+    if b.chance(10) and b[y].dim() == b[permuted].dim():
+        b.do(f"{y}.add_({permuted}{alpha})")
     else:
         b.emit(b.pick(kinds)) or b.emit(f"{first} + {second}")
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from fusebackend.patterns.transpose_add.ops import transpose_add
 from fusebackend.tools.sanitizer import close, random, tolerance
 
 
 def launch_every_kernel() -> None:
-    """Tiles and boxes of two and three operands, one or both of them staged; slices."""
-    ops = torch.ops.fusebackend
+    """Rows, tiles and boxes (csrc/common/tile/route.h), with one or both operands transposed; broadcast and misaligned ones."""
 
     def add(x, y, alpha, order):
-        out = ops.transpose_add(x, y, alpha, int(alpha), order)
+        out = transpose_add(x, y, alpha, int(alpha), order)
         close(out, x.cpu().double() + alpha * y.cpu().double(), tolerance(x.dtype))
 
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):

@@ -6,13 +6,17 @@ import random
 
 import pytest
 import torch
-from tile_tensors import MOVABLE, assert_same_bits, in_order, random_shape, strided, values
+from families.tile_tensors import MOVABLE, assert_same_bits, random_shape, strided, values
 
+from fusebackend.bench import random_shapes
 from fusebackend.patterns.permute.bench import permutations
+from fusebackend.patterns.permute.ops import permute_copy, reference
+
+pytestmark = pytest.mark.usefixtures("library")
 
 
 def check(x, order):
-    assert_same_bits(torch.ops.fusebackend.permute_copy(x, order), in_order(x, order))
+    assert_same_bits(permute_copy(x, order), reference(x, order))
 
 
 @pytest.mark.parametrize("seed", range(14))
@@ -91,7 +95,7 @@ def test_boxes_whose_lanes_would_meet_few_banks(device, dtype, shape, permutatio
 
 def test_nan_payloads_survive(device):
     bits = torch.randint(-(2**31), 2**31 - 1, (300, 200), device=device).to(torch.int32) | 0x7F800000
-    result = torch.ops.fusebackend.permute_copy(bits.view(torch.float32).t(), [0, 1])
+    result = permute_copy(bits.view(torch.float32).t(), [0, 1])
     assert torch.equal(result.view(torch.int32), bits.t().contiguous())
 
 
@@ -125,7 +129,29 @@ def test_wrong_orders_are_refused(device):
     x = values((2, 3), torch.float32, device)
     for order in ([0], [0, 0], [0, 2], [-1, 0]):
         with pytest.raises(RuntimeError, match="order must"):
-            torch.ops.fusebackend.permute_copy(x, order)
+            permute_copy(x, order)
+
+
+SAMPLES = [((5, 7), [0, 1]), ((5, 7), [1, 0]), ((3, 5, 7), [2, 0, 1]), ((5, 1, 4), [1, 0, 2]), ((0, 4), [0, 1]), ((), [])]
+
+
+@pytest.mark.parametrize(("shape", "order"), SAMPLES)
+def test_opcheck(device, shape, order):
+    torch.library.opcheck(permute_copy, (torch.randn(shape, device=device), order))
+
+
+@pytest.mark.parametrize("dtype", [*MOVABLE, torch.float8_e4m3fn], ids=str)
+def test_the_operator_equals_its_reference(device, dtype):
+    x = values((3, 20, 17), dtype=dtype, device=device)
+    for permutation in itertools.permutations(range(3)):
+        got, expected = (f(x.permute(permutation), [0, 1, 2]) for f in (permute_copy, reference))
+        assert got.stride() == expected.stride() and torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_random_shapes_are_as_announced():
+    for case in random_shapes.cases("permute", 20, seed=3):
+        (x,) = case.inputs(torch.device("meta"))
+        assert 2 <= x.dim() <= 5 and x.nbytes >= 1 << 20 and case.fn(x).is_contiguous() and not math.prod(x.shape) == 0
 
 
 @pytest.mark.cuda
@@ -134,7 +160,7 @@ def test_wrong_orders_are_refused(device):
 )
 def test_more_than_two_to_the_31_elements(shape, permutation):
     x = torch.empty(shape, dtype=torch.uint8, device="cuda").random_()
-    result = torch.ops.fusebackend.permute_copy(x.permute(permutation), list(range(len(shape))))
+    result = permute_copy(x.permute(permutation), list(range(len(shape))))
     inverse = [permutation.index(d) for d in range(len(shape))]
     for part, expected in zip(
         result.permute(inverse).split(1 << 29, dim=shape.index(max(shape))), x.split(1 << 29, dim=shape.index(max(shape)))
@@ -160,7 +186,7 @@ def test_graph_capture_and_side_stream():
         check(x.t(), [0, 1])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = torch.ops.fusebackend.permute_copy(x.t(), [0, 1])
+        result = permute_copy(x.t(), [0, 1])
     x.normal_()
     graph.replay()
     assert_same_bits(result, x.t().contiguous())

@@ -4,14 +4,16 @@ import random
 
 import pytest
 import torch
-from tile_tensors import FLOATS, INTEGERS, assert_same_bits, random_shape, strided, values
+from families.tile_tensors import FLOATS, INTEGERS, assert_same_bits, random_shape, strided, values
 
-from fusebackend.patterns.transpose_add.match import reference
+from fusebackend.patterns.transpose_add.ops import reference, transpose_add
+
+pytestmark = pytest.mark.usefixtures("library")
 
 
 def check(x, y, alpha, order):
     ialpha = int(alpha) if not x.is_floating_point() else 0
-    result = torch.ops.fusebackend.transpose_add(x, y, float(alpha), ialpha, order)
+    result = transpose_add(x, y, float(alpha), ialpha, order)
     # Eager's CPU kernel rounds strided 64- and 32-bit operands twice, contiguous ones once as the kernels here.
     shape = torch.broadcast_shapes(x.shape, y.shape)
     same_layout = (t.expand(shape).contiguous() for t in (x, y)) if x.device.type == "cpu" else (x, y)
@@ -52,7 +54,7 @@ def test_sixteen_bit_sums_round_as_fp32_does(device, dtype):
     x = bits.view(dtype)
     x = x[~x.isnan()]
     a, b = x[:, None].expand(-1, len(x)), x[None].expand(len(x), -1)
-    result = torch.ops.fusebackend.transpose_add(a.contiguous().t(), b.contiguous(), 1.0, 0, [0, 1])
+    result = transpose_add(a.contiguous().t(), b.contiguous(), 1.0, 0, [0, 1])
     expected = (a.float().t() + b.float()).to(dtype)
     both = result.isnan() & expected.isnan()
     assert torch.equal(result.masked_fill(both, 0).view(torch.int16), expected.masked_fill(both, 0).view(torch.int16))
@@ -76,19 +78,64 @@ def test_broadcast_operands(device, shapes):
 
 
 def test_empty(device):
-    assert torch.ops.fusebackend.transpose_add(
-        values((0, 3), torch.float32, device).t(), values((3, 0), torch.float32, device), 1.0, 0, [0, 1]
-    ).shape == (3, 0)
+    assert transpose_add(values((0, 3), torch.float32, device).t(), values((3, 0), torch.float32, device), 1.0, 0, [0, 1]).shape == (3, 0)
 
 
 def test_refusals(device):
     x = values((4, 5), torch.float32, device)
     with pytest.raises(RuntimeError, match="one dtype"):
-        torch.ops.fusebackend.transpose_add(x, x.double(), 1.0, 0, [0, 1])
+        transpose_add(x, x.double(), 1.0, 0, [0, 1])
     with pytest.raises(RuntimeError, match="broadcast"):
-        torch.ops.fusebackend.transpose_add(x, x.t(), 1.0, 0, [0, 1])
+        transpose_add(x, x.t(), 1.0, 0, [0, 1])
     with pytest.raises(RuntimeError, match="dtype"):
-        torch.ops.fusebackend.transpose_add(x.bool(), x.bool(), 1.0, 0, [0, 1])
+        transpose_add(x.bool(), x.bool(), 1.0, 0, [0, 1])
+
+
+SAMPLES = [
+    ((5, 7), (5, 7), [0, 1]),
+    ((5, 7), (5, 7), [1, 0]),
+    ((3, 5, 7), (5, 7), [2, 0, 1]),
+    ((5, 1), (1, 7), [1, 0]),
+    ((0, 4), (0, 4), [0, 1]),
+    ((), (), []),
+]
+
+
+@pytest.mark.parametrize(("x_shape", "y_shape", "order"), SAMPLES)
+def test_opcheck(device, x_shape, y_shape, order):
+    x, y = (values(s, device=device) for s in (x_shape, y_shape))
+    torch.library.opcheck(transpose_add, (x, y, 1.5, 0, order))
+
+
+@pytest.mark.parametrize(("x_shape", "y_shape", "order"), SAMPLES)
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS, ids=str)
+def test_the_operator_equals_its_reference(device, x_shape, y_shape, order, dtype):
+    x, y = values(x_shape, dtype=dtype, device=device), values(y_shape, dtype=dtype, device=device)
+    got, expected = (f(x, y, 1.5, 3, order) for f in (transpose_add, reference))
+    assert torch.equal(got, expected) and got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((torch.ones(2, 3), torch.ones(2, 3).double(), 1.0, 0, [0, 1]), "dtype"),
+        ((torch.ones(2, 3), torch.ones(2, 4), 1.0, 0, [0, 1]), "shape|size|broadcast"),
+        ((torch.ones(2, 3), torch.ones(2, 3), 1.0, 0, [0, 0]), "order"),
+        ((torch.ones(2, 3), torch.ones(2, 3), 1.0, 0, [0]), "order"),
+        ((torch.ones(2, 3).to(torch.complex64), torch.ones(2, 3).to(torch.complex64), 1.0, 0, [0, 1]), "dtype"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, words):
+    with pytest.raises(RuntimeError, match=words):
+        transpose_add(*arguments)
+
+
+@pytest.mark.cuda
+def test_more_than_two_to_the_31_elements_of_a_square():
+    x = torch.randint(-100, 100, (46400, 46400), dtype=torch.int8, device="cuda")
+    y = torch.randint(-100, 100, (46400, 46400), dtype=torch.int8, device="cuda")
+    out = transpose_add(x.t(), y, 1.0, 1, [0, 1])
+    assert torch.equal(out, x.t() + y)
 
 
 @pytest.mark.cuda
@@ -96,5 +143,5 @@ def test_more_than_two_to_the_31_elements():
     shape = (1 << 16, (1 << 15) + 5)
     x = torch.empty(shape, dtype=torch.int8, device="cuda").random_()
     y = torch.empty(shape[::-1], dtype=torch.int8, device="cuda").random_()
-    result = torch.ops.fusebackend.transpose_add(x.t(), y, 0.0, 1, [0, 1])
+    result = transpose_add(x.t(), y, 0.0, 1, [0, 1])
     assert torch.equal(result, y.add_(x.t()))

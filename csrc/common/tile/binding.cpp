@@ -1,0 +1,83 @@
+#include "common/tile/binding.h"
+
+#include <string>
+
+#include "common/tile/route.h"
+
+namespace fusebackend::tile {
+namespace {
+
+// The sizes of x + y (numpy's broadcasting).
+std::vector<int64_t> broadcast_sizes(const Tensor& x, const Tensor& y) {
+  const int64_t rank = std::max(x.dim(), y.dim());
+  std::vector<int64_t> sizes(rank);
+  for (int64_t d = 0; d < rank; ++d) {
+    const int64_t dx = d - (rank - x.dim()), dy = d - (rank - y.dim());
+    const int64_t nx = dx < 0 ? 1 : x.size(dx), ny = dy < 0 ? 1 : y.size(dy);
+    STD_TORCH_CHECK(nx == ny || nx == 1 || ny == 1, "sizes ", nx, " and ", ny, " of dimension ", d, " do not broadcast");
+    sizes[d] = nx == 1 ? ny : nx;
+  }
+  return sizes;
+}
+
+// The strides of torch.empty_permuted(sizes, order).
+void set_result_strides(Problem& p, const std::vector<int64_t>& order) {
+  STD_TORCH_CHECK(order.size() == size_t(p.rank), "order must name each of the ", p.rank, " output dimensions once, got ", order.size());
+  int64_t* const strides = p.strides[kOut];
+  std::fill_n(strides, p.rank, -1);
+  int64_t step = 1;
+  for (int i = p.rank; i-- > 0;) {
+    const int64_t d = order[i];
+    STD_TORCH_CHECK(d >= 0 && d < p.rank && strides[d] < 0, "order must be a permutation of the output's dimensions");
+    strides[d] = step;
+    step *= p.sizes[d] > 0 ? p.sizes[d] : 1;
+  }
+}
+
+// An input in the problem's index space: it is broadcast along dimensions that it lacks, and along those of size 1.
+void set_input(Problem& p, Operand operand, const Tensor& t) {
+  p.data[operand] = static_cast<char*>(t.data_ptr());
+  const IntHeaderOnlyArrayRef sizes = t.sizes(), strides = t.strides();
+  const int missing = p.rank - int(sizes.size());
+  for (int d = 0; d < p.rank; ++d) {
+    const bool broadcast = d < missing || (sizes[d - missing] == 1 && p.sizes[d] != 1);
+    p.strides[operand][d] = broadcast ? 0 : strides[d - missing];
+  }
+}
+
+// The name of the CUDA kernel that would serve permute_copy(x, order) or transpose_add(x, y, ..., order), also where there is no CUDA.
+// The result counts as aligned, as one from torch's allocator is.
+std::string tile_route(const Tensor& x, const std::optional<Tensor>& y, const std::vector<int64_t>& order) {
+  return route_name(route_of(make_plan(make_problem(x, y, order))));
+}
+
+}  // namespace
+
+Problem make_problem(const Tensor& x, const std::optional<Tensor>& y, const std::vector<int64_t>& order) {
+  if (y) {
+    STD_TORCH_CHECK(x.scalar_type() == y->scalar_type(), "x and y must have one dtype");
+    STD_TORCH_CHECK(x.is_cuda() == y->is_cuda() && x.get_device_index() == y->get_device_index(), "x and y must be on one device");
+  }
+  const std::vector<int64_t> sizes = y ? broadcast_sizes(x, *y) : to_vector(x.sizes());
+  STD_TORCH_CHECK(sizes.size() <= size_t(kMaxRank), "rank ", sizes.size(), " exceeds ", kMaxRank);
+  Problem p;
+  p.rank = int(sizes.size());
+  p.operands = y ? 3 : 2;
+  p.element_bytes = int(x.element_size());
+  std::copy(sizes.begin(), sizes.end(), p.sizes);
+  set_result_strides(p, order);
+  set_input(p, kX, x);
+  if (y) set_input(p, kY, *y);
+  return p;
+}
+
+Tensor allocate_result(Problem& p, const Tensor& like) {
+  Tensor out = empty_strided_like(like, {p.sizes, p.sizes + p.rank}, {p.strides[kOut], p.strides[kOut] + p.rank});
+  p.data[kOut] = static_cast<char*>(out.data_ptr());
+  return out;
+}
+
+}  // namespace fusebackend::tile
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fusebackend, m) { m.def("tile_route(Tensor x, Tensor? y, int[] order) -> str"); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CompositeExplicitAutograd, m) { m.impl("tile_route", TORCH_BOX(&fusebackend::tile::tile_route)); }

@@ -1,0 +1,17 @@
+#include "transpose_add/binding.h"
+
+namespace fusebackend::transpose_add {
+namespace {
+
+Tensor transpose_add(const Tensor& x, const Tensor& y, double alpha, int64_t ialpha, const std::vector<int64_t>& order) {
+  const CudaScope scope(x);
+  return add_with(x, y, order, [&](const tile::Problem& problem, DType type) {
+    check_cuda(launch_add(problem, type, {alpha, ialpha}, scope.stream()), "transpose_add");
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { m.impl("transpose_add", TORCH_BOX(&transpose_add)); }
+
+}  // namespace fusebackend::transpose_add

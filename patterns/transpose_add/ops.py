@@ -1,0 +1,57 @@
+"""The operator ``fusebackend::transpose_add`` and its reference in PyTorch. The kernels are in csrc/transpose_add and csrc/common/tile."""
+
+from __future__ import annotations
+
+import torch
+
+from fusebackend.native import ops
+
+#: Those that the kernels add.
+DTYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+    }
+)
+
+
+def reference(x: torch.Tensor, y: torch.Tensor, alpha: float, ialpha: int, order: list[int]) -> torch.Tensor:
+    """What the kernels compute.
+
+    Args:
+        x, y: tensors of one dtype on one device, of shapes that broadcast to each other; any strides.
+        alpha, ialpha: the factor of ``y``, for floating-point and for integer dtypes; the other one is not read.
+        order: the result's dims from outermost to innermost in memory.
+
+    Returns:
+        ``x + alpha * y``, computed in fp32 for 16-bit floats and rounded once, laid out as
+        ``torch.empty_permuted(shape, order)``. It has the bits that ``torch.add`` gives, except for 16-bit floats on the CPU with
+        an alpha that is no power of two: there eager's kernel for strided operands rounds alpha, the product and the
+        sum to 16 bits, its kernel for contiguous ones only the sum; Inductor's code rounds once, as this does.
+    """
+    if not x.is_floating_point():
+        out = torch.add(x, y, alpha=ialpha)
+    elif x.itemsize == 2:
+        out = torch.add(x.float(), y.float(), alpha=alpha).to(x.dtype)
+    else:
+        out = torch.add(x, y, alpha=alpha)
+    return torch.empty_permuted(out.shape, order, dtype=out.dtype, device=out.device).copy_(out)
+
+
+def _fake(x: torch.Tensor, y: torch.Tensor, alpha: float, ialpha: int, order: list[int]) -> torch.Tensor:
+    torch._check(x.dtype == y.dtype, lambda: f"transpose_add: x is {x.dtype} and y is {y.dtype}; one dtype is needed")
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
+
+
+transpose_add = ops.define(
+    "transpose_add(Tensor x, Tensor y, float alpha, int ialpha, int[] order) -> Tensor",
+    fake=_fake,
+)
