@@ -9,7 +9,7 @@ from torch import nn
 from torch._inductor import config as inductor_config
 
 import fusebackend
-from fusebackend.bench import random_shapes
+from fusebackend.bench import case_lists
 from fusebackend.patterns.permute import match as family
 
 DTYPES = [
@@ -250,6 +250,6 @@ def test_the_operator_equals_its_reference(device, dtype):
 
 
 def test_random_shapes_are_as_announced():
-    for case in random_shapes.cases("permute", 20, seed=3):
+    for case in case_lists.random_cases("permute", 20, seed=3):
         (x,) = case.inputs(torch.device("meta"))
         assert 2 <= x.dim() <= 5 and x.nbytes >= 1 << 20 and case.fn(x).is_contiguous() and not math.prod(x.shape) == 0
