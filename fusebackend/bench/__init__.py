@@ -1,7 +1,8 @@
-"""``python -m fusebackend bench``: every peer and ours, measured in one run.
+"""``python -m fusebackend bench``: measures this package's kernels beside their peers, in one run.
 
-``kernels`` times the cases that the families bring along (``bench_cases`` in their files), ``models`` steps of public models
-or of a user's own, ``compile`` what the backend adds to the time of a compile; ``table`` and ``plot`` read their JSON.
+``kernels`` times the cases that each family declares in its ``bench.py``. ``models`` times a step of public models or of a
+user's model, ``compile`` the time of a compile, and ``losses`` compares how training proceeds with and without substitutions.
+``table`` and ``plot`` read the JSON that these commands write. README.md in this folder says how each figure is taken.
 """
 
 from fusebackend.bench.case import Case

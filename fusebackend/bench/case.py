@@ -1,12 +1,13 @@
-"""What a family brings along to be timed."""
+"""One benchmark case of a family: a function, its inputs, its peers and its goals."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch  # the command line imports this package, and must not pay for torch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,20 +15,20 @@ class Case:
     """One row of a table.
 
     Attributes:
-        name: what is done on which shape, e.g. ``"bf16 24300x11520"``; unique in its family.
-        fn: ordinary PyTorch, which the backend is expected to rewrite. It may change its arguments in place.
-        inputs: makes the arguments, on a device; the same ones after the same ``torch.manual_seed``.
-        floor: a call on the same arguments that moves the same bytes in the simplest way; what can't be beaten.
-        goal: the largest ratio to the floor that we want: short for ``goals={"floor": goal}``.
-        goals: column -> the largest ratio of our time to it that we want; ``"ms"`` -> our largest time in ms. Columns are
-            ``"floor"``, the ways of :data:`fusebackend.bench.kernels.WAYS` and ``peers``.
-        peers: more columns: name -> what prepares a peer from the arguments and returns the call, without arguments, that
-            is timed.
-        backward: positions of the inputs whose gradients are asked for. If there are any, the backward of ``fn`` alone is
-            timed in place of ``fn``.
-        deterministic: compiled and timed under ``torch.use_deterministic_algorithms``.
-        flops: floating-point operations of one call, for a rate.
-        ways: the only ways that say something new; all if empty. Compiling is what takes the time of a long list of cases.
+        name: the operation and the shape, e.g. ``"bf16 24300x11520"``; unique in its family.
+        fn: ordinary PyTorch, which the backend is expected to rewrite. It may modify its arguments in place.
+        inputs: makes the arguments on a device. The same ``torch.manual_seed`` gives the same arguments.
+        floor: a call on the same arguments that moves the same bytes in the simplest way: a lower bound on the time.
+        goal: short for ``goals={"floor": goal}``.
+        goals: column -> the largest accepted ratio of fuse's time to that column's; ``"ms"`` -> its largest accepted time in ms.
+            Columns are ``"floor"``, the keys of :data:`fusebackend.bench.kernels.WAYS` and the keys of ``peers``.
+        peers: further columns: name -> a function that prepares a peer from the arguments and returns the call, without
+            arguments, that is timed.
+        backward: positions of the inputs whose gradients are computed. If there are any, the backward of ``fn`` is timed
+            alone, in place of ``fn``.
+        deterministic: compile and time under ``torch.use_deterministic_algorithms``.
+        flops: floating-point operations of one call, from which a rate is printed.
+        ways: the ways to time, if not all are informative; all if empty. Compiling dominates the time of a long list of cases.
     """
 
     name: str
@@ -43,4 +44,5 @@ class Case:
     ways: tuple[str, ...] = ()
 
     def all_goals(self) -> dict[str, float]:
+        """``goals`` with ``goal`` among them."""
         return ({} if self.goal is None else {"floor": self.goal}) | dict(self.goals)

@@ -1,4 +1,4 @@
-"""``bench kernels``: the cases that the families bring along, in every way, against a floor and other peers."""
+"""``bench kernels``: the families' cases, compiled in every way, beside a floor and other peers."""
 
 from __future__ import annotations
 
@@ -12,37 +12,49 @@ from typing import Any
 import torch
 
 from fusebackend import backend
-from fusebackend.bench import random_shapes
 from fusebackend.bench.case import Case
+from fusebackend.bench.case_lists import random_cases, table_cases
 from fusebackend.bench.device_time import median_ms
-from fusebackend.bench.pool import Failure, Row, patiently
+from fusebackend.bench.job import Failure, retry_out_of_memory
+from fusebackend.bench.rows import Row, goals, ratios
 from fusebackend.rewriting.registry import families
 
-#: How each column is obtained from the case's function: arguments of torch.compile, or None for eager. The gate is off:
-#: what is timed is the kernel, whether it pays or not.
+#: How each column is obtained from a case's function: the arguments of torch.compile, or None for eager.
 WAYS: dict[str, dict[str, Any] | None] = {
     "eager": None,
     "inductor": {},
     "inductor dynamic": {"dynamic": True},
     "inductor autotuned": {"mode": "max-autotune-no-cudagraphs"},
-    "fuse": {"backend": "fuse", "options": {"fuse.gate": "off"}},
-    "fuse dynamic": {"backend": "fuse", "dynamic": True, "options": {"fuse.gate": "off"}},
+    "fuse": {"backend": "fuse"},
+    "fuse dynamic": {"backend": "fuse", "dynamic": True},
 }
 
 #: The ways that random shapes are timed in.
 RANDOM_WAYS = ("eager", "inductor", "fuse")
 
-#: Our error may be so many times eager's, and so many roundings more: eager's own is not the same at every run.
+#: ``fuse.gate`` of fuse's ways. A table shows the kernels, whether they pay or not. Random shapes show what a user gets: whether any
+#: substitution that is made by default is slower than Inductor.
+TABLE_GATE, RANDOM_GATE = "off", "auto"
+
+#: An error may be so many times eager's, plus so many roundings: eager's error differs from run to run.
 ERROR_FACTOR, ERROR_ROUNDINGS = 4, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelJob:
-    """One case, by family and name; one of ``random`` = (count, seed) random shapes if that is given."""
+    """One case, by family and name.
+
+    Attributes:
+        family, name: which case.
+        ways: keys of ``WAYS``.
+        gate: ``fuse.gate`` of fuse's ways.
+        random: the count and the seed of the random cases that it is one of; None for a case of the table.
+    """
 
     family: str
     name: str
     ways: tuple[str, ...] = tuple(WAYS)
+    gate: str = TABLE_GATE
     random: tuple[int, int] | None = None
 
     @property
@@ -55,26 +67,22 @@ class KernelJob:
 
     def prepare(self, device: torch.device) -> Callable[[], Row]:
         case = next(c for c in _cases(self.family, self.random) if c.name == self.name)
-        return Prepared(case, self.ways, device).measure
+        return Prepared(case, self.ways, device, self.gate).measure
 
 
 def _cases(family: str, random: tuple[int, int] | None) -> list[Case]:
-    cases = families()[family].bench.cases() if random is None else random_shapes.cases(family, *random)
-    if len({c.name for c in cases}) < len(cases):
-        raise ValueError(f"{family}: two cases of one name, among {', '.join(c.name for c in cases)}")
-    return cases
+    return table_cases(family) if random is None else random_cases(family, *random)
 
 
-def jobs(wanted: Sequence[str] = (), case: str = "", ways: Sequence[str] = (), random: int = 0, seed: int = 0) -> list[KernelJob]:
-    """Those of the ``wanted`` families (default: all) whose name contains ``case``; or ``random`` shapes of each."""
-    found = []
-    for family in families():
-        if wanted and family not in wanted:
-            continue
-        drawn = (random, seed) if random else None
-        chosen = tuple(ways) or (RANDOM_WAYS if drawn else tuple(WAYS))
-        found += [KernelJob(family, c.name, chosen, drawn) for c in _cases(family, drawn) if case in c.name]
-    return found
+def jobs(
+    wanted: Sequence[str] = (), case: str = "", ways: Sequence[str] = (), random: int = 0, seed: int = 0, gate: str | None = None
+) -> list[KernelJob]:
+    """The cases of the ``wanted`` families (default: all) whose name contains ``case``: of their tables, or ``random`` shapes of each."""
+    drawn = (random, seed) if random else None
+    ways = tuple(ways) or (RANDOM_WAYS if drawn else tuple(WAYS))
+    gate = gate or (RANDOM_GATE if drawn else TABLE_GATE)
+    chosen = [family for family in families() if not wanted or family in wanted]
+    return [KernelJob(family, c.name, ways, gate, drawn) for family in chosen for c in _cases(family, drawn) if case in c.name]
 
 
 _NAME, _COLUMN = 46, 11
@@ -87,8 +95,6 @@ def heading(ways: Sequence[str]) -> str:
 
 def line(row: Row) -> str:
     """A row as it is printed: times, ratios to Inductor, goals, other peers, and what went wrong."""
-    from fusebackend.bench.results import goals, ratios
-
     columns = ["floor", *(w for w in WAYS if w in row["ms"] or w in row["failed"])]
     times = "".join(f"{row['ms'][c]:{_COLUMN}.4f}" if c in row["ms"] else f"{'-':>{_COLUMN}}" for c in columns)
     parts = [" ".join(f"{r:.2f}" for r in ratios("kernels", row).values())]
@@ -103,28 +109,28 @@ def line(row: Row) -> str:
 
 
 class Prepared:
-    """A case that is compiled in every way and whose results were compared; ``measure`` gives its row.
+    """A case that is compiled in every way and whose results were compared. ``measure`` gives its row.
 
-    A row has ``ms``, the time of each column; ``substitutions`` in our ways; ``error``, the largest relative error of a
-    result (norm of the difference over the norm) to float64, by way; and ``failed``, why a column is missing.
+    A row has ``ms``, the time of each column; ``gate``, the ``fuse.gate`` of fuse's ways; ``substitutions`` in these; ``error``, by
+    way, the largest relative error of a result to float64 (norm of the difference over the norm); ``wrong``, those of fuse's
+    ways whose error is larger than rounding explains; and ``failed``, why a column is missing.
     """
 
-    def __init__(self, case: Case, ways: Sequence[str], device: torch.device):
+    def __init__(self, case: Case, ways: Sequence[str], device: torch.device, gate: str = TABLE_GATE):
         self.case, self.device = case, device
-        self.row: Row = {"goals": case.all_goals(), "ms": {}, "substitutions": {}, "error": {}, "failed": {}}
+        self.row: Row = {"goals": case.all_goals(), "gate": gate, "ms": {}, "substitutions": {}, "error": {}, "failed": {}}
         if case.flops:
             self.row["flops"] = case.flops
         self.calls: dict[str, Callable[[tuple], Callable[[], Any]]] = {}
         results = {}
-        with self._setting():
+        with self._settings():
             for way in [w for w in ways if not case.ways or w in case.ways]:
-                how = WAYS[way]
-                fn = _separate(case.fn, f"{case.name} {way}")
+                fn = _with_own_code(case.fn, f"{case.name} {way}")
                 known = {id(r) for r in backend.reports()}
                 try:
-                    fn = fn if how is None else torch.compile(fn, **how)
+                    fn = _compiled(fn, WAYS[way], gate)
                     arguments = self._arguments()
-                    results[way] = _tensors(patiently(self._bound(fn, arguments)), arguments)
+                    results[way] = _tensors(retry_out_of_memory(self._bound(fn, arguments)), arguments)
                 except Exception as error:  # one way's failure must not hide the others
                     self.row["failed"][way] = str(Failure.of(error))
                     continue
@@ -140,7 +146,7 @@ class Prepared:
                 self.calls[name] = _spread(prepare)
 
     def measure(self) -> Row:
-        with self._setting():
+        with self._settings():
             for column in ["floor", *WAYS, *self.case.peers]:
                 if column in self.calls:
                     call = self.calls[column](self._arguments(grad=column in WAYS))
@@ -149,15 +155,15 @@ class Prepared:
         return self.row
 
     @contextlib.contextmanager
-    def _setting(self) -> Iterator[None]:
-        was = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(was or self.case.deterministic)
+    def _settings(self) -> Iterator[None]:
+        was_deterministic = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(was_deterministic or self.case.deterministic)
         try:
-            # A backward is called many times over; donated buffers would be gone after the first.
+            # A backward is called many times; donated buffers would be gone after the first.
             with torch._functorch.config.patch(donated_buffer=False):
                 yield
         finally:
-            torch.use_deterministic_algorithms(was)
+            torch.use_deterministic_algorithms(was_deterministic)
 
     def _arguments(self, grad: bool = True) -> tuple:
         torch.manual_seed(0)
@@ -167,6 +173,7 @@ class Prepared:
         return arguments
 
     def _bound(self, fn: Callable, arguments: tuple) -> Callable[[], Any]:
+        """The call that is timed: ``fn`` on the arguments, or its backward alone."""
         if not self.case.backward:
             return functools.partial(fn, *arguments)
         out = fn(*arguments)
@@ -175,12 +182,12 @@ class Prepared:
         return functools.partial(torch.autograd.grad, out, [arguments[i] for i in self.case.backward], grad, retain_graph=True)
 
     def _compare(self, results: dict[str, list[torch.Tensor]]) -> None:
-        """Fills in ``error``, and ``wrong`` where ours is more than rounding explains."""
+        """Fills in ``error`` and ``wrong``."""
         if "eager" not in results or not any(w.startswith("fuse") for w in results):
             return
         reference = self._in_float64() or results["eager"]
         for way, tensors in results.items():
-            self.row["error"][way] = max(map(_difference, tensors, reference), default=0.0)
+            self.row["error"][way] = max(map(_relative_error, tensors, reference), default=0.0)
         floats = [t.dtype for t in results["eager"] if t.is_floating_point()]
         rounding = max((torch.finfo(d).eps for d in floats), default=0.0)
         bound = ERROR_FACTOR * self.row["error"]["eager"] + ERROR_ROUNDINGS * rounding
@@ -193,17 +200,26 @@ class Prepared:
         )
         try:
             return _tensors(self._bound(self.case.fn, arguments)(), arguments)
-        except Exception:  # a dtype is pinned in it, or float64 has no kernel
+        except Exception:  # the function fixes a dtype, or an operator has no float64 kernel
             return None
+
+
+def _compiled(fn: Callable, how: dict[str, Any] | None, gate: str) -> Callable:
+    """``fn`` compiled in one of ``WAYS``; ``gate`` is for the ways of this backend, unless they name their own."""
+    if how is None:
+        return fn
+    if how.get("backend") == "fuse":
+        how = {**how, "options": {"fuse.gate": gate, **how.get("options", {})}}
+    return torch.compile(fn, **how)
 
 
 def _spread(fn: Callable, *first: Any) -> Callable[[tuple], Any]:
     return lambda arguments: fn(*first, *arguments)
 
 
-def _separate(fn: Callable, name: str) -> Callable:
-    """``fn`` behind a code object of its own: Dynamo keeps what it compiled by code object, and no way may be served what
-    was compiled for another."""
+def _with_own_code(fn: Callable, name: str) -> Callable:
+    """``fn`` behind a code object of its own. Dynamo's cache is keyed by code objects, and no way may be served what was compiled
+    for another."""
 
     def call(*arguments):
         return fn(*arguments)
@@ -212,11 +228,11 @@ def _separate(fn: Callable, name: str) -> Callable:
 
 
 def _tensors(result: Any, arguments: tuple) -> list[torch.Tensor]:
-    """What was computed: the result's tensors, or the arguments of a function that changes them and returns nothing."""
+    """What was computed: the result's tensors, or the arguments of a function that modifies them and returns nothing."""
     leaves = torch.utils._pytree.tree_leaves(arguments if result is None else result)
     return [t.detach().clone() for t in leaves if isinstance(t, torch.Tensor)]
 
 
-def _difference(ours: torch.Tensor, reference: torch.Tensor) -> float:
+def _relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     reference = reference.double()
-    return ((ours.double() - reference).norm() / reference.norm().clamp(min=1e-300)).item()
+    return ((result.double() - reference).norm() / reference.norm().clamp(min=1e-300)).item()

@@ -6,43 +6,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fusebackend.bench.device_time import geomean
-from fusebackend.bench.pool import Row
-from fusebackend.bench.results import FLOOR_GOAL, complete, describe, part_of_floor, ratios
+from fusebackend.bench.environment import describe
+from fusebackend.bench.extras import optional
+from fusebackend.bench.rows import FLOOR_GOAL, Row, complete, floor_over_fuse, ratios
+from fusebackend.bench.stats import geometric_mean
 
-_OURS, _DYNAMIC, _EVEN = "#3b6ea8", "#9cc0e0", "#888888"
-
-
-class MissingExtra(ImportError):
-    """matplotlib is not there; the message says how to get it."""
+_STATIC_COLOR, _DYNAMIC_COLOR, _EVEN_COLOR = "#3b6ea8", "#9cc0e0", "#888888"
 
 
 def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingExtra("no plots: matplotlib is missing; pip install 'fusebackend[bench]' brings it") from error
-    matplotlib.use("agg")
-    import matplotlib.pyplot
-
-    return matplotlib.pyplot
+    optional("matplotlib", "drawing plots").use("agg")
+    return optional("matplotlib.pyplot", "drawing plots")
 
 
-def draw(data: dict[str, Any], folder: Path) -> list[Path]:
-    """Draws what a run has: ``families.png`` (speed-up of each case), ``models.png``, ``random.png`` (distribution).
+def draw(run: dict[str, Any], folder: Path) -> list[Path]:
+    """Draws the sections that a run has, and returns the files: ``families.png`` (the speed-up of each case), ``models.png`` and
+    ``random.png`` (the distribution of speed-ups).
 
     Raises:
-        MissingExtra: matplotlib can't be imported.
+        MissingExtra: matplotlib is not installed.
     """
     pyplot = _pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for section, name, make in (("kernels", "families", _families), ("models", "models", _models), ("random", "random", _random)):
-        rows = [r for r in data.get(section, []) if complete(r) and (ratios(section, r) or section == "random" and part_of_floor(r))]
+        rows = [r for r in run.get(section, []) if complete(r) and (ratios(section, r) or section == "random" and floor_over_fuse(r))]
         if not rows:
             continue
         figure = make(pyplot, rows)
-        figure.axes[0].set_title(describe(data["environment"]), fontsize=6, color="gray")
+        figure.axes[0].set_title(describe(run["environment"]), fontsize=6, color="gray")
         path = folder / f"{name}.png"
         figure.savefig(path, dpi=150, bbox_inches="tight")
         pyplot.close(figure)
@@ -51,44 +43,44 @@ def draw(data: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _families(pyplot: Any, rows: list[Row]) -> Any:
-    """Horizontal bars: Inductor's time over ours, static and dynamic, grouped by family."""
+    """Horizontal bars: Inductor's time over fuse's, static and dynamic, grouped by family."""
     figure, axes = pyplot.subplots(figsize=(8, 1 + 0.3 * len(rows)))
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         for shift, (what, ratio) in zip((-0.2, 0.2), ratios("kernels", row).items()):
-            axes.barh(place + shift, ratio - 1, 0.4, left=1, color=_DYNAMIC if "dynamic" in what else _OURS)
-            axes.text(ratio, place + shift, f" {ratio:.2f}", va="center", ha="left" if ratio >= 1 else "right", fontsize=6)
+            axes.barh(position + shift, ratio - 1, 0.4, left=1, color=_DYNAMIC_COLOR if "dynamic" in what else _STATIC_COLOR)
+            axes.text(ratio, position + shift, f" {ratio:.2f}", va="center", ha="left" if ratio >= 1 else "right", fontsize=6)
     axes.set_yticks(range(len(rows)), [f"{row['family']}: {row['case']}" for row in rows], fontsize=7)
     axes.invert_yaxis()
     axes.set_xscale("log")
     _speed_up(axes.xaxis, axes.axvline)
-    axes.set_xlabel("Inductor's time over ours (dark: static, light: dynamic=True)")
+    axes.set_xlabel("Inductor's time over fuse's (dark: static, light: dynamic=True)")
     return figure
 
 
 def _models(pyplot: Any, rows: list[Row]) -> Any:
-    """Groups of bars: a model each, a bar a kind."""
+    """A group of bars for each model, with a bar for each kind."""
     models, kinds = (list(dict.fromkeys(row[key] for row in rows)) for key in ("model", "kind"))
     figure, axes = pyplot.subplots(figsize=(2 + 0.8 * len(models), 4))
     width = 0.8 / len(kinds)
     for i, kind in enumerate(kinds):
         members = [row for row in rows if row["kind"] == kind]
-        places = [models.index(row["model"]) + (i - (len(kinds) - 1) / 2) * width for row in members]
+        positions = [models.index(row["model"]) + (i - (len(kinds) - 1) / 2) * width for row in members]
         found = [row["ratio"] for row in members]
-        label = f"{kind.replace('-', ' ')} (geometric mean {geomean(found):.2f})"
-        axes.bar(places, [r - 1 for r in found], width, bottom=1, label=label)
-        for place, ratio in zip(places, found):
-            axes.text(place, ratio, f"{ratio:.2f}", ha="center", va="bottom" if ratio >= 1 else "top", fontsize=6)
+        label = f"{kind.replace('-', ' ')} (geometric mean {geometric_mean(found):.2f})"
+        axes.bar(positions, [r - 1 for r in found], width, bottom=1, label=label)
+        for position, ratio in zip(positions, found):
+            axes.text(position, ratio, f"{ratio:.2f}", ha="center", va="bottom" if ratio >= 1 else "top", fontsize=6)
     axes.set_xticks(range(len(models)), models, rotation=30, ha="right", fontsize=8)
     axes.set_yscale("log")
     _speed_up(axes.yaxis, axes.axhline)
-    axes.set_ylabel("Inductor's time over ours")
+    axes.set_ylabel("Inductor's time over fuse's")
     axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.22))
     return figure
 
 
 def _random(pyplot: Any, rows: list[Row]) -> Any:
-    """For each family the part of random shapes (y) whose speed-up is x at most; beside it that whose part of the floor's speed is."""
-    compared, floored = [row for row in rows if ratios("random", row)], [row for row in rows if part_of_floor(row)]
+    """The cumulative distribution of the speed-ups of each family's random shapes and, beside it, of the part of the floor's speed."""
+    compared, floored = [row for row in rows if ratios("random", row)], [row for row in rows if floor_over_fuse(row)]
     shown = [part for part in (compared, floored) if part]
     figure, panels = pyplot.subplots(1, len(shown), figsize=(1 + 5 * len(shown), 4), squeeze=False)
     if compared:
@@ -96,11 +88,11 @@ def _random(pyplot: Any, rows: list[Row]) -> Any:
         _distribution(axes, compared, lambda row: list(ratios("random", row).values()))
         axes.set_xscale("log")
         _speed_up(axes.xaxis, axes.axvline)
-        axes.set_xlabel("Inductor's time over ours, random shapes")
+        axes.set_xlabel("Inductor's time over fuse's, random shapes")
     if floored:
         axes = panels[0][-1]
-        _distribution(axes, floored, lambda row: [part_of_floor(row)])
-        axes.axvline(FLOOR_GOAL, color=_EVEN, linewidth=0.8)
+        _distribution(axes, floored, lambda row: [floor_over_fuse(row)])
+        axes.axvline(FLOOR_GOAL, color=_EVEN_COLOR, linewidth=0.8)
         axes.set_xlabel(f"part of the floor's speed (of a copy, for permute; line: {FLOOR_GOAL:g})")
     return figure
 
@@ -114,10 +106,10 @@ def _distribution(axes: Any, rows: list[Row], values: Callable[[Row], list[float
 
 
 def _speed_up(axis: Any, line: Any) -> None:
-    """A logarithmic axis with plain numbers, and a line where both are equally fast."""
+    """Formats a logarithmic axis with plain numbers, and draws a line where both are equally fast."""
     from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullFormatter
 
-    line(1, color=_EVEN, linewidth=0.8)
+    line(1, color=_EVEN_COLOR, linewidth=0.8)
     low, high = axis.get_view_interval()
     steps = (0.5, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 7, 10, 20, 50, 100, 200)
     shown = [s for s in steps if low <= s <= high]

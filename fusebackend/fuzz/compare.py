@@ -1,10 +1,10 @@
 """Runs a program eagerly, in float64 and with ``backend="fuse"``, and says what differs.
 
-What is compared: every output's values, shape, dtype, strides, storage offset and which inputs and outputs it shares
-memory with; every input after the call; the gradients; and whether there is an exception. A value is wrong where its
-error against float64 is several times eager's own (and more than rounding of the result); what only moves data must
-agree in every bit. A difference counts only if there is one to the same compile without substitutions, too: what Inductor
-itself makes of a program (it may turn an exception or a stride into another) is not ours to change.
+Compared are every output's values, shape, dtype, strides, and the inputs and outputs that it shares memory with; every input
+after the call; the gradients; and whether there is an exception. A value is wrong if its error against float64 is
+several times eager's (and more than rounding of the result); a program that only moves data must agree in every bit. A
+difference counts only if the same compile without substitutions does not have it: what Inductor makes of a program (it may turn
+an exception or a stride into another) is not this package's to change.
 """
 
 from __future__ import annotations
@@ -14,40 +14,31 @@ import dataclasses
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusebackend import backend
-from fusebackend import fx_utils as g
+from fusebackend.fuzz.execution import Outcome, calls, run, run_compiled
 from fusebackend.fuzz.programs import TYPES, Program
 
-#: How many times eager's error (its largest over a tensor) is accepted, and how many roundings of the largest value.
-ERROR_RATIO, ROUNDINGS = 4.0, {torch.float16: 2, torch.bfloat16: 2}
-_MANY_ROUNDINGS = 16  # of float32 and float64, whose sums are long
+#: A value may be off by so many times eager's largest error over the tensor ...
+ERROR_RATIO = 4.0
+
+#: ... plus so many roundings of the largest value; more of float32 and float64, whose sums are long.
+ROUNDINGS, MANY_ROUNDINGS = {torch.float16: 2, torch.bfloat16: 2}, 16
 
 
 @dataclasses.dataclass
-class Outcome:
-    """What a run gave: an exception, or tensors by what they are, and who shares memory with whom."""
-
-    error: str | None = None
-    tensors: dict[str, torch.Tensor | None] = dataclasses.field(default_factory=dict)
-    aliases: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass
-class Verdict:
-    """What :func:`check` found.
+class Comparison:
+    """The result of :func:`check`.
 
     Attributes:
-        wrong: differences that are ours, in words.
-        inductors: how many differences Inductor has without us.
+        wrong: the differences that this package causes, in words.
+        inductors: how many differences Inductor has without it.
         counts: pattern -> substitutions.
-        skipped: why the program says nothing (eager raises while its inputs are made, say).
+        skipped: why the program tells nothing, e.g. because eager raises.
     """
 
     wrong: list[str] = dataclasses.field(default_factory=list)
@@ -59,33 +50,37 @@ class Verdict:
         return "\n".join(self.wrong) or "no difference"
 
 
-def check(program: Program, device: str = "cpu", codegen: bool = False) -> Verdict:
-    """Compares ``program`` with eager; ``codegen`` through Inductor's own code generation, otherwise interpreted."""
-    verdict = Verdict()
+def check(program: Program, device: str = "cpu", codegen: bool = False) -> Comparison:
+    """Compares ``program`` with eager.
+
+    Args:
+        codegen: through Inductor's code generation; otherwise the rewritten graph is interpreted.
+    """
+    comparison = Comparison()
     with _quiet(), program.context(device), torch.random.fork_rng(devices=[]):
         if device != "cpu":  # where an index out of range, say, would end the process
-            tried = [_run(program.function(), program, "cpu", second).error for second in _calls(program)]
+            tried = [run(program.function(), program, "cpu", second).error for second in calls(program)]
             if any(tried):
-                verdict.skipped = next(filter(None, tried))
-                return verdict
-        expected = [_run(program.function(), program, device, second) for second in _calls(program)]
+                comparison.skipped = next(filter(None, tried))
+                return comparison
+        expected = [run(program.function(), program, device, second) for second in calls(program)]
         if expected[0].error and "bad index" not in {spec.fill for spec in program.inputs}:
-            verdict.skipped = expected[0].error
-            return verdict
-        exact = [_run(program.function(wide=True), program, device, second, wide=True) for second in _calls(program)]
-        got, verdict.counts = _compiled(program, device, codegen)
+            comparison.skipped = expected[0].error
+            return comparison
+        exact = [run(program.function(wide=True), program, device, second, wide=True) for second in calls(program)]
+        got, comparison.counts = run_compiled(program, device, codegen)
         found = _differences(program, expected, exact, got)
         if found:
-            plain, _ = _compiled(program, device, codegen, patterns=())
-            ours = _differences(program, plain, exact, got).keys() - _predicted(program, device, got)
-            verdict.wrong = [text for what, text in found.items() if what in ours]
-            verdict.inductors = len(found) - len(verdict.wrong)
-    return verdict
+            plain, _ = run_compiled(program, device, codegen, patterns=())
+            ours = _differences(program, plain, exact, got).keys() - _predicted_strides(program, device, got)
+            comparison.wrong = [text for what, text in found.items() if what in ours]
+            comparison.inductors = len(found) - len(comparison.wrong)
+    return comparison
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Programs that raise are part of it: nobody needs to read of them."""
+    """Programs that warn or raise are expected: nothing is printed of them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.ERROR)
@@ -95,114 +90,21 @@ def _quiet() -> Iterator[None]:
             logging.disable(logging.NOTSET)
 
 
-def _calls(program: Program) -> tuple[bool, ...]:
-    """Whether each call is the one with the second sizes."""
-    return (False, True, False) if program.path == "dynamic" else (False,)
-
-
-# ---- runs ----
-
-
-def _run(call: Callable, program: Program, device: str, second: bool, wide: bool = False) -> Outcome:
-    outcome = Outcome()
-    inputs, leaves = [], {}
-    for i, spec in enumerate(program.specs(second)):
-        tensor, leaf = spec.make(device, wide)
-        inputs.append(tensor)
-        if leaf is not None:
-            leaves[f"gradient of x{i}"] = leaf
-    if program.path == "dynamic":
-        for tensor in inputs:
-            for d in range(tensor.dim()):
-                torch._dynamo.maybe_mark_dynamic(tensor, d)
-    try:
-        outputs = call(*inputs)
-        named = {f"output {i}": o for i, o in enumerate(outputs)}
-        targets = [o for o in named.values() if o.requires_grad and o.is_floating_point()]
-        if leaves and targets:
-            cotangents = [_cotangent(o, i) for i, o in enumerate(targets)]
-            found = torch.autograd.grad(targets, list(leaves.values()), cotangents, allow_unused=True)
-            found = [f.to_dense() if f is not None and f.is_sparse else f for f in found]  # of an embedding
-            outcome.tensors.update(zip(leaves, found))
-        if torch.device(device).type == "cuda":
-            torch.cuda.synchronize()
-    except Exception as error:
-        outcome.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-        return outcome
-    inputs = {f"x{i}": t for i, t in enumerate(inputs)}
-    seen = dict(inputs)
-    for name, output in named.items():
-        outcome.aliases[name] = tuple(n for n, t in seen.items() if _shares(t, output))
-        seen[name] = output
-    outcome.tensors.update(named)
-    outcome.tensors.update({f"{name} after the call": t for name, t in inputs.items()})
-    return outcome
-
-
-def _cotangent(output: torch.Tensor, i: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(i)
-    values = torch.randint(-2, 3, (output.numel(),), generator=generator).reshape(output.shape)
-    if i % 2:
-        values = values[..., :1].expand_as(values)  # as the backward of a sum gives it
-    return values.to(output.device, output.dtype)
-
-
-def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.numel() > 0 and b.numel() > 0 and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-
-
-def _compiled(program: Program, device: str, codegen: bool, patterns: Sequence[str] = ("all",)) -> tuple[list[Outcome], Counter]:
-    options = {"fuse.strict": True, "fuse.gate": "off", "fuse.interpret": not codegen, "fuse.patterns": list(patterns)}
-    fn = program.function()
-    backend.fuse.reset()
-    with cost_ignored() if program.ignore_cost else contextlib.nullcontext():
-        if program.path == "direct":
-            # What Dynamo does, without its bytecode analysis and its guards: one static graph.
-            def call(*inputs):
-                return backend.fuse(program.graph(inputs), list(inputs), options=options)(*inputs)
-
-        else:
-            torch._dynamo.reset()
-            call = torch.compile(fn, backend=backend.fuse, options=options, fullgraph=True)
-        outcomes = [_run(call, program, device, second) for second in _calls(program)]
-    counts: Counter = Counter()
-    for report in backend.reports():
-        counts.update(report.counts())
-    return outcomes, counts
-
-
-@contextlib.contextmanager
-def cost_ignored() -> Iterator[None]:
-    """Guards that ask what pays, not what is right, let everything pass: so more is substituted, in more places."""
-    from fusebackend.patterns.fp32_matmul import match as matmul
-    from fusebackend.patterns.index_add import match as index_add
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(g, "fused_neighbour", lambda node: None))
-        stack.enter_context(mock.patch.object(index_add, "_fused_away", lambda site, anchor: None))
-        stack.enter_context(mock.patch.object(index_add, "_too_little", lambda site, anchor: None))
-        stack.enter_context(mock.patch.object(matmul, "pays", lambda *sizes: True))
-        stack.enter_context(mock.patch.object(matmul, "LEAST_K", 0))
-        yield
-
-
-def _predicted(program: Program, device: str, got: list[Outcome]) -> set[str]:
-    """Strides that PyTorch's fake tensors have where eager has others: Inductor, which knows only those, has them too."""
+def _predicted_strides(program: Program, device: str, got: list[Outcome]) -> set[str]:
+    """The strides that PyTorch's fake tensors predict where eager has others. Inductor, which knows only these, has them too."""
     found = set()
-    for second, have in zip(_calls(program), got):
+    for second, have in zip(calls(program), got):
         with FakeTensorMode(allow_non_fake_inputs=True):
-            fake = _run(program.function(), program, device, second)
+            fake = run(program.function(), program, device, second)
         for name, tensor in fake.tensors.items():
-            if tensor is not None and have.tensors.get(name) is not None and _same_strides(tensor, have.tensors[name]):
+            ours = have.tensors.get(name)
+            if tensor is not None and ours is not None and _same_strides(tensor, ours):
                 found.add(f"{name} stride")
     return found
 
 
-# ---- differences ----
-
-
 def _differences(program: Program, expected: list[Outcome], exact: list[Outcome], got: list[Outcome]) -> dict[str, str]:
-    """What differs -> how, in words."""
+    """What differs -> how, in words. Each argument has an outcome a call; ``exact`` are those in float64."""
     found: dict[str, str] = {}
     for number, (want, wide, have) in enumerate(zip(expected, exact, got)):
         if number and want.error:
@@ -246,12 +148,12 @@ def _same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _error(program: Program, want: torch.Tensor, wide: torch.Tensor | None, have: torch.Tensor) -> str | None:
-    """How far ``have`` is off, if it is further than eager's ``want`` allows; ``wide`` is the same in float64."""
+    """How far ``have`` is off, if that is more than the error of eager's ``want`` allows; ``wide`` is the value in float64."""
     if wide is None or wide.shape != want.shape:
         wide = want
     double = torch.complex128 if want.is_complex() else torch.float64
     want, wide, have = want.to(double), wide.detach().to(double), have.to(double)
-    # Inductor takes x * 0 for 0, also where x is infinite: what there is to compare with is then its own value.
+    # Inductor simplifies x * 0 to 0 even where x is infinite. float64 then gives no reference, so the value is its own.
     wide = torch.where(want.isfinite() & ~wide.isfinite(), want, wide)
     finite = wide.isfinite() & want.isfinite()
     other = ~finite & ~((have == want) | (have.isnan() & want.isnan()))
@@ -275,11 +177,11 @@ def _error(program: Program, want: torch.Tensor, wide: torch.Tensor | None, have
 
 
 def _rounding(program: Program) -> tuple[float, float]:
-    """The rounding of the coarsest floating-point type of the program, and how many of them are accepted."""
+    """The rounding of the program's floating-point type of least precision, and how many of them are accepted."""
     text = program.source()
     used = {spec.dtype for spec in program.inputs} | {dtype for name, dtype in TYPES.items() if name in text}
     if program.autocast:
         used.add(torch.bfloat16)
     used = {torch.float32 if d == torch.complex64 else d for d in used if d.is_floating_point or d.is_complex} or {torch.float32}
-    coarsest = max(used, key=lambda d: torch.finfo(d).eps)
-    return torch.finfo(coarsest).eps, ROUNDINGS.get(coarsest, _MANY_ROUNDINGS)
+    least_precise = max(used, key=lambda d: torch.finfo(d).eps)
+    return torch.finfo(least_precise).eps, ROUNDINGS.get(least_precise, MANY_ROUNDINGS)

@@ -1,4 +1,4 @@
-"""The loop: programs from a seed, checked one after another; failures shrunk and saved as files that run."""
+"""The loop: draws programs from seeds and checks them; shrinks failures, and saves them as files that run."""
 
 from __future__ import annotations
 
@@ -16,26 +16,31 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, PrimitiveProvider
 
-from fusebackend.fuzz.build import programs
-from fusebackend.fuzz.compare import Verdict, check
+from fusebackend.fuzz.compare import Comparison, check
 from fusebackend.fuzz.programs import Program
+from fusebackend.fuzz.random_programs import programs
 
-CHUNK = 100  # programs of one seed, the next have the next
-SHRINKING = 300  # programs that are tried to make a failure smaller
+#: The number of programs of one seed; the next programs have the next seed.
+CHUNK = 100
+
+#: At most so many programs are tried to make a failure smaller.
+SHRINK_TRIES = 300
 
 
 @dataclasses.dataclass
 class Result:
-    """What a run of the fuzzer came to.
+    """The result of a run of the fuzzer.
 
     Attributes:
         programs: how many were compared.
         substituted: how many of them had at least one substitution.
+        codegen: how many of them went through Inductor's code generation.
         families: pattern -> programs in which it substituted something.
         substitutions: pattern -> substitutions.
         skipped: how many eager refused.
-        inductors: in how many Inductor differs from eager without us.
-        wrong: (program, verdict) of every failure, shrunk.
+        inductors: in how many Inductor differs from eager without this package.
+        seconds: the duration of the run.
+        wrong: (program, comparison, with code generation) of every failure, shrunk.
     """
 
     programs: int = 0
@@ -46,18 +51,18 @@ class Result:
     skipped: int = 0
     inductors: int = 0
     seconds: float = 0.0
-    wrong: list[tuple[Program, Verdict, bool]] = dataclasses.field(default_factory=list)
+    wrong: list[tuple[Program, Comparison, bool]] = dataclasses.field(default_factory=list)
 
-    def add(self, verdict: Verdict, codegen: bool) -> None:
-        if verdict.skipped:
+    def add(self, comparison: Comparison, codegen: bool) -> None:
+        if comparison.skipped:
             self.skipped += 1
             return
         self.programs += 1
         self.codegen += codegen
-        self.substituted += bool(verdict.counts)
-        self.families.update(verdict.counts.keys())
-        self.substitutions.update(verdict.counts)
-        self.inductors += bool(verdict.inductors)
+        self.substituted += bool(comparison.counts)
+        self.families.update(comparison.counts.keys())
+        self.substitutions.update(comparison.counts)
+        self.inductors += bool(comparison.inductors)
 
     def __str__(self) -> str:
         rate = 1000 * self.seconds / max(self.programs, 1)
@@ -71,11 +76,11 @@ class Result:
 
 
 class Wrong(AssertionError):
-    """A program that ``fuse`` computes wrongly."""
+    """``fuse`` computes a program wrongly."""
 
-    def __init__(self, program: Program, verdict: Verdict, codegen: bool):
-        super().__init__(f"{verdict}\n\n{program.source()}")
-        self.program, self.verdict, self.codegen = program, verdict, codegen
+    def __init__(self, program: Program, comparison: Comparison, codegen: bool):
+        super().__init__(f"{comparison}\n\n{program.source()}")
+        self.program, self.comparison, self.codegen = program, comparison, codegen
 
 
 def fuzz(
@@ -89,32 +94,32 @@ def fuzz(
     most_failures: int = 5,
     say: Callable[[str], None] = lambda line: None,
 ) -> Result:
-    """Checks programs until there were ``count``, or ``minutes`` are over, or ``most_failures`` were found.
+    """Checks programs until ``count`` were compared, ``minutes`` have passed, or ``most_failures`` were found.
 
     Args:
-        start: the seed of the first chunk; the same arguments draw the same programs.
-        codegen_every: every so many programs one goes through Inductor's code generation (seconds each); 0 for none.
+        start: the seed of the first 100 programs. The same arguments draw the same programs.
+        codegen_every: one of so many programs goes through Inductor's code generation, which takes seconds; 0 for none.
         save_to: a folder for failures.
-        say: told about progress.
+        say: called with lines about the progress.
     """
     result, began = Result(), time.monotonic()
     until = began + (60 * minutes if minutes is not None else float("inf"))
     chunk = 0
     while len(result.wrong) < most_failures:
         result.seconds = time.monotonic() - began
-        left = CHUNK if count is None else min(CHUNK, count - result.programs)
-        if left <= 0 or time.monotonic() > until:
+        most = CHUNK if count is None else min(CHUNK, count - result.programs)
+        if most <= 0 or time.monotonic() > until:
             break
-        with _faster(), _without_onednn():
-            failure = _chunk(result, start + chunk, left, device, codegen_every, until)
+        with _cheap_compiles(), _without_onednn():
+            failure = _chunk(result, start + chunk, most, device, codegen_every, until)
         chunk += 1
         if failure is not None:
-            result.wrong.append((failure.program, failure.verdict, failure.codegen))
+            result.wrong.append((failure.program, failure.comparison, failure.codegen))
             say(f"WRONG, seed {start + chunk - 1}: {failure}")
             if save_to is not None:
                 path = save_to / f"fuzz_{device}_{start + chunk - 1}.py"
                 save_to.mkdir(parents=True, exist_ok=True)
-                comment = f"Found by the fuzzer (seed {start + chunk - 1}):\n{failure.verdict}"
+                comment = f"Found by the fuzzer (seed {start + chunk - 1}):\n{failure.comparison}"
                 path.write_text(failure.program.file(comment, device, failure.codegen))
                 say(f"saved as {path}")
         say(f"seeds {start} to {start + chunk - 1}: {result}")
@@ -123,9 +128,9 @@ def fuzz(
 
 
 @contextlib.contextmanager
-def _faster() -> Iterator[None]:
-    """A third of a small compile is the garbage collector, and a cache of fake tensors that programs which are all
-    different never hit."""
+def _cheap_compiles() -> Iterator[None]:
+    """The garbage collector and the cache of fake tensors are off. They take a large part of a small compile, and programs that are all
+    different never hit that cache."""
     gc.disable()
     try:
         with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
@@ -136,8 +141,8 @@ def _faster() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_onednn() -> Iterator[None]:
-    """oneDNN's code generator for depthwise convolutions in 16 bits may never end, by what lies in memory (torch 2.13,
-    seeds 700031 and 840000, with nothing of ours called), and a loop in C++ can't be interrupted."""
+    """oneDNN's code generator for 16-bit depthwise convolutions may never return, depending on what lies in memory (torch 2.13, in eager
+    mode), and a loop in C++ can't be interrupted."""
     enabled, *_ = torch.backends.mkldnn.set_flags(False)
     try:
         yield
@@ -146,8 +151,8 @@ def _without_onednn() -> Iterator[None]:
 
 
 class Uniform(PrimitiveProvider):
-    """Draws every choice uniformly: a Hypothesis backend. Its own one mutates what it drew before, most of the time,
-    which is good for rare values of one type and gives ten programs of one kind here. Shrinking stays Hypothesis's."""
+    """A backend of Hypothesis that draws every choice uniformly. The default one mostly mutates what it drew before: that finds rare
+    values of one type, but gives many programs of one kind here. Shrinking stays with Hypothesis."""
 
     start = 0
 
@@ -162,13 +167,13 @@ class Uniform(PrimitiveProvider):
         return self._random.random() < p
 
     def _not_drawn(self, *_, **__):
-        raise NotImplementedError("programs are made of integers")
+        raise NotImplementedError("programs are drawn as integers")
 
     draw_float = draw_string = draw_bytes = _not_drawn
 
 
 def _chunk(result: Result, number: int, count: int, device: str, codegen_every: int, until: float) -> Wrong | None:
-    """Checks ``count`` programs of one seed, or fewer if time runs out; returns the smallest failure."""
+    """Checks ``count`` programs of the seed ``number``, or fewer if time runs out; returns the smallest failure, if any."""
     drawn = tried = 0
     failures: dict[Program, Wrong] = {}
     AVAILABLE_PROVIDERS["fusebackend"] = type("Seeded", (Uniform,), {"start": number})
@@ -187,20 +192,20 @@ def _chunk(result: Result, number: int, count: int, device: str, codegen_every: 
     @given(programs(device))
     def run(program: Program) -> None:
         nonlocal drawn, tried
-        if program not in failures:  # Hypothesis runs the smallest one again at the end
+        if program not in failures:  # Hypothesis runs the smallest failure again at the end
             codegen = bool(codegen_every) and result.programs % codegen_every == codegen_every - 1
             drawn += not failures
             tried += bool(failures)
-            if tried > SHRINKING or (time.monotonic() > until and not failures):
+            if tried > SHRINK_TRIES or (time.monotonic() > until and not failures):
                 return
             if (drawn + tried) % 50 == 0:
                 gc.collect()
-            verdict = check(program, device, codegen)
+            comparison = check(program, device, codegen)
             if not failures:
-                result.add(verdict, codegen)
-            if not verdict.wrong:
+                result.add(comparison, codegen)
+            if not comparison.wrong:
                 return
-            failures[program] = Wrong(program, verdict, codegen)
+            failures[program] = Wrong(program, comparison, codegen)
         raise failures[program]
 
     try:

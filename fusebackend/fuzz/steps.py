@@ -1,14 +1,14 @@
-"""Lines that may stand anywhere in a program: views, copies, arithmetic, reductions, mutation."""
+"""Lines that may stand anywhere in a program: views, copies, arithmetic, conversions, reductions, mutations, products."""
 
 from __future__ import annotations
 
 import torch
 
-from fusebackend.fuzz.build import Builder
+from fusebackend.fuzz.builder import Builder
 
 
 def step(b: Builder) -> str | None:
-    """Adds one random line, if eager takes it."""
+    """Adds one random line, if eager accepts it; an input, if there is no value yet."""
     if not b.values:
         return b.input(b.shape(b.pick((2, 3, 1, 4, 0))))
     return b.pick(_STEPS)(b)
@@ -19,7 +19,7 @@ def _any(b: Builder) -> str:
 
 
 def view(b: Builder) -> str | None:
-    """A view of a value; of an empty or small one most of these don't exist, and nothing is added."""
+    """A view of a value. An empty or small one does not have most of these views; then nothing is added."""
     x = _any(b)
     shape, dims = tuple(b[x].shape), b[x].dim()
     if dims == 0:
@@ -59,7 +59,7 @@ def _reshaped(b: Builder, shape: tuple[int, ...]) -> str:
 
 
 def copy(b: Builder) -> str | None:
-    """Data moved, nothing computed."""
+    """A copy: data is moved, nothing is computed."""
     x = _any(b)
     dims = b[x].dim()
     d = b.integer(0, max(dims - 1, 0))
@@ -124,11 +124,11 @@ def reduction(b: Builder) -> str | None:
 
 
 def mutation(b: Builder) -> str | None:
-    """Overwrites a value, often a view or an input."""
+    """Overwrites a value, often a view or an input, and returns its name."""
     x = _any(b)
     y = b.operand(b[x].shape, b[x].dtype)
     if b[x].numel() > 1 and 0 in b[x].stride() or _overlaps(b[x]):
-        return None  # eager takes some of these and leaves the order open
+        return None  # eager accepts some of these, and the order of its writes is undefined
     dims = b[x].dim()
     row = f"{x}[{b.integer(0, 1)}]" if dims else x
     kinds = (

@@ -1,4 +1,4 @@
-"""Tensors in any memory layout, from a description that can be written into a file and made again."""
+"""Tensors of any memory layout, made from a description that can be written into a file."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-#: What a tensor is filled with: name -> what it is good for. ``index`` draws from ``[0, bound)``, the others ignore ``bound``.
+#: What a tensor is filled with: name -> which values. Only the index fills use ``bound``.
 FILLS = {
-    "integers": "small integers: sums and products are exact in any order",
+    "integers": "small integers, whose sums and products are exact in any order",
     "normal": "normally distributed",
-    "special": "normal, with infinities, NaNs, signed zeros and denormal numbers",
+    "special": "normally distributed, with infinities, NaNs, signed zeros and denormal numbers",
     "zeros": "zeros",
     "index": "uniform in [0, bound)",
     "signed index": "uniform in [-bound, bound)",
     "one index": "bound - 1 everywhere",
     "sorted index": "uniform in [0, bound), ascending",
-    "bad index": "uniform in [0, bound), but the last, which is bound or, with an odd seed, -1",
+    "bad index": "uniform in [0, bound), except the last, which is bound or, with an odd seed, -1",
 }
 
 _SPECIAL = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-40, -1e-7)
@@ -30,15 +30,17 @@ class Spec:
     """One input of a program.
 
     Attributes:
-        shape, dtype: as torch has them.
-        order: the dims from outermost to innermost in memory; () for row-major.
-        gaps: dim -> how many elements longer the buffer is along it, as after a slice.
-        step: distance of neighbours along the innermost dim in the buffer.
-        offset: storage offset in elements.
-        expanded: dims of stride 0.
-        overlap: all strides 1, as ``unfold`` may give: elements share memory.
-        fill, bound, seed: see :data:`FILLS`.
-        grad: ``"leaf"`` requires grad; ``"inner"`` is computed from a leaf, so it may be mutated; None does not.
+        shape, dtype: of the tensor.
+        order: the dims from outermost to innermost in memory; () is row-major.
+        gaps: pairs of a dim and the number of elements by which the buffer is longer along it, as after a slice.
+        step: the stride of the innermost dim, in elements.
+        offset: the storage offset, in elements.
+        expanded: the dims of stride 0.
+        overlap: all strides are 1, as ``unfold`` may return: elements share memory.
+        fill: a key of :data:`FILLS`.
+        bound: the number of rows that an index refers to.
+        seed: of the values.
+        grad: ``"leaf"``: requires grad; ``"inner"``: is computed from a leaf that does, and may be mutated; None: does not.
     """
 
     shape: tuple[int, ...]
@@ -65,12 +67,12 @@ class Spec:
         return tuple(strides)
 
     def resized(self, sizes: Mapping[int, int]) -> Spec:
-        """With every size (and index bound) replaced that ``sizes`` has another for."""
+        """The same with the sizes and the bound that ``sizes`` maps replaced, and another seed."""
         shape = tuple(sizes.get(n, n) for n in self.shape)
         return dataclasses.replace(self, shape=shape, bound=sizes.get(self.bound, self.bound), seed=self.seed + 1000)
 
     def make(self, device: torch.device | str = "cpu", widen: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The tensor, and the leaf to ask gradients of, if any; ``widen`` gives its float64 (complex128) twin."""
+        """The tensor, and the leaf whose gradient can be computed, if any; with ``widen`` in float64 (complex128)."""
         strides = self.strides()
         extent = 0 if 0 in self.shape else 1 + sum((n - 1) * s for n, s in zip(self.shape, strides))
         base = self._values(self.offset + extent).to(device)
@@ -104,13 +106,13 @@ class Spec:
         wide = torch.complex128 if self.dtype.is_complex else torch.float64
         drawn = torch.randn(count, dtype=wide, generator=generator)
         if self.fill == "special" and count:
-            where = torch.randperm(count, generator=generator)[: 1 + count // 8]  # each once: which write wins is not defined
+            where = torch.randperm(count, generator=generator)[: 1 + count // 8]  # distinct: of two writes to one element, either may win
             which = torch.randint(0, len(_SPECIAL), where.shape, generator=generator)
             drawn[where] = torch.tensor(_SPECIAL, dtype=wide)[which]
         return drawn.to(self.dtype)
 
     def source(self) -> str:
-        """A Python expression for this object that leaves defaults out."""
+        """A Python expression for this object, without the fields that have their defaults."""
         parts = [repr(self.shape), str(self.dtype)]
         for field in dataclasses.fields(self)[2:]:
             value: Any = getattr(self, field.name)

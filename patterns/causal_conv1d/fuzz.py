@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusebackend.fuzz.build import Builder
+from fusebackend.fuzz.builder import Builder
 
 
 def causal_conv1d(b: Builder) -> bool | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fusebackend.fuzz.build import Builder
+from fusebackend.fuzz.builder import Builder
 
 
 def transpose_add(b: Builder) -> None:

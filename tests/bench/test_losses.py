@@ -1,16 +1,17 @@
-"""``bench losses``: the experiment is the same in every arm, and its statistics are right. No figure is judged here."""
+"""``bench losses``: all runs of the experiment are alike, and its statistics are right. No figure is judged here."""
 
 import json
 import math
 import os
 import statistics
 import subprocess
+import sys
 
 import pytest
 import torch
 
 from fusebackend.__main__ import main
-from fusebackend.bench import losses
+from fusebackend.bench import loss_distance, stats
 
 MODEL = f"{__name__}:a_language_model"
 
@@ -21,13 +22,16 @@ def a_language_model():
     return ByteLM(32, 32, 1), (torch.randint(256, (4, 32)),)
 
 
-@pytest.mark.parametrize("n, quantile", [(5, 2.776), (10, 2.262), (30, 2.045)])
+pytest.importorskip("scipy", reason="the test extra is not installed")
+
+
+@pytest.mark.parametrize("n, quantile", [(2, 12.7062), (5, 2.77645), (10, 2.26216), (30, 2.04523)])
 def test_the_interval_is_students(n, quantile):
     ratios = [math.exp(0.1 * i) for i in range(n)]
-    mean, low, high = losses.interval(ratios)
+    mean, low, high = stats.geometric_mean_interval(ratios)
     spread = quantile * statistics.stdev(math.log(r) for r in ratios) / math.sqrt(n)
     assert mean == pytest.approx(math.exp(0.05 * (n - 1)))
-    assert math.log(high / mean) == pytest.approx(spread, rel=0.01) and math.log(mean / low) == pytest.approx(spread, rel=0.01)
+    assert math.log(high / mean) == pytest.approx(spread, rel=1e-5) and math.log(mean / low) == pytest.approx(spread, rel=1e-5)
 
 
 def test_distances_are_means_over_the_steps():
@@ -36,14 +40,14 @@ def test_distances_are_means_over_the_steps():
         "without": {"losses": [[3.0, 2.2], [3.1, 2.1]]},
         "with": {"losses": [[3.1, 2.1], [3.0, 1.8]], "substitutions": {"fp32_matmul": 2}},
     }
-    row = losses.figures(losses.Setting("m", seeds=2, steps=2), found)
+    row = loss_distance.figures(loss_distance.Setting("m", seeds=2, steps=2), found)
     assert [d["without"] for d in row["distances"]] == pytest.approx([0.1, 0.1])
     assert row["ratio"] == pytest.approx(1.0) and row["low"] <= 1 <= row["high"] and row["losses"] == (3.0, 2.0)
 
 
-def test_every_arm_begins_at_the_same_numbers_and_every_seed_at_others(library):
-    setting = losses.Setting(MODEL, seeds=2, steps=3, batch=2)
-    exact, without, ours = (losses.train(setting, arm) for arm in losses.ARMS)
+def test_all_runs_of_a_seed_start_from_the_same_numbers_and_other_seeds_from_others(library):
+    setting = loss_distance.Setting(MODEL, seeds=2, steps=3, batch=2)
+    exact, without, ours = (loss_distance.train(setting, run) for run in loss_distance.RUNS)
     for other in (without, ours):
         torch.testing.assert_close(torch.tensor(other["losses"]), torch.tensor(exact["losses"]), rtol=1e-5, atol=0)
     first, second = exact["losses"]
@@ -52,11 +56,11 @@ def test_every_arm_begins_at_the_same_numbers_and_every_seed_at_others(library):
 
 
 def test_a_row_is_printed_and_kept(monkeypatch, capsys, tmp_path, library):
-    def here(setting, arm, folder):
+    def here(setting, run, folder):
         os.makedirs(folder, exist_ok=True)
-        return losses.train(setting, arm, folder)
+        return loss_distance.train(setting, run, folder)
 
-    monkeypatch.setattr(losses, "_process", here)
+    monkeypatch.setattr(loss_distance, "_process", here)
     file = tmp_path / "losses.json"
     assert main(["bench", "losses", "--model", MODEL, "--seeds", "2", "--steps", "2", "--batch", "2", "--output", str(file)]) == 0
     assert "2 seeds, 2 steps" in capsys.readouterr().out
@@ -66,11 +70,11 @@ def test_a_row_is_printed_and_kept(monkeypatch, capsys, tmp_path, library):
     assert "2 × 2" in capsys.readouterr().out
 
 
-def test_an_arm_that_fails_is_told(monkeypatch, capsys):
+def test_a_failing_training_process_is_reported(monkeypatch, capsys):
     def fails(command, **_):
         raise subprocess.CalledProcessError(1, command, stderr="Traceback ...\nRuntimeError: no such thing\n")
 
-    monkeypatch.setattr(losses.subprocess, "run", fails)
+    monkeypatch.setattr(loss_distance.subprocess, "run", fails)
     assert main(["bench", "losses", "--model", "byte_lm", "--seeds", "2"]) == 1
     assert "RuntimeError: no such thing" in capsys.readouterr().out
 
@@ -78,6 +82,17 @@ def test_an_arm_that_fails_is_told(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "arguments", [["--model", "gpt5"], ["--model", "byte_lm", "--seeds", "1"], ["--model", "byte_lm", "--patterns", "x"]]
 )
-def test_what_it_does_not_take_is_told(arguments, capsys):
+def test_wrong_arguments_are_reported(arguments, capsys):
     assert main(["bench", "losses", *arguments]) == 1
     assert capsys.readouterr().err.startswith("fusebackend:")
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_without_scipy_the_extra_is_named_before_any_work(installed, monkeypatch, capsys):
+    began = []
+    if not installed:
+        monkeypatch.setitem(sys.modules, "scipy", None)
+        monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    monkeypatch.setattr(loss_distance, "run", lambda settings: began.append(settings) or iter(()))
+    assert main(["bench", "losses", "--model", "byte_lm"]) == (0 if installed else 1)
+    assert bool(began) == installed and ("pip install 'fusebackend[bench]'" in capsys.readouterr().err) != installed

@@ -1,4 +1,4 @@
-"""What the bench times, when: calls in turn, and processes that compile side by side and measure one at a time."""
+"""When the bench times what: calls in interleaved rounds; processes that compile in parallel and measure one at a time."""
 
 import fcntl
 import multiprocessing
@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusebackend.bench import device_time as timing
-from fusebackend.bench import pool, turns
+from fusebackend.bench import gpu_locks, process_pool
+from fusebackend.bench.interleaved import interleaved_ms
 
 CPU = torch.device("cpu")
 
 
-def test_calls_are_timed_in_turn():
+def test_calls_are_timed_in_interleaved_rounds():
     order = []
-    times = timing.in_turn({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, CPU, seconds=0.0, rounds=3)
+    times = interleaved_ms({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, CPU, seconds=0.0, rounds=3)
     assert len(times["a"]) == len(times["b"]) == 3
     runs = [x for x, y in zip(order, [*order[1:], None]) if x != y]
     assert runs == list("abababab")  # warm-up, calibration, then a b, b a, a b
 
 
 class Answer:
-    """A job for the worker processes, which import it from here."""
+    """A job for worker processes, which import it from here."""
 
     def __init__(self, what, tried=None):
         self.what, self.tried = what, tried
@@ -50,7 +50,7 @@ class Answer:
 
 def test_a_worker_process_measures_what_it_prepared_after_all_is_compiled():
     jobs = [Answer(what) for what in ("light", "fails", "heavy")]
-    found = [(job.what, row) for job, row in pool._Pool(jobs, False, workers=1).run()]
+    found = [(job.what, row) for job, row in process_pool.ProcessPool(jobs, False, workers=1).run()]
     assert [name for name, _ in found] == ["fails", "heavy", "light"]
     assert str(found[0][1]) == "ValueError: as it was told to"
     assert [row["measured"] for _, row in found[1:]] == ["heavy", "light"] and all(row["prepared_s"] >= 0 for _, row in found[1:])
@@ -58,16 +58,16 @@ def test_a_worker_process_measures_what_it_prepared_after_all_is_compiled():
 
 @pytest.fixture
 def imported_processes(monkeypatch):
-    """Worker processes begin as copies of one that has imported all they need; spawned ones import it anew, in 6 s of CPU each."""
+    """Worker processes are copies of one that has imported all they need; spawned ones would each import it anew, in seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([pool.__name__, __name__])
-    monkeypatch.setattr(pool.multiprocessing, "get_context", lambda method: context)
+    context.set_forkserver_preload([process_pool.__name__, __name__])
+    monkeypatch.setattr(process_pool.multiprocessing, "get_context", lambda method: context)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_what_found_no_memory_is_tried_once_more_after_the_others(alone, tmp_path, imported_processes):
+@pytest.mark.parametrize("process_per_job", [True, False])
+def test_a_job_that_ran_out_of_memory_is_repeated_after_the_others(process_per_job, tmp_path, imported_processes):
     jobs = [Answer("crowded", str(tmp_path / "tried")), Answer("light"), Answer("large")]
-    found = [(job.what, row) for job, row in pool._Pool(jobs, alone, workers=2).run()]
+    found = [(job.what, row) for job, row in process_pool.ProcessPool(jobs, process_per_job, workers=2).run()]
     names, rows = [what for what, _ in found], dict(found)
     assert names[0] == "light" and sorted(names[1:]) == ["crowded", "large"]
     assert rows["light"]["measured"] == "light" and rows["crowded"]["measured"] == "crowded"
@@ -75,7 +75,7 @@ def test_what_found_no_memory_is_tried_once_more_after_the_others(alone, tmp_pat
 
 
 def test_a_worker_process_that_dies_costs_its_own_job_only():
-    ((job, row),) = pool._Pool([Answer("dies")], True, workers=1).run()
+    ((job, row),) = process_pool.ProcessPool([Answer("dies")], True, workers=1).run()
     assert str(row) == "the worker process ended: exit code 3"
 
 
@@ -88,35 +88,35 @@ def others_may(path, how):
         return True
 
 
-def test_a_lock_is_taken_alone_within_a_shared_hold_and_given_back(tmp_path):
+def test_a_lock_is_taken_exclusively_within_a_shared_hold_and_released(tmp_path):
     path = tmp_path / "lock"
-    lock = turns._Lock(path)
-    with lock.hold(alone=False):
+    lock = gpu_locks._FileLock(path)
+    with lock.hold(exclusive=False):
         assert others_may(path, fcntl.LOCK_SH) and not others_may(path, fcntl.LOCK_EX)
-        with lock.hold(alone=True):  # autotuning at the first call of a kernel
+        with lock.hold(exclusive=True):  # autotuning at the first call of a kernel
             assert not others_may(path, fcntl.LOCK_SH)
-            with lock.hold(alone=False):
+            with lock.hold(exclusive=False):
                 assert not others_may(path, fcntl.LOCK_SH)
         assert others_may(path, fcntl.LOCK_SH) and not others_may(path, fcntl.LOCK_EX)
     assert others_may(path, fcntl.LOCK_EX)
 
 
-def test_who_measures_is_alone_and_who_runs_shares(tmp_path, monkeypatch):
+def test_measuring_excludes_other_processes_and_running_a_graph_does_not(tmp_path, monkeypatch):
     taken = []
 
     def run(graph, inputs):
         taken.append([others_may(tmp_path / name, fcntl.LOCK_EX) for name in ("measuring", "timing")])
 
-    monkeypatch.setattr(turns.CompiledFxGraph, "__call__", run)
-    monkeypatch.setattr(turns.torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(turns.gate, "medians_ms", lambda: taken.append(others_may(tmp_path / "timing", fcntl.LOCK_SH)))
-    ours, graph = turns.Turns(tmp_path), types.SimpleNamespace()
-    with ours.preparing():
-        kept = turns.CompiledFxGraph.__call__
+    monkeypatch.setattr(gpu_locks.CompiledFxGraph, "__call__", run)
+    monkeypatch.setattr(gpu_locks.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(gpu_locks.timer, "medians_ms", lambda: taken.append(others_may(tmp_path / "timing", fcntl.LOCK_SH)))
+    locks, graph = gpu_locks.GpuLocks(tmp_path), types.SimpleNamespace()
+    with locks.preparing():
+        kept = gpu_locks.CompiledFxGraph.__call__
         kept(graph, [])
         kept(graph, [])
-        turns.gate.medians_ms()
+        gpu_locks.timer.medians_ms()
     kept(graph, [])
     assert taken == [[False, True], [False, False], False, [True, True]]
-    with ours.measuring():
+    with locks.measuring():
         assert not others_may(tmp_path / "measuring", fcntl.LOCK_SH)

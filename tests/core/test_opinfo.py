@@ -1,7 +1,7 @@
-"""PyTorch's own samples for the operators of the families, given as they are, non-contiguous and in reversed memory
-order: ``fuse`` gives eager's values, strides, dtypes and gradients, and each call of ours passes ``opcheck``.
+"""PyTorch's own samples (OpInfo) of the operators that the families rewrite: as given, non-contiguous, and in reversed memory order.
 
-A part of the samples is run; ``FUSEBACKEND_TEST_OPINFO=all`` runs them all, ``=N`` about N of each.
+``fuse`` must give eager's values, strides, dtypes and gradients, and each call of this package's operators must pass ``opcheck``.
+About three samples of each operator are run. ``FUSEBACKEND_TEST_OPINFO=N`` runs about N, ``=all`` runs all in every memory order.
 """
 
 import dataclasses
@@ -22,9 +22,9 @@ from torch.testing._internal.opinfo import core  # noqa: E402
 from fusebackend.fuzz import compare  # noqa: E402
 from fusebackend.fuzz.programs import Program  # noqa: E402
 
-# Views alone are no pattern: their results are also made contiguous, and added to what is.
-TURNED = {"permute", "transpose", "t", "movedim", "expand", "T", "mT"}
-NAMES = TURNED | {
+# Views alone match no pattern: their results are also made contiguous, and added to a contiguous tensor.
+VIEWS = {"permute", "transpose", "t", "movedim", "expand", "T", "mT"}
+NAMES = VIEWS | {
     "add", "sub", "rsub", "contiguous", "clone", "reshape", "flatten",
     "nn.functional.conv1d", "nn.functional.pad", "constant_pad_nd",
     "index_add", "index_put", "index_select", "scatter_add", "scatter_reduce", "gather", "take_along_dim",
@@ -45,7 +45,7 @@ LAYOUTS = {"as given": lambda t: t, "non-contiguous": None, "reversed": reversed
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """An input of a program that is there already; its make() is that of a fuzzed program's inputs."""
+    """An input of a program, made from an existing tensor; has what the fuzzer uses of a ``Spec``."""
 
     tensor: torch.Tensor
     grad: bool
@@ -66,6 +66,8 @@ class Given:
 
 @dataclasses.dataclass(frozen=True)
 class Sample(Program):
+    """A sample of an operator as a program of the fuzzer."""
+
     fn: object = None
 
     def function(self, wide=False):
@@ -79,7 +81,7 @@ class Sample(Program):
 
 
 class Recorder(TorchDispatchMode):
-    """Remembers what our operators were called with, once for each signature of dtypes and ranks."""
+    """Records the arguments of one call of each of this package's operators for each combination of dtypes and ranks."""
 
     def __init__(self):
         super().__init__()
@@ -95,8 +97,8 @@ class Recorder(TorchDispatchMode):
 
 def sample_program(op, sample, layout):
     leaves, structure = tree_flatten((sample.input, sample.args, sample.kwargs))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    tensors = [leaves[i] for i in places]
+    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaves[i] for i in positions]
     change = LAYOUTS[layout]
     if layout == "non-contiguous":
         tensors = [torch.testing._internal.common_utils.noncontiguous_like(t) for t in tensors]
@@ -105,11 +107,11 @@ def sample_program(op, sample, layout):
 
     def fn(*given):
         filled = list(leaves)
-        for i, tensor in zip(places, given):
+        for i, tensor in zip(positions, given):
             filled[i] = tensor
         first, args, kwargs = tree_unflatten(filled, structure)
         out = op.op(first, *args, **kwargs)
-        if op.name in TURNED and isinstance(out, torch.Tensor) and out.dim():
+        if op.name in VIEWS and isinstance(out, torch.Tensor) and out.dim():
             dense = torch.ones(out.shape, dtype=out.dtype, device=out.device)
             return out, out.contiguous(), out + dense
         return [out] if isinstance(out, torch.Tensor) else list(out)
@@ -119,7 +121,7 @@ def sample_program(op, sample, layout):
 
 
 def chosen(samples):
-    """Every sample in one layout in turn, of an even part of the list; or all in all."""
+    """Some samples, evenly spread over the list, each in the next layout; or all samples in all layouts."""
     samples = list(samples)
     if SETTING == "all":
         return [(s, layout) for s in samples for layout in LAYOUTS]
@@ -129,7 +131,7 @@ def chosen(samples):
 
 @pytest.fixture(autouse=True)
 def no_test_case(monkeypatch):
-    """Samples look for the unittest.TestCase that asks for them, up the whole stack with its source lines; here it is none."""
+    """PyTorch searches the whole stack, with its source lines, for the ``unittest.TestCase`` that asks for samples; there is none here."""
     monkeypatch.setattr(core, "extract_test_fn", lambda: None)
     monkeypatch.setattr(common_utils, "extract_test_fn", lambda: None)
 
@@ -144,9 +146,9 @@ def test_opinfo(name, dtype, device):
     recorder = Recorder()
     with recorder:
         for sample, layout in chosen(op.sample_inputs(device, dtype, requires_grad=False)):
-            verdict = compare.check(sample_program(op, sample, layout), device.type)
-            compared += verdict.skipped is None
-            wrong += [f"{layout}, {sample}: {verdict}"] if verdict.wrong else []
+            comparison = compare.check(sample_program(op, sample, layout), device.type)
+            compared += comparison.skipped is None
+            wrong += [f"{layout}, {sample}: {comparison}"] if comparison.wrong else []
     assert not wrong, "\n".join(wrong)
     assert compared
     for (ours, _), (args, kwargs) in recorder.calls.items():

@@ -1,14 +1,16 @@
-"""The fuzzer finds nothing in a short run, finds what is broken on purpose, and what it found once stays right."""
+"""The fuzzer finds nothing wrong in a short run, finds a fault that is planted, and what it found once stays right."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("hypothesis", reason="the test extra is not installed")
 
-from fusebackend.fuzz import build, run  # noqa: E402
+from fusebackend.fuzz import random_programs, run  # noqa: E402
 from fusebackend.fuzz.compare import check  # noqa: E402
 from fusebackend.fuzz.programs import Program  # noqa: E402
 from fusebackend.fuzz.tensors import Spec  # noqa: E402
@@ -17,7 +19,7 @@ from fusebackend.rewriting.pattern import Emitter  # noqa: E402
 
 SEED, COUNT = 0, 120
 
-#: Programs that were wrong once: what they showed -> the smallest that did.
+#: Programs that were computed wrongly once: what they show -> the smallest one that did.
 FOUND = {
     "a copy of a mutated input is no alias of it": Program(
         inputs=(
@@ -66,7 +68,7 @@ def test_a_short_run_finds_nothing_wrong():
 
 
 @pytest.mark.parametrize("what", FOUND)
-def test_found_once(what, device):
+def test_programs_that_were_wrong_once_are_right(what, device):
     if device.type == "cuda" and any(spec.fill == "bad index" for spec in FOUND[what].inputs):
         pytest.skip("on a GPU the assertion ends the process")
     assert not check(FOUND[what], device.type).wrong
@@ -81,19 +83,36 @@ def test_a_wrong_replacement_is_found_shrunk_and_saved(monkeypatch, tmp_path):
         return call(self, target, *args)
 
     monkeypatch.setattr(Emitter, "call", operands_exchanged)
-    monkeypatch.setattr(run, "SHRINKING", 100)  # enough for this one, whichever way the shrinker takes
-    monkeypatch.setattr(build, "_cores", lambda device: transpose_add.CORES)
+    monkeypatch.setattr(run, "SHRINK_TRIES", 100)  # enough for this one, whichever way the shrinker takes
+    monkeypatch.setattr(random_programs, "_cores", lambda device: transpose_add.CORES)
     result = run.fuzz(count=100, start=1, most_failures=1, save_to=tmp_path)
-    ((program, verdict, _),) = result.wrong
-    assert "values" in verdict.wrong[0]
+    ((program, comparison, _),) = result.wrong
+    assert "values" in comparison.wrong[0]
     assert len(program.body) <= 4 and len(program.inputs) <= 4
     (saved,) = tmp_path.iterdir()
     finished = subprocess.run([sys.executable, saved], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr  # in that process the replacement is right
 
 
-def test_a_program_survives_its_file(tmp_path):
+def test_a_saved_program_is_the_same_when_it_is_loaded(tmp_path):
     for program in FOUND.values():
         names: dict = {}
         exec(program.file("", "cpu", codegen=False), names)
         assert names["PROGRAM"] == program
+
+
+@pytest.mark.parametrize("gate, substitutions", [("off", {"transpose_add": 1}), ("auto", {})])
+def test_the_gate_of_a_program_decides_whether_what_does_not_pay_is_applied(gate, substitutions, library):
+    program = Program((Spec((3, 40)), Spec((40, 3), seed=1)), ("v0 = x0.mT + x1", "v1 = v0.sum()"), ("v0", "v1"), gate=gate)
+    comparison = check(program)
+    assert not comparison.wrong and dict(comparison.counts) == substitutions
+
+
+def test_the_modules_of_the_fuzzer_import_one_another_in_one_direction():
+    """Families import ``builder``; what draws from the families imports them through the registry, and is not imported by them."""
+    order = ("tensors", "programs", "builder", "steps", "random_programs", "execution", "compare", "run")
+    for i, name in enumerate(order):
+        tree = ast.parse((Path(run.__file__).parent / f"{name}.py").read_text())
+        modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+        imported = {module.rpartition(".")[2] for module in modules if module.startswith("fusebackend.fuzz.")}
+        assert imported <= set(order[:i]), name

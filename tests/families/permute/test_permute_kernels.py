@@ -8,7 +8,7 @@ import pytest
 import torch
 from families.tile_tensors import MOVABLE, assert_same_bits, random_shape, strided, values
 
-from fusebackend.bench import random_shapes
+from fusebackend.bench import case_lists
 from fusebackend.patterns.permute.bench import permutations
 from fusebackend.patterns.permute.ops import permute_copy, reference
 
@@ -149,7 +149,7 @@ def test_the_operator_equals_its_reference(device, dtype):
 
 
 def test_random_shapes_are_as_announced():
-    for case in random_shapes.cases("permute", 20, seed=3):
+    for case in case_lists.random_cases("permute", 20, seed=3):
         (x,) = case.inputs(torch.device("meta"))
         assert 2 <= x.dim() <= 5 and x.nbytes >= 1 << 20 and case.fn(x).is_contiguous() and not math.prod(x.shape) == 0
 

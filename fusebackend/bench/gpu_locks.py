@@ -1,8 +1,9 @@
-"""Processes that compile side by side share a GPU: who times something there is not disturbed by what the others run.
+"""Locks between processes that share a GPU, so that what one of them times is not disturbed by what the others run.
 
-Two lock files. Who measures holds the first alone, and whoever runs a compiled graph shares it. Who times kernels to choose
-between them (the gate; autotuning, during a compile or at a kernel's first call) holds the second alone; runs share it from their
-second on: a first one is mostly loading of kernels, and takes seconds in which the GPU does little.
+There are two lock files. A process that measures holds the first exclusively; one that runs a compiled graph holds it shared. A
+process that times kernels to choose between them (the gate; autotuning, in a compile or at a kernel's first call) holds the
+second exclusively; runs of a graph hold it shared, from a graph's second run on. A first run mostly loads kernels, and takes
+seconds in which the GPU does little.
 """
 
 from __future__ import annotations
@@ -19,24 +20,23 @@ import torch
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.benchmarking import benchmarker
 
-from fusebackend.profitability import graph_race as race
-from fusebackend.profitability import policy as gate
+from fusebackend.profitability import timer
 
 
-class Turns:
+class GpuLocks:
     """This process's hold of the lock files in ``folder``."""
 
     def __init__(self, folder: str):
-        self._measuring, self._timing = (_Lock(Path(folder, name)) for name in ("measuring", "timing"))
+        self._measuring, self._timing = (_FileLock(Path(folder, name)) for name in ("measuring", "timing"))
         self._preparing = False
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Within, graphs that Inductor compiled take their turns, and so do autotuning and the gate."""
+        """Within, graphs that Inductor compiled take the locks that they need, and so do autotuning and the gate."""
         with contextlib.ExitStack() as patched:
             patched.enter_context(mock.patch.object(CompiledFxGraph, "__call__", self._running(CompiledFxGraph.__call__)))
-            for owner, name in ((benchmarker, "benchmark_gpu"), (gate, "medians_ms"), (race, "medians_ms")):
-                patched.enter_context(mock.patch.object(owner, name, self._timed(getattr(owner, name))))
+            for owner, name in ((benchmarker, "benchmark_gpu"), (timer, "medians_ms")):
+                patched.enter_context(mock.patch.object(owner, name, self._choosing(getattr(owner, name))))
             self._preparing = True
             try:
                 yield
@@ -46,15 +46,16 @@ class Turns:
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
         """Within, no other process runs compiled graphs."""
-        with self._measuring.hold(alone=True):
+        with self._measuring.hold(exclusive=True):
             yield
 
     def _running(self, call: Callable) -> Callable:
         @functools.wraps(call)
         def run(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._preparing:  # somebody has kept this function
+            if not self._preparing:  # the patched function was kept by somebody
                 return call(graph, *args, **kwargs)
-            with self._measuring.hold(alone=False), self._timing.hold(alone=False) if _seen(graph) else contextlib.nullcontext():
+            second_run = _ran_before(graph)
+            with self._measuring.hold(exclusive=False), self._timing.hold(exclusive=False) if second_run else contextlib.nullcontext():
                 try:
                     return call(graph, *args, **kwargs)
                 finally:
@@ -62,31 +63,31 @@ class Turns:
 
         return run
 
-    def _timed(self, call: Callable) -> Callable:
+    def _choosing(self, call: Callable) -> Callable:
         @functools.wraps(call)
         def time(*args: Any, **kwargs: Any) -> Any:
-            with self._timing.hold(alone=True):
+            with self._timing.hold(exclusive=True):
                 return call(*args, **kwargs)
 
         return time
 
 
-def _seen(graph: Any) -> bool:
-    seen, graph._fusebackend_bench_seen = getattr(graph, "_fusebackend_bench_seen", False), True
-    return seen
+def _ran_before(graph: Any) -> bool:
+    ran, graph._fusebackend_bench_ran = getattr(graph, "_fusebackend_bench_ran", False), True
+    return ran
 
 
-class _Lock:
-    """A lock between processes which may be taken again within; alone within a shared hold, then all of it is taken anew."""
+class _FileLock:
+    """A lock between processes. Within a hold it may be taken again: exclusively within a shared hold, and then it stays exclusive."""
 
     def __init__(self, path: Path):
         self._file = open(path, "w")
         self._state = fcntl.LOCK_UN
 
     @contextlib.contextmanager
-    def hold(self, alone: bool) -> Iterator[None]:
+    def hold(self, exclusive: bool) -> Iterator[None]:
         before = self._state
-        self._take(fcntl.LOCK_EX if alone or before == fcntl.LOCK_EX else fcntl.LOCK_SH)
+        self._take(fcntl.LOCK_EX if exclusive or before == fcntl.LOCK_EX else fcntl.LOCK_SH)
         try:
             yield
         finally:

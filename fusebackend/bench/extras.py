@@ -1,0 +1,29 @@
+"""Imports of packages that are not always installed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from fusebackend.tools.factory import UsageError
+
+
+class MissingExtra(UsageError):
+    """A package of the ``bench`` extra can't be imported. The message says how to install it."""
+
+
+def optional(module: str, purpose: str) -> Any:
+    """The module of that name, imported.
+
+    Args:
+        module: e.g. ``"scipy.stats"``.
+        purpose: what needs it, for the message.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingExtra(f"{purpose} needs {package}, which can't be imported ({error}): pip install 'fusebackend[bench]'") from error

@@ -1,0 +1,73 @@
+"""``bench models``: a step of a model, and what is compared beside its time. No figure is judged here."""
+
+import json
+import sys
+
+import pytest
+import torch
+from bench_examples import CPU
+
+import fusebackend
+from fusebackend.__main__ import main
+from fusebackend.bench import job, model_steps, model_zoo, workload
+
+
+def small_factory():
+    return torch.nn.Linear(4, 4), (torch.randn(3, 4),)
+
+
+def test_a_users_own_model_is_timed_in_every_kind(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(model_steps, "interleaved_ms", lambda steps, device: {way: [len(str(step()))] * 3 for way, step in steps.items()})
+    file = tmp_path / "models.json"
+    own = f"{__name__}:small_factory"
+    arguments = ["--model", own, "--kind", "training-fp32", "--kind", "inference-bf16", "--option", "fuse.interpret=True"]
+    assert main(["bench", "models", *arguments, "--patterns=-transpose_add", "--output", str(file)]) == 0
+    rows = json.loads(file.read_text())["models"]
+    assert [(r["model"], r["kind"]) for r in rows] == [(own, "training-fp32"), (own, "inference-bf16")]
+    assert all(r["difference"] < 1e-5 and r["substitutions"] == {} for r in rows)
+    assert "training-fp32: geometric mean" in capsys.readouterr().out
+
+
+def test_losses_follow_steps_down_the_gradient_and_the_model_is_restored():
+    linear = workload.Workload(f"{__name__}:small_factory", "training-fp32", CPU)
+    start = {k: v.clone() for k, v in linear.model.state_dict().items()}
+    losses = model_steps._results(linear, lambda: _eager_step(linear), start, steps=4)
+    assert all(a > b for a, b in zip(losses, losses[1:]))
+    assert all(torch.equal(v, start[k]) for k, v in linear.model.state_dict().items())
+
+
+def _eager_step(linear):
+    linear.model.zero_grad()
+    loss = workload.loss_of(linear.model(*linear.args))
+    loss.backward()
+    return loss.detach()
+
+
+def test_losses_start_from_the_same_weights_after_linear_out_of_memory(monkeypatch):
+    monkeypatch.setattr(job.time, "sleep", lambda seconds: None)
+    linear, calls = workload.Workload(f"{__name__}:small_factory", "training-fp32", CPU), []
+    start = {k: v.clone() for k, v in linear.model.state_dict().items()}
+
+    def step():
+        calls.append(None)
+        if len(calls) in (2, 4):  # of the first and the second attempt
+            raise torch.OutOfMemoryError
+        linear.model.zero_grad()
+        loss = linear.model(*linear.args).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    disturbed = job.retry_out_of_memory(model_steps._results, linear, step, start, 3)
+    assert len(calls) == 2 + 2 + 3 and disturbed == job.retry_out_of_memory(model_steps._results, linear, step, start, 3)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert main(["bench", "models", "--model", "swin_b", "--kind", "inference-fp32"]) == 1
+    assert "timm" in (said := capsys.readouterr().out) and "pip install 'fusebackend[models]'" in said
+
+
+@pytest.mark.parametrize("name", model_zoo.CPU_MODELS)
+def test_the_cpu_models_have_substitutions(name):
+    report = fusebackend.explain(model_zoo.MODELS[name](CPU)[0], *model_zoo.MODELS[name](CPU)[1])
+    assert report.substitutions
