@@ -87,7 +87,7 @@ def graph_view(
         The view, and the location of each substitution and near miss that is drawn.
     """
     if not graph.nodes_before:
-        why = "this report does not hold its nodes" if marks else "nothing that any pattern looks for"
+        why = "this report does not contain its nodes" if marks else "no pattern found anything in it"
         return GraphView(number, graph.name, graph.nodes, not_drawn=why), {}
     drawn, left_out = neighbourhoods(graph, [mark for _, mark in marks])
     identifiers = GraphIdentifiers(number, graph, [mark for _, mark in marks], drawn)

@@ -44,7 +44,7 @@ def layered(widths: Mapping[str, float], inputs: Mapping[str, Sequence[str]], *,
         return Layout({}, {}, 0.0, 0.0)
     sources = {n: [i for i in inputs.get(n, ()) if i in widths] for n in widths}
     layer_of = _layers(sources)
-    size: dict[_Node, float] = {**widths}
+    size: dict[_Node, float] = {n: width for n, width in widths.items()}
     above: dict[_Node, list[_Node]] = {n: [] for n in widths}
     chains: dict[tuple[str, str], list[_Node]] = {}
     layers: list[list[_Node]] = [[] for _ in range(max(layer_of.values()) + 1)]
