@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fusebackend.tools.factory import UsageError
+from fusebackend.tools.object_reference import UsageError
 
 
 def add_to(commands: Any) -> None:

@@ -19,7 +19,7 @@ from fusebackend import backend
 from fusebackend.bench.device_time import in_turn, uncertainty
 from fusebackend.bench.model_zoo import CPU_MODELS, MODELS
 from fusebackend.bench.pool import Row, patiently
-from fusebackend.tools.factory import UsageError, made_by
+from fusebackend.tools.object_reference import UsageError, call_factory
 
 #: What a model is timed at: name -> (training, dtype).
 KINDS: dict[str, tuple[bool, torch.dtype]] = {
@@ -124,7 +124,7 @@ class Subject:
             with device:  # random weights are drawn where they are needed
                 model, args = MODELS[name](device)
         else:
-            model, args, kwargs = made_by(name, "--model")
+            model, args, kwargs = call_factory(name, "--model")
         if not isinstance(model, nn.Module):
             raise UsageError(f"{name} must give a torch.nn.Module, got {type(model).__name__}")
         self.model = model.to(device).train(self.training)

@@ -11,7 +11,7 @@ from typing import Any
 from fusebackend.bench.device_time import geomean
 from fusebackend.bench.pool import Row
 from fusebackend.native.cache import write_atomically
-from fusebackend.tools.factory import UsageError
+from fusebackend.tools.object_reference import UsageError
 
 #: The sections of a file, and what names a row in each.
 SECTIONS: dict[str, tuple[str, ...]] = {

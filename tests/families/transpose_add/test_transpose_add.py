@@ -6,7 +6,7 @@ from torch import nn
 
 import fusebackend
 from fusebackend.patterns.transpose_add import match as family
-from fusebackend.tools.demo import ByteLM
+from fusebackend.tools.byte_lm import ByteLM
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
