@@ -1,4 +1,4 @@
-"""A graph's code as numbered lines: which lines are shown, and which node each of them computes."""
+"""A graph's code: which of its lines are shown, and which node each of them computes."""
 
 from __future__ import annotations
 

@@ -10,13 +10,16 @@ import base64
 import collections
 import functools
 import hashlib
+from typing import TYPE_CHECKING
 
 import jinja2
 from markupsafe import Markup
 
 from fusebackend.report.html.graphs import graph_view
 from fusebackend.report.html.tables import Tables
-from fusebackend.report.model import Report
+
+if TYPE_CHECKING:
+    from fusebackend.report.model import Report
 
 
 def page(report: Report) -> str:

@@ -7,11 +7,14 @@ import dataclasses
 import linecache
 import textwrap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fusebackend.report.html.graphs import Location
 from fusebackend.report.html.neighbourhoods import Mark
-from fusebackend.report.model import Rejection, Report, Source, Substitution
+from fusebackend.report.model import Rejection, Source, Substitution
+
+if TYPE_CHECKING:
+    from fusebackend.report.model import Report
 
 _CONTEXT_LINES = 2  # of the user's file, around the one that a row is about
 _Item = TypeVar("_Item")
