@@ -6,6 +6,7 @@ import argparse
 import importlib
 import platform
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -17,10 +18,12 @@ from fusebackend.native.architectures import cpu_baseline
 from fusebackend.native.toolchain import Toolchain, compiler_version
 from fusebackend.options import OPTIONS
 from fusebackend.rewriting.registry import all_patterns
-from fusebackend.tools.factory import MADE, UsageError, find, made_by
+from fusebackend.tools.object_reference import FACTORY_RETURNS, UsageError, call_factory, resolve
 
 
 def main(arguments: list[str] | None = None) -> int:
+    # torch warns when it is imported where NumPy is not installed; nothing here needs NumPy.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
     parser = argparse.ArgumentParser(prog="python -m fusebackend", description="A torch.compile backend of compiled kernels.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
@@ -35,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("patterns", help="the patterns that are looked for, and why").set_defaults(run=patterns)
 
     command = commands.add_parser("explain", help="what would be rewritten in a model, and why the rest would not")
-    command.add_argument("factory", help=f"package.module:function, which returns {MADE}")
+    command.add_argument("factory", help=f"package.module:function, which returns {FACTORY_RETURNS}")
     command.add_argument("--html", type=Path, metavar="FILE.html", help="write the report as a page, with the graphs drawn")
     command.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
     command.set_defaults(run=explain)
@@ -137,7 +140,7 @@ def explain(chosen: argparse.Namespace) -> int:
 
     if chosen.html and chosen.html.suffix != ".html":  # before the work, not after it
         raise UsageError(f"--html writes a page: FILE.html is accepted, got {str(chosen.html)!r}")
-    fn, args, kwargs = made_by(chosen.factory, "explain")
+    fn, args, kwargs = call_factory(chosen.factory, "explain")
     report = explain(torch.compile(fn, backend="fuse", dynamic=True) if chosen.dynamic else fn, *args, **kwargs)
     print(report)
     if chosen.html:
@@ -159,7 +162,7 @@ def verify(chosen: argparse.Namespace) -> int:
 def bisect(chosen: argparse.Namespace) -> int:
     from fusebackend.tools.bisect import bisect
 
-    found = bisect(find(chosen.check, "bisect"), print)
+    found = bisect(resolve(chosen.check, "bisect"), print)
     print(found)
     return 0 if found.passes_without and found.culprit is None else 1
 

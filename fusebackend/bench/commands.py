@@ -19,7 +19,7 @@ from fusebackend.bench.rows import Row
 from fusebackend.bench.tables import markdown
 from fusebackend.options import parse
 from fusebackend.rewriting.registry import families
-from fusebackend.tools.factory import UsageError
+from fusebackend.tools.object_reference import UsageError
 
 
 def kernels(chosen: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from fusebackend.tools.factory import UsageError
+from fusebackend.tools.object_reference import UsageError
 
 
 class MissingExtra(UsageError):

@@ -16,7 +16,7 @@ from fusebackend.bench.environment import describe, environment
 from fusebackend.bench.extras import MissingExtra
 from fusebackend.bench.rows import Row, complete, identity
 from fusebackend.bench.summary import summary
-from fusebackend.tools.factory import UsageError
+from fusebackend.tools.object_reference import UsageError
 
 
 def measure(chosen: argparse.Namespace, section: str, rows: Iterable[tuple[int, Row]], heading: str, line: Callable[[Row], str]) -> int:

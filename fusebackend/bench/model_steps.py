@@ -15,7 +15,7 @@ from fusebackend.bench.model_zoo import CPU_MODELS, MODELS
 from fusebackend.bench.rows import Row, substitutions
 from fusebackend.bench.stats import relative_uncertainty
 from fusebackend.bench.workload import KINDS, Workload, floating_point, substitution_counts
-from fusebackend.tools.factory import UsageError
+from fusebackend.tools.object_reference import UsageError
 
 #: The kinds that are timed by default.
 DEFAULT_KINDS = ("training-fp32", "inference-bf16", "training-bf16")

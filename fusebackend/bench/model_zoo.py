@@ -127,7 +127,7 @@ def e3nn_messages(device: torch.device) -> tuple[nn.Module, tuple]:
 
 def byte_lm(device: torch.device) -> tuple[nn.Module, tuple]:
     """The demo's model."""
-    from fusebackend.tools.demo import ByteLM
+    from fusebackend.tools.byte_lm import ByteLM
 
     return ByteLM(128, 128, 2).to(device), (torch.randint(256, (4, 128), device=device),)
 

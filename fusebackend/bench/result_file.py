@@ -9,7 +9,7 @@ from typing import Any
 
 from fusebackend.bench.rows import SECTIONS
 from fusebackend.native.cache import write_atomically
-from fusebackend.tools.factory import UsageError
+from fusebackend.tools.object_reference import UsageError
 
 
 def write(path: Path, run: dict[str, Any]) -> None:

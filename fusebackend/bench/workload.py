@@ -14,7 +14,7 @@ from torch import nn
 
 from fusebackend import backend
 from fusebackend.bench.model_zoo import MODELS
-from fusebackend.tools.factory import UsageError, made_by
+from fusebackend.tools.object_reference import UsageError, call_factory
 
 #: What a model is run at: name -> (training, dtype).
 KINDS: dict[str, tuple[bool, torch.dtype]] = {
@@ -45,7 +45,7 @@ class Workload:
             with device:  # random weights are drawn on the device
                 model, args = MODELS[name](device)
         else:
-            model, args, kwargs = made_by(name, "--model")
+            model, args, kwargs = call_factory(name, "--model")
         if not isinstance(model, nn.Module):
             raise UsageError(f"{name} must give a torch.nn.Module, got {type(model).__name__}")
         self.model = model.to(device).train(self.training)

@@ -1,1 +1,1 @@
-"""Patterns that are given as ordinary PyTorch: traced, found as subgraphs, verified before they are registered."""
+"""Patterns given as ordinary PyTorch functions: traced, matched as subgraphs, and verified before they are registered."""

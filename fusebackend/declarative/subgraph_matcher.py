@@ -1,8 +1,8 @@
-"""Finds a traced graph inside another: the matching behind patterns that are given as ordinary PyTorch.
+"""Finds a traced pattern as a subgraph of another graph.
 
-Every argument of every node must be accounted for: it is a node of the pattern, an input, a named scalar, a size that
-follows from the inputs' sizes, or the same constant; so nothing is dropped. Commutative operators match in either order
-(with backtracking), and views between pointwise operators are seen through by moving them to the inputs.
+Every argument of every matched node is compared: it must correspond to a node of the pattern, an input, a named number, a
+size that follows from the inputs' sizes, or an equal constant. Commutative operators match in either order, by backtracking.
+A view between pointwise operators does not prevent a match: the replacement applies it to the inputs instead.
 """
 
 from __future__ import annotations
@@ -14,42 +14,36 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from fusebackend import fx_utils as g
+from fusebackend.declarative import sizes
+from fusebackend.declarative.examples import is_number
+from fusebackend.declarative.node_comparison import (
+    COMMUTATIVE,
+    MOVABLE_VIEWS,
+    ancestors,
+    is_plain_sum,
+    is_pointwise_of_one_shape,
+    same_constant,
+    same_target,
+    sum_terms,
+)
 from fusebackend.declarative.trace import Trace
 from fusebackend.rewriting.pattern import Reject
 
 aten = torch.ops.aten
 
-_COMMUTATIVE = frozenset(
-    {
-        aten.add.Tensor,
-        aten.mul.Tensor,
-        aten.maximum.default,
-        aten.minimum.default,
-        aten.eq.Tensor,
-        aten.ne.Tensor,
-        aten.logical_and.default,
-        aten.logical_or.default,
-        aten.bitwise_and.Tensor,
-        aten.bitwise_or.Tensor,
-    }
-)
-_SAME = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default, aten.detach.default: aten.alias.default}
-_MOVABLE_VIEWS = frozenset(
-    {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim}
-)
-_MOST_STEPS = 20_000  # a pattern that is ambiguous beyond reason is given up, not searched for minutes
+_MAX_STEPS = 20_000  # bounds the backtracking of ambiguous patterns, which could take minutes
+
+_Views = tuple[fx.Node, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Bound:
-    """What an input stands for: a node of the searched graph, seen through ``views`` (innermost first)."""
+class InputBinding:
+    """What an input of the pattern stands for: ``node`` of the searched graph, with ``views`` applied to it in this order."""
 
     node: fx.Node
-    views: tuple[fx.Node, ...] = ()
+    views: _Views = ()
 
     @property
     def shape(self) -> torch.Size:
@@ -57,283 +51,255 @@ class Bound:
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
-    """A partial assignment. Immutable, so that giving up a choice needs no undoing."""
+class SubgraphMatch:
+    """A complete match.
 
-    nodes: Mapping[fx.Node, tuple[fx.Node, tuple[fx.Node, ...]]] = dataclasses.field(default_factory=dict)
-    inputs: Mapping[fx.Node, Bound] = dataclasses.field(default_factory=dict)
-    scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    sizes: tuple[tuple[Any, Any, fx.Node], ...] = ()
-    rest: tuple[fx.Node, ...] = ()  # terms of the anchor's sum that are not the pattern's
-    sums: tuple[fx.Node, ...] = ()  # additions between the anchor and its terms
+    Attributes:
+        nodes: the node of the searched graph for each operator of the pattern.
+        inputs: what each input of the pattern stands for.
+        scalars: the value of each named number.
+        views: the views between the matched nodes, which the replacement applies to the inputs.
+        other_terms: terms of the sum at the anchor that are not the pattern's.
+        sums: the additions between the anchor and its terms.
+    """
+
+    nodes: Mapping[fx.Node, fx.Node]
+    inputs: Mapping[fx.Node, InputBinding]
+    scalars: Mapping[str, Any]
+    views: frozenset[fx.Node]
+    other_terms: tuple[fx.Node, ...]
+    sums: tuple[fx.Node, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """A complete match, before its sizes and dtypes are checked.
+class _PartialMatch:
+    """The assignments made so far. It is immutable, so backtracking needs no undo.
 
     Attributes:
-        state: the assignment.
-        env: the size that each symbol of the pattern stands for.
+        nodes: the node of the searched graph for each operator of the pattern, and the views that its result passes through.
+        sizes: pairs of sizes that must be equal, the pattern's first, each with the node that has the second.
+        others: see :class:`SubgraphMatch`.
     """
 
-    state: State
-    env: Mapping[Any, Any]
+    nodes: Mapping[fx.Node, tuple[fx.Node, _Views]] = dataclasses.field(default_factory=dict)
+    inputs: Mapping[fx.Node, InputBinding] = dataclasses.field(default_factory=dict)
+    scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    sizes: tuple[tuple[Any, Any, fx.Node], ...] = ()
+    other_terms: tuple[fx.Node, ...] = ()
+    sums: tuple[fx.Node, ...] = ()
 
-    def size(self, expression: Any) -> Any:
-        """A size of the pattern (int or SymInt) as a size of the searched graph."""
-        return evaluate(expression, self.env)
 
-
-class Search:
-    """Looks for one trace.
+class SubgraphMatcher:
+    """Looks for one trace in other graphs.
 
     Args:
-        pattern: what to look for.
-        scalars: the constants in it that stand for any number, by value, with the name of each.
+        pattern: the trace to look for.
+        scalars: the constants in it that match any number, with the name of each.
+
+    Attributes:
+        outputs: the pattern's outputs without repetitions.
+        anchor: the output that depends on most of the pattern, where matching starts.
     """
 
     def __init__(self, pattern: Trace, scalars: Mapping[Any, str]):
         self.pattern = pattern
         self.scalars = scalars
         self.outputs = [o for o in dict.fromkeys(pattern.outputs) if o is not None]
-        self.operators = [n for n in pattern.graph.nodes if n.op == "call_function" and g.is_tensor(n)]
-        # The output that reaches most of the pattern, so that the others are found near what is already assigned.
-        self.anchor = max(self.outputs, key=lambda o: len(_ancestors(o)))
+        self.anchor = max(self.outputs, key=lambda o: len(ancestors(o)))
+        self._operators = len([n for n in pattern.graph.nodes if n.op == "call_function" and g.is_tensor(n)])
 
-    def find(self, node: fx.Node) -> Found | Reject | None:
-        """Matches with the anchor at ``node``. A Reject if more than half of the pattern was there, None if less."""
+    def find(self, node: fx.Node) -> SubgraphMatch | Reject | None:
+        """Matches the pattern with its anchor at ``node``.
+
+        Returns:
+            The match; a Reject if at least half of the pattern's operators were found; None otherwise.
+        """
         self._steps = 0
+        # How many operators the best incomplete match has, and what prevented it from being complete.
         self._deepest: tuple[int, Reject | None] = (0, None)
-        for state in self._outputs(self.outputs, node):
-            answer = self._check(state)
-            if isinstance(answer, Found):
-                return answer
-            if self._deepest[0] <= len(self.operators):  # complete but for this: of several, the first says it best
-                self._deepest = (len(self.operators) + 1, answer)
-        depth, reject = self._deepest
-        return reject if reject is not None and 2 * depth >= len(self.operators) else None
+        for found in self._match_all(node):
+            problem = self._mismatch(found)
+            if problem is None:
+                nodes = {p: image for p, (image, _) in found.nodes.items()}
+                views = frozenset(v for _, views in found.nodes.values() for v in views)
+                return SubgraphMatch(nodes, found.inputs, found.scalars, views, found.other_terms, found.sums)
+            if self._deepest[0] <= self._operators:  # of several complete structures, the first gives the reason
+                self._deepest = (self._operators + 1, problem)
+        operators, reject = self._deepest
+        return reject if reject is not None and 2 * operators >= self._operators else None
 
-    def _outputs(self, remaining: list[fx.Node], node: fx.Node) -> Iterator[State]:
-        others = [o for o in remaining if o is not self.anchor]
-        for state in self._anchor(node):
-            yield from self._other_outputs(others, state)
+    def _match_all(self, node: fx.Node) -> Iterator[_PartialMatch]:
+        others = [o for o in self.outputs if o is not self.anchor]
+        for found in self._match_anchor(node):
+            yield from self._match_outputs(others, found)
 
-    def _anchor(self, node: fx.Node) -> Iterator[State]:
-        yield from self._node(self.anchor, node, (), State())
-        # Autograd adds up the gradients of a tensor in the order in which they come, so the two terms of a pattern's
-        # gradient may stand apart in a longer sum (a residual connection): (rest + a) + b for rest + (a + b).
-        gradient = self.anchor in self.pattern.outputs[self.pattern.forward_outputs :]
-        if not (gradient and _is_plain_sum(self.anchor) and _is_plain_sum(node)):
+    def _match_anchor(self, node: fx.Node) -> Iterator[_PartialMatch]:
+        yield from self._match_node(self.anchor, node, (), _PartialMatch())
+        # Autograd adds up the gradients of a tensor in the order in which it computes them. Where the pattern's gradient is a sum
+        # of two terms, the graph may add a third between them (a residual connection): (other + a) + b for other + (a + b).
+        is_gradient = self.anchor in self.pattern.outputs[self.pattern.forward_outputs :]
+        if not (is_gradient and is_plain_sum(self.anchor) and is_plain_sum(node)):
             return
-        (left, left_sums), (right, right_sums) = (_terms(n) for n in node.args[:2])
-        if len(left) + len(right) == 2:
+        (left, left_sums), (right, right_sums) = (sum_terms(n) for n in node.args[:2])
+        terms = [*left, *right]
+        if len(terms) == 2:
             return
         for x, y in itertools.product(left, right):
             for a, b in (self.anchor.args[:2], self.anchor.args[1::-1]):
                 if same_target(a.target, x.target) and same_target(b.target, y.target):
-                    for first in self._node(a, x, (), State()):
-                        for state in self._node(b, y, (), first):
-                            rest = tuple(t for t in (*left, *right) if t is not x and t is not y)
-                            nodes = {**state.nodes, self.anchor: (node, ())}
-                            yield dataclasses.replace(state, nodes=nodes, rest=rest, sums=(*left_sums, *right_sums))
+                    for first in self._match_node(a, x, (), _PartialMatch()):
+                        for found in self._match_node(b, y, (), first):
+                            yield dataclasses.replace(
+                                found,
+                                nodes={**found.nodes, self.anchor: (node, ())},
+                                other_terms=tuple(t for t in terms if t is not x and t is not y),
+                                sums=(*left_sums, *right_sums),
+                            )
 
-    def _other_outputs(self, remaining: list[fx.Node], state: State) -> Iterator[State]:
+    def _match_outputs(self, remaining: list[fx.Node], partial: _PartialMatch) -> Iterator[_PartialMatch]:
         if not remaining:
-            yield state
+            yield partial
             return
-        output, rest = remaining[0], remaining[1:]
-        if output in state.nodes or output in state.inputs:
-            yield from self._other_outputs(rest, state)
+        output, *rest = remaining
+        if output in partial.nodes or output in partial.inputs:
+            yield from self._match_outputs(rest, partial)
             return
-        candidates = [n for n in _near(output, state) if n.op == "call_function" and same_target(output.target, n.target)]
+        candidates = [n for n in _output_candidates(output, partial) if n.op == "call_function" and same_target(output.target, n.target)]
         if not candidates:
-            self._fail(state, f"no {g.describe(output)} for another output of the pattern", next(iter(state.nodes.values()))[0])
+            self._fail(partial, f"no {g.describe(output)} for another output of the pattern", next(iter(partial.nodes.values()))[0])
         for candidate in candidates:
-            for found in self._node(output, candidate, (), state):
-                yield from self._other_outputs(rest, found)
+            for found in self._match_node(output, candidate, (), partial):
+                yield from self._match_outputs(rest, found)
 
-    def _fail(self, state: State, reason: str, node: Any) -> None:
-        if len(state.nodes) > self._deepest[0] or self._deepest[1] is None:
-            self._deepest = (len(state.nodes), Reject(reason, node if isinstance(node, fx.Node) else None))
-
-    def _node(self, p: fx.Node, node: Any, views: tuple[fx.Node, ...], state: State) -> Iterator[State]:
+    def _match_node(self, expected: fx.Node, node: Any, views: _Views, partial: _PartialMatch) -> Iterator[_PartialMatch]:
+        """Matches one node of the pattern and all that it depends on with ``node``, whose result passes through ``views``."""
         self._steps += 1
-        if self._steps > _MOST_STEPS:
-            self._fail(state, "too many ways to match; given up", node)
-            return
-        if p.op == "placeholder":
-            bound = Bound(node, views) if g.is_tensor(node) else None
-            if bound is None or state.inputs.get(p, bound) != bound:
-                self._fail(state, f"{p.name} stands for two different tensors" if bound else "a number where a tensor is expected", node)
+        if self._steps > _MAX_STEPS:
+            self._fail(partial, f"no match within {_MAX_STEPS} steps: there are too many combinations", node)
+        elif expected.op == "placeholder":
+            yield from self._match_input(expected, node, views, partial)
+        elif expected in partial.nodes:
+            if partial.nodes[expected] == (node, views):
+                yield partial
             else:
-                yield dataclasses.replace(state, inputs={**state.inputs, p: bound})
-            return
-        if p in state.nodes:
-            if state.nodes[p] == (node, views):
-                yield state
-            else:
-                self._fail(state, f"another {g.describe(p)} than elsewhere in the pattern", node)
-            return
-        if p.target is aten.alias.default and not (isinstance(node, fx.Node) and node.target is aten.alias.default):
-            yield from self._node(p.args[0], node, views, state)
-            return
-        if not isinstance(node, fx.Node) or node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+                self._fail(partial, f"two different nodes where the pattern uses one {g.describe(expected)} twice", node)
+        elif expected.target is aten.alias.default and not (isinstance(node, fx.Node) and node.target is aten.alias.default):
+            yield from self._match_node(expected.args[0], node, views, partial)
+        elif not isinstance(node, fx.Node) or node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             found = g.describe(node) if isinstance(node, fx.Node) else repr(node)
-            self._fail(state, f"expected {g.describe(p)}, found {found}", node)
-            return
-        if not same_target(p.target, node.target):
-            if node.target in (aten.alias.default, aten.detach.default):
-                yield from self._node(p, node.args[0], views, state)
-            elif node.target in _MOVABLE_VIEWS and torch.Tag.pointwise in p.target.tags:
-                yield from self._node(p, node.args[0], (node, *views), state)
-            else:
-                self._fail(state, f"expected {g.describe(p)}, found {g.describe(node)}", node)
-            return
-        if views and not _pointwise_of_one_shape(node):
-            self._fail(state, f"{g.describe(views[0])} between the operators can't be moved before {g.describe(node)}", node)
-            return
-        state = dataclasses.replace(state, nodes={**state.nodes, p: (node, views)})
-        mine, theirs = g.arguments(p), g.arguments(node)
-        orders = [list(zip(mine.items(), theirs.values()))]
-        if p.target in _COMMUTATIVE and theirs.get("alpha", 1) == 1:
-            swapped = {**theirs, "self": theirs["other"], "other": theirs["self"]}
-            orders.append(list(zip(mine.items(), swapped.values())))
-        for pairs in orders:
-            yield from self._arguments(pairs, p, node, views, state)
-
-    def _arguments(self, pairs: list, p: fx.Node, node: fx.Node, views: tuple, state: State) -> Iterator[State]:
-        if not pairs:
-            yield state
-            return
-        ((name, mine), theirs), rest = pairs[0], pairs[1:]
-        for found in self._argument(name, mine, theirs, p, node, views, state):
-            yield from self._arguments(rest, p, node, views, found)
-
-    def _argument(self, name: str, mine: Any, theirs: Any, p: fx.Node, node: fx.Node, views: tuple, state: State) -> Iterator[State]:
-        if isinstance(mine, fx.Node) and g.is_tensor(mine):
-            yield from self._node(mine, theirs, views, state)
-        elif isinstance(mine, (list, tuple)):
-            if not isinstance(theirs, (list, tuple)) or len(mine) != len(theirs):
-                self._fail(state, f"{g.describe(node)}: {name} is {theirs}, the pattern has {mine}", node)
-                return
-            states = [state]
-            for a, b in zip(mine, theirs):
-                states = [new for old in states for new in self._argument(name, a, b, p, node, views, old)]
-            yield from states
-        elif isinstance(mine, fx.Node) or (isinstance(theirs, fx.Node) and isinstance(mine, int)):
-            yield dataclasses.replace(state, sizes=(*state.sizes, (mine, theirs, node)))
-        elif isinstance(mine, (int, float)) and not isinstance(mine, bool) and mine in self.scalars:
-            scalar = self.scalars[mine]
-            if isinstance(theirs, (int, float)) and state.scalars.get(scalar, theirs) == theirs:
-                yield dataclasses.replace(state, scalars={**state.scalars, scalar: theirs})
-            else:
-                self._fail(state, f"{g.describe(node)}: {name} is not one number that {scalar!r} could stand for", node)
-        elif _same_constant(name, mine, theirs, p, node):
-            yield state
+            self._fail(partial, f"expected {g.describe(expected)}, found {found}", node)
+        elif same_target(expected.target, node.target):
+            yield from self._match_call(expected, node, views, partial)
+        elif node.target in (aten.alias.default, aten.detach.default):
+            yield from self._match_node(expected, node.args[0], views, partial)
+        elif node.target in MOVABLE_VIEWS and torch.Tag.pointwise in expected.target.tags:
+            yield from self._match_node(expected, node.args[0], (node, *views), partial)
         else:
-            self._fail(state, f"{g.describe(node)}: {name} is {_spell(theirs)}, the pattern has {_spell(mine)}", node)
+            self._fail(partial, f"expected {g.describe(expected)}, found {g.describe(node)}", node)
 
-    def _check(self, state: State) -> Found | Reject:
-        """Dtypes, ranks and sizes of a structurally complete match."""
-        env: dict[Any, Any] = {}
-        for p, bound in state.inputs.items():
-            mine, theirs = g.value(p), g.value(bound.node)
-            if mine.dtype != theirs.dtype:
-                return Reject(f"wrong dtype: {theirs.dtype} where the pattern was registered with {mine.dtype}", bound.node)
-            if mine.dim() != len(bound.shape):
-                return Reject(f"wrong rank: {len(bound.shape)} where the pattern was registered with {mine.dim()}", bound.node)
-            for expected, actual in zip(mine.shape, bound.shape):
-                symbol = expected.node.expr if isinstance(expected, torch.SymInt) else None
-                if symbol is not None and symbol.is_symbol and symbol not in env:
-                    env[symbol] = actual
-        sizes = [(e, a, b.node) for p, b in state.inputs.items() for e, a in zip(g.value(p).shape, b.shape)]
-        sizes += [(g.value(m) if isinstance(m, fx.Node) else m, g.value(t) if isinstance(t, fx.Node) else t, n) for m, t, n in state.sizes]
-        for expected, actual, node in sizes:
-            wanted = evaluate(expected, env)
+    def _match_input(self, expected: fx.Node, node: Any, views: _Views, partial: _PartialMatch) -> Iterator[_PartialMatch]:
+        if not g.is_tensor(node):
+            self._fail(partial, "a number where a tensor is expected", node)
+            return
+        binding = InputBinding(node, views)
+        if partial.inputs.get(expected, binding) == binding:
+            yield dataclasses.replace(partial, inputs={**partial.inputs, expected: binding})
+        else:
+            self._fail(partial, f"{expected.name} stands for two different tensors", node)
+
+    def _match_call(self, expected: fx.Node, node: fx.Node, views: _Views, partial: _PartialMatch) -> Iterator[_PartialMatch]:
+        if views and not is_pointwise_of_one_shape(node):
+            self._fail(partial, f"{g.describe(views[0])} between the operators can't be moved before {g.describe(node)}", node)
+            return
+        partial = dataclasses.replace(partial, nodes={**partial.nodes, expected: (node, views)})
+        wanted, actual = g.arguments(expected), g.arguments(node)
+        orders = [list(zip(wanted.items(), actual.values()))]
+        if expected.target in COMMUTATIVE and actual.get("alpha", 1) == 1:
+            swapped = {**actual, "self": actual["other"], "other": actual["self"]}
+            orders.append(list(zip(wanted.items(), swapped.values())))
+        for pairs in orders:
+            yield from self._match_arguments(pairs, expected, node, views, partial)
+
+    def _match_arguments(
+        self, pairs: list, expected: fx.Node, node: fx.Node, views: _Views, partial: _PartialMatch
+    ) -> Iterator[_PartialMatch]:
+        if not pairs:
+            yield partial
+            return
+        ((name, wanted), actual), *rest = pairs
+        for found in self._match_argument(name, wanted, actual, expected, node, views, partial):
+            yield from self._match_arguments(rest, expected, node, views, found)
+
+    def _match_argument(
+        self, name: str, wanted: Any, actual: Any, expected: fx.Node, node: fx.Node, views: _Views, partial: _PartialMatch
+    ) -> Iterator[_PartialMatch]:
+        if isinstance(wanted, fx.Node) and g.is_tensor(wanted):
+            yield from self._match_node(wanted, actual, views, partial)
+        elif isinstance(wanted, (list, tuple)):
+            if not isinstance(actual, (list, tuple)) or len(wanted) != len(actual):
+                self._fail(partial, f"{g.describe(node)}: {name} is {actual}, the pattern has {wanted}", node)
+                return
+            states = [partial]
+            for w, a in zip(wanted, actual):
+                states = [new for old in states for new in self._match_argument(name, w, a, expected, node, views, old)]
+            yield from states
+        elif isinstance(wanted, fx.Node) or (isinstance(actual, fx.Node) and isinstance(wanted, int)):
+            yield dataclasses.replace(partial, sizes=(*partial.sizes, (wanted, actual, node)))
+        elif is_number(wanted) and wanted in self.scalars:
+            scalar = self.scalars[wanted]
+            if isinstance(actual, (int, float)) and partial.scalars.get(scalar, actual) == actual:
+                yield dataclasses.replace(partial, scalars={**partial.scalars, scalar: actual})
+            else:
+                self._fail(partial, f"{g.describe(node)}: {name} is not one number that {scalar!r} could stand for", node)
+        elif same_constant(name, wanted, actual, expected, node):
+            yield partial
+        else:
+            self._fail(partial, f"{g.describe(node)}: {name} is {_spell(actual)}, the pattern has {_spell(wanted)}", node)
+
+    def _fail(self, partial: _PartialMatch, reason: str, node: Any) -> None:
+        if len(partial.nodes) > self._deepest[0] or self._deepest[1] is None:
+            self._deepest = (len(partial.nodes), Reject(reason, node if isinstance(node, fx.Node) else None))
+
+    def _mismatch(self, found: _PartialMatch) -> Reject | None:
+        """Compares dtypes, ranks and sizes of a structurally complete match."""
+        values: dict[Any, Any] = {}  # of the pattern's symbolic sizes
+        for placeholder, bound in found.inputs.items():
+            expected, actual = g.value(placeholder), g.value(bound.node)
+            if expected.dtype != actual.dtype:
+                return Reject(f"wrong dtype: {actual.dtype} where the pattern was registered with {expected.dtype}", bound.node)
+            if expected.dim() != len(bound.shape):
+                return Reject(f"wrong rank: {len(bound.shape)} where the pattern was registered with {expected.dim()}", bound.node)
+            for d, size in sizes.symbolic(expected.shape):
+                if size.node.expr.is_symbol:
+                    values.setdefault(size.node.expr, bound.shape[d])
+        pairs = [(e, a, b.node) for p, b in found.inputs.items() for e, a in zip(g.value(p).shape, b.shape)]
+        pairs += [(_number(e), _number(a), n) for e, a, n in found.sizes]
+        for expected, actual, node in pairs:
+            wanted = sizes.evaluate(expected, values)
             if wanted is None or isinstance(actual, torch.Tensor) or not g.same_size(wanted, actual):
                 return Reject(f"a size is {actual} where the pattern's other sizes make it {wanted} (a broadcast?)", node)
-        return Found(state, env)
-
-
-def _is_plain_sum(node: Any) -> bool:
-    """An addition of two tensors of the result's shape and dtype."""
-    if not isinstance(node, fx.Node) or node.target is not aten.add.Tensor or g.arguments(node)["alpha"] != 1:
-        return False
-    return all(g.is_tensor(t) and g.difference(g.value(t), g.value(node)) is None for t in node.args[:2])
-
-
-def _terms(node: Any) -> tuple[list[fx.Node], list[fx.Node]]:
-    """The terms of a sum whose partial results nobody else uses, and the additions."""
-    if not _is_plain_sum(node) or len(node.users) > 1:
-        return [node], []
-    (left, a), (right, b) = (_terms(n) for n in node.args[:2])
-    return [*left, *right], [node, *a, *b]
-
-
-def evaluate(expression: Any, env: Mapping[Any, Any]) -> Any:
-    """A size given in the pattern's symbols, in terms of ``env``; None if a symbol is not in it."""
-    if not isinstance(expression, torch.SymInt):
-        return expression
-    symbolic = expression.node.expr
-    if not symbolic.free_symbols <= env.keys():
         return None
-    return sympy_interp(PythonReferenceAnalysis, dict(env), symbolic)
 
 
-def same_target(a: Any, b: Any) -> bool:
-    return _SAME.get(a, a) is _SAME.get(b, b)
-
-
-def _pointwise_of_one_shape(node: fx.Node) -> bool:
-    """Whether a view of the result is the result of the views of the operands."""
-    if torch.Tag.pointwise not in node.target.tags:
-        return False
-    shape = g.value(node).shape
-    tensors = [g.value(n) for n in node.all_input_nodes if g.is_tensor(n)]
-    return all(len(t.shape) == len(shape) and all(map(g.same_size, t.shape, shape)) for t in tensors)
-
-
-def _same_constant(name: str, mine: Any, theirs: Any, p: fx.Node, node: fx.Node) -> bool:
-    if name in ("device", "pin_memory"):
-        return True  # the replacement's output must be on the original's device anyhow
-    if name in ("dim", "dims") and isinstance(mine, int) and isinstance(theirs, int):
-        ranks = [g.value(n.all_input_nodes[0]).dim() for n in (p, node)]
-        return mine % max(ranks[0], 1) == theirs % max(ranks[1], 1)
-    if isinstance(mine, bool) or isinstance(theirs, bool):
-        return mine is theirs
-    return type(mine) is type(theirs) and mine == theirs or (_is_number(mine) and _is_number(theirs) and mine == theirs)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _number(value: Any) -> Any:
+    return g.value(value) if isinstance(value, fx.Node) else value
 
 
 def _spell(value: Any) -> str:
     return value.name if isinstance(value, fx.Node) else repr(value)
 
 
-def _near(output: fx.Node, state: State) -> list[fx.Node]:
-    """The nodes that are as far downstream of something assigned as ``output`` is in the pattern."""
-    level, steps = [output], 0
+def _output_candidates(output: fx.Node, partial: _PartialMatch) -> list[fx.Node]:
+    """The nodes of the graph that are as many edges away from something matched as ``output`` is in the pattern."""
+    level, edges = [output], 0
     while level:
         level = list(dict.fromkeys(i for n in level for i in n.all_input_nodes))
-        steps += 1
-        images = [state.nodes[n][0] for n in level if n in state.nodes]
-        images += [b.node for n in level if n in state.inputs for b in [state.inputs[n]]]
-        if images:
-            found = set(images)
-            for _ in range(steps):
-                found = {u for n in found for u in n.users}
-            return sorted(found)
+        edges += 1
+        reached = {partial.nodes[n][0] for n in level if n in partial.nodes} | {
+            partial.inputs[n].node for n in level if n in partial.inputs
+        }
+        if reached:
+            for _ in range(edges):
+                reached = {u for n in reached for u in n.users}
+            return sorted(reached)
     return []
-
-
-def _ancestors(node: fx.Node) -> set[fx.Node]:
-    seen, stack = set(), [node]
-    while stack:
-        for parent in stack.pop().all_input_nodes:
-            if parent not in seen:
-                seen.add(parent)
-                stack.append(parent)
-    return seen

@@ -1,7 +1,7 @@
-"""Traces a function down the same road that a model travels, up to the point where patterns are looked for.
+"""Traces a function through the same compiler stages as a model, up to the pass that looks for patterns.
 
-The function goes through Dynamo, AOTAutograd and Inductor's decompositions with symbolic sizes, and the graph is taken
-where our pass would see it. So what is searched for and what is searched in agree by construction, in every version.
+The stages are Dynamo, AOTAutograd and Inductor's decompositions, with symbolic sizes. The pattern's graph is therefore
+normalised in the same way as the graphs that it is looked for in, whatever the version of PyTorch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Trace:
     Attributes:
         graph: the ATen graph.
         inputs: the placeholder of each tensor argument, by position; None for one that the function does not use.
-        tangents: the placeholders of the gradients that come in (training only).
-        outputs: what the function returns, flattened, then in training the gradient of each tensor argument that needs
-            one (None for the others).
-        forward_outputs: how many of ``outputs`` are the function's own.
+        tangents: the placeholders of the gradients of the results (training only).
+        outputs: what the function returns, flattened; in training followed by the gradient of each tensor argument, which is None
+            for an argument that does not require one.
+        forward_outputs: how many of ``outputs`` the function returns.
     """
 
     graph: fx.Graph
@@ -42,24 +42,24 @@ class Trace:
 
 
 class TraceError(ValueError):
-    """The function can't be traced as a pattern; the message says why."""
+    """The function can't be traced as a pattern. The message says why."""
 
 
 def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
-    """Traces ``fn(*tensors)`` with symbolic sizes (sizes of 0 and 1 stay as they are).
+    """Traces ``fn(*tensors)`` with symbolic sizes, except sizes of 0 and 1, which are constants.
 
     If a tensor requires grad, forward and backward are traced together, which needs ``level="joint"``.
 
     Raises:
-        TraceError: a graph break, an unused result, a mutation, or no tensor operation at all.
+        TraceError: a graph break, a tensor that is not an argument, no tensor operation, or an error of the compiler.
     """
     training = any(t.requires_grad for t in tensors)
     if training and level != "joint":
         raise TraceError("example inputs that require grad need level='joint': forward and backward are matched together")
     captured: list[fx.Graph] = []
-    order: list[int] = []
+    positions: list[int] = []  # of each of Dynamo's inputs among the tensors; -1 for a symbolic size
 
-    def take(graph: fx.Graph) -> None:
+    def capture(graph: fx.Graph) -> None:
         if not captured:
             clone = fx.Graph()
             clone.output(clone.graph_copy(graph, {}))
@@ -68,16 +68,16 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
             captured.append(clone)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
-        if order:
+        if positions:
             raise TraceError("the function has a graph break; a pattern must be one graph")
         for node in gm.graph.find_nodes(op="placeholder"):
             found = re.fullmatch(r"L_tensors_(\d+)_", str(node.target))
             if not found and isinstance(node.meta.get("example_value"), torch.Tensor):
                 raise TraceError(f"the function uses a tensor that is not one of its arguments ({node.target}); pass it as one")
-            order.append(int(found[1]) if found else -1)  # -1: a symbolic size
+            positions.append(int(found[1]) if found else -1)
         slot = "joint_custom_pre_pass" if level == "joint" else "post_grad_custom_post_pass"
         return inductor.compile_fx(
-            gm, example_inputs, inner_compile=interpret.inner_compile, config_patches={**interpret.PATCHES, slot: take}
+            gm, example_inputs, inner_compile=interpret.inner_compile, config_patches={**interpret.PATCHES, slot: capture}
         )
 
     def call(*tensors: torch.Tensor) -> Any:
@@ -92,7 +92,7 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
         try:
             torch.compile(call, backend=backend, dynamic=True, fullgraph=True)(*tensors)
         except Exception as error:
-            inner = getattr(error, "inner_exception", None)  # Dynamo wraps what a backend raises
+            inner = getattr(error, "inner_exception", None)  # Dynamo wraps the exceptions of a backend
             if isinstance(inner, TraceError):
                 raise inner from None
             reason = str(error).strip().split("\n")[0]
@@ -101,21 +101,20 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
             torch._dynamo.reset_code(call.__code__)
     if not captured:
         raise TraceError("the function has no tensor operation")
-    return _trace_of(captured[0], order, len(tensors))
+    return _trace_of(captured[0], positions, len(tensors))
 
 
-def _trace_of(graph: fx.Graph, order: list[int], count: int) -> Trace:
+def _trace_of(graph: fx.Graph, positions: list[int], count: int) -> Trace:
     placeholders = graph.find_nodes(op="placeholder")
     tangents = tuple(n for n in placeholders if n.name.startswith("tangents"))
     primals = [n for n in placeholders if n not in tangents]
-    positions = dict(zip(primals, order))
-    inputs = tuple(next((n for n, i in positions.items() if i == k), None) for k in range(count))
+    inputs = tuple(next((n for n, i in zip(primals, positions) if i == k), None) for k in range(count))
     (results,) = graph.output_node().args
     results = list(results) if isinstance(results, (list, tuple)) else [results]
     if not tangents:
         return Trace(graph, inputs, (), tuple(results), len(results))
-    # A joint graph returns the function's results, then a gradient for each primal, in the primals' order.
-    own = len(results) - len(primals)
-    gradients = dict(zip(primals, results[own:]))
-    outputs = [*results[:own], *(gradients.get(n) if n is not None else None for n in inputs)]
-    return Trace(graph, inputs, tangents, tuple(outputs), own)
+    # A joint graph returns the function's results, then a gradient for each primal, in the order of the primals.
+    forward_outputs = len(results) - len(primals)
+    gradients = dict(zip(primals, results[forward_outputs:]))
+    outputs = [*results[:forward_outputs], *(gradients.get(n) if n is not None else None for n in inputs)]
+    return Trace(graph, inputs, tangents, tuple(outputs), forward_outputs)

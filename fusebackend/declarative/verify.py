@@ -1,9 +1,10 @@
-"""Compares a pattern's replacement with what it replaces, before users meet the difference.
+"""Compares a pattern's replacement with its search function, before the pattern is used.
 
-For every example: the operators it calls pass ``torch.library.opcheck``; on random inputs (as given, odd sizes, 1 and 0,
-transposed, sliced, misaligned and expanded storage, large and tiny values, inf and nan) the replacement gives the search
-function's shapes and dtypes, and values whose error, against the search function in fp64, is no more than four
-times its own; where the example asks for gradients, the gradients too.
+For every example, the operators that the replacement calls must pass ``torch.library.opcheck``. On random inputs (of the
+example's sizes, odd sizes, sizes of 1 and 0, with transposed, sliced, misaligned and expanded storage, large and tiny values,
+inf and nan) the replacement must return the search function's shapes and dtypes. Its largest error, against the search
+function in fp64, must be at most four times that of the search function. If the example requires grad, gradients are
+compared in the same way.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from fusebackend.rewriting.pattern import Pattern
 
 
 class VerificationError(ValueError):
-    """A replacement computes something else than what it replaces; the message shows where."""
+    """A replacement does not compute the same as its search function. The message lists the inputs where they differ."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One comparison: what was compared, whether it held, and in words what was found."""
+    """One comparison: what was compared, whether it passed, and what was found."""
 
     what: str
     ok: bool
@@ -104,7 +105,7 @@ def _traced(pattern: Any, device: str) -> Iterator[Check]:
 
 
 class _Recorder(TorchDispatchMode):
-    """Remembers the calls of operators that are not PyTorch's own."""
+    """Records the first call of each operator that is not part of PyTorch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +160,7 @@ def _random(like: torch.Tensor, shape: list[int]) -> torch.Tensor:
         new = torch.randn(shape, dtype=torch.float64 if like.is_floating_point() else like.dtype).to(like.dtype)
     elif like.dtype == torch.bool:
         new = torch.rand(shape) > 0.5
-    else:  # integers may be indices: stay within what the example holds
+    else:  # integers may be indices: keep to the example's range
         low, high = (int(like.min()), int(like.max()) + 1) if like.numel() else (0, 1)
         new = torch.randint(low, high, shape).to(like.dtype)
     return _like(like, new.to(like.device))
@@ -179,7 +180,7 @@ def _misaligned(t: torch.Tensor) -> torch.Tensor:
 
 def _with_specials(t: torch.Tensor) -> torch.Tensor:
     special = torch.tensor([float("inf"), -float("inf"), float("nan")], dtype=t.dtype, device=t.device)
-    drawn = torch.randint(12, t.shape, device=t.device)  # other places in each argument
+    drawn = torch.randint(12, t.shape, device=t.device)  # at different positions in each argument
     return torch.where(drawn < 3, special[drawn.clamp(max=2)], t)
 
 
@@ -201,7 +202,7 @@ def _compare(pattern: Any, arguments: dict[str, Any], what: str, training: bool)
     try:
         expected = _run(pattern.search_fn, arguments, training)
     except Exception:
-        return  # the search function itself takes no such input
+        return  # the search function does not accept this input
     try:
         got = _run(pattern.replace_fn, arguments, training)
     except Exception as error:
@@ -231,7 +232,7 @@ def _run(fn: Callable, arguments: dict[str, Any], training: bool) -> list[tuple[
 
 
 def cotangent(output: torch.Tensor) -> torch.Tensor:
-    """A gradient that is different at every element, and the same at every call."""
+    """A gradient for ``output`` whose elements all differ. It is the same at every call."""
     steps = torch.arange(output.numel(), device=output.device, dtype=torch.float64)
     return torch.cos(steps).reshape(output.shape).to(output.dtype)
 
@@ -250,9 +251,9 @@ def _problem(expected: torch.Tensor, got: torch.Tensor, exact: torch.Tensor) -> 
         return None
     finite = torch.isfinite(expected) & torch.isfinite(exact)
     if not torch.equal(expected[~torch.isfinite(expected)].nan_to_num(), got[~torch.isfinite(expected)].nan_to_num()):
-        return "inf or nan stand elsewhere"
+        return "inf or nan are at different positions"
     if not torch.isfinite(got[finite]).all():
-        return "inf or nan where the search function gives a number"
+        return "inf or nan where the search function gives a finite number"
     truth = exact[finite].double()
     scale = truth.abs().max().item() if truth.numel() else 0.0
     theirs, ours = ((t[finite].double() - truth).abs().max().item() if truth.numel() else 0.0 for t in (expected, got))

@@ -1,1 +1,1 @@
-"""What the command line offers around a compile: explain, bisect, demo."""
+"""Tools around a compile: explain, bisect, the demo, compute-sanitizer runs."""

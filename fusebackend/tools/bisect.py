@@ -1,4 +1,4 @@
-"""Finds the substitution after which a user's check fails."""
+"""Finds the substitution that makes a user's check fail."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Bisection:
     """The result of :func:`bisect`.
 
     Attributes:
-        total: how many substitutions a compile without limit made.
-        culprit: the first one with which the check fails; None if it passes with all, or fails with none.
+        total: the number of substitutions in a compile without a limit.
+        culprit: the first substitution with which the check fails; None if it passes with all, or fails without any.
         passes_without: whether the check passes without any substitution.
     """
 
@@ -37,12 +37,12 @@ class Bisection:
 
 
 def bisect(check: Callable[[], object], progress: Callable[[str], None] = lambda line: None) -> Bisection:
-    """Runs ``check`` with ever fewer substitutions until one is left to blame.
+    """Runs ``check`` with different numbers of substitutions and finds the first one that makes it fail, by binary search.
 
     Args:
-        check: compiles with ``backend="fuse"`` and runs; returns False or raises if the result is wrong. It must do the
-            same at every call. It is called about log2(number of substitutions) + 2 times, each time compiling anew.
-        progress: is told each step in a line.
+        check: compiles with ``backend="fuse"`` and runs; returns False or raises if the result is wrong. It must do the same at
+            every call. It is called about log2(number of substitutions) + 2 times, and compiles each time.
+        progress: receives one line a step.
     """
 
     def passes(limit: int | None) -> tuple[bool, Fuel]:

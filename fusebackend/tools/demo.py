@@ -1,4 +1,4 @@
-"""The main job on real input: a small byte-level language model, trained eagerly, with Inductor and with ``fuse``."""
+"""Trains a small language model in eager mode, with Inductor and with fusebackend, and compares losses and times."""
 
 from __future__ import annotations
 
@@ -12,62 +12,22 @@ from torch import nn
 from torch.nn import functional as F
 
 from fusebackend import backend
-from fusebackend.native.loader import progress_line
+from fusebackend.native import loader
+from fusebackend.tools.byte_lm import ByteLM
 
-
-class TimeMix(nn.Module):
-    """A causal weighted sum over all earlier positions, one decaying weight a channel: RWKV's time mixing written as a
-    left-padded depthwise convolution. Takes and returns (batch, channels, time)."""
-
-    def __init__(self, channels: int, time_steps: int):
-        super().__init__()
-        distance = torch.arange(time_steps - 1, -1, -1.0)
-        decay = torch.linspace(0.3, 3.0, channels)
-        self.weight = nn.Parameter(torch.exp(-decay[:, None] * distance / 8)[:, None] * 0.1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        steps = self.weight.shape[-1]
-        return F.conv1d(F.pad(x, (steps - 1, 0)), self.weight, groups=x.shape[1])
-
-
-class Block(nn.Module):
-    def __init__(self, channels: int, time_steps: int):
-        super().__init__()
-        self.mix = TimeMix(channels, time_steps)
-        self.up, self.down = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.mix(x.transpose(1, 2)).transpose(1, 2)
-        return x + self.down(F.relu(self.up(x)).square())
-
-
-class ByteLM(nn.Module):
-    """Predicts the next byte. Takes (batch, time) bytes as int64, returns (batch, time, 256) logits in fp32."""
-
-    def __init__(self, channels: int, time_steps: int, blocks: int):
-        super().__init__()
-        self.embedding = nn.Embedding(256, channels)
-        nn.init.normal_(self.embedding.weight, std=0.1)
-        self.blocks = nn.Sequential(*(Block(channels, time_steps) for _ in range(blocks)))
-        self.head = nn.Linear(channels, 256)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.blocks(self.embedding(tokens)))
-
-
-def batches(text: bytes, batch: int, time_steps: int, steps: int, device: torch.device) -> list[torch.Tensor]:
-    """``steps`` random excerpts of ``time_steps + 1`` bytes, the same at every call."""
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    generator = torch.Generator().manual_seed(0)
-    starts = torch.randint(len(data) - time_steps - 1, (steps, batch, 1), generator=generator)
-    return list(data[starts + torch.arange(time_steps + 1)].to(device))
+_MAX_LOSS_DIFFERENCE = 1e-3  # more than fp32 rounding can cause in this model's losses
 
 
 class Trainer:
-    """Trains a model with AdamW, a batch a step, and keeps each step's loss and time."""
+    """Trains a model with AdamW, one batch a step, and records the loss and the time of each step.
 
-    def __init__(self, model: nn.Module, way: str):
-        self.model = model if way == "eager" else torch.compile(model, backend=way)
+    Args:
+        model: is trained in place.
+        how: ``"eager"``, or the backend of ``torch.compile``.
+    """
+
+    def __init__(self, model: nn.Module, how: str):
+        self.model = model if how == "eager" else torch.compile(model, backend=how)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         self.losses: list[float] = []
         self.seconds: list[float] = []
@@ -84,44 +44,54 @@ class Trainer:
 
     @property
     def milliseconds(self) -> float:
-        """The median of the later half of the steps."""
+        """The median time of the later half of the steps."""
         return 1e3 * statistics.median(self.seconds[len(self.seconds) // 2 :])
 
 
+def batches(text: bytes, batch: int, time_steps: int, steps: int, device: torch.device) -> list[torch.Tensor]:
+    """``steps`` batches of random excerpts of ``time_steps + 1`` bytes, as int64; the same at every call."""
+    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    generator = torch.Generator().manual_seed(0)
+    starts = torch.randint(len(data) - time_steps - 1, (steps, batch, 1), generator=generator)
+    return list(data[starts + torch.arange(time_steps + 1)].to(device))
+
+
 def run(steps: int = 20) -> int:
-    """Trains the three ways and prints losses, substitutions and times. Returns 0 if the losses agree."""
+    """Trains in the three ways and prints losses, substitutions and times. Returns 0 if the losses agree, else 1."""
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     batch, time_steps, channels, blocks = (8, 768, 768, 4) if cuda else (4, 128, 128, 2)
     name = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
     print(f"byte-level language model, {blocks} blocks, {channels} channels, batch {batch} x {time_steps}, fp32, {steps} steps")
-    print(f"torch {torch.__version__}, {name}")
+    print(f"torch {torch.__version__}, {name}", flush=True)
 
+    loader.load()  # built once for a machine, which is not part of the time to compile
     torch.manual_seed(0)
-    origin = ByteLM(channels, time_steps, blocks).to(device)
+    model = ByteLM(channels, time_steps, blocks).to(device)
     data = batches((Path(__file__).parent / "demo.txt").read_bytes(), batch, time_steps, steps, device)
-    trainers = {way: Trainer(copy.deepcopy(origin), way) for way in ("eager", "inductor", "fuse")}
-    for way, trainer in trainers.items():
-        with progress_line(f"compiling {way}" if way != "eager" else "starting") as progress:
+    trainers = {how: Trainer(copy.deepcopy(model), how) for how in ("eager", "inductor", "fuse")}
+    for how, trainer in trainers.items():
+        with loader.progress_line("starting" if how == "eager" else f"compiling {how}") as progress:
             progress("")
             trainer.step(data[0])
             progress(f"took {trainer.seconds[0]:.0f} s")
-    for tokens in data[1:]:  # step by step in turn, so that what else the machine does slows all three alike
+    for tokens in data[1:]:  # alternately, so that other load on the machine slows all three alike
         for trainer in trainers.values():
             trainer.step(tokens)
+    return _print_comparison(*trainers.values())
 
-    eager, inductor, fuse = trainers.values()
+
+def _print_comparison(eager: Trainer, inductor: Trainer, fuse: Trainer) -> int:
     print("\nstep    eager   inductor       fuse   |fuse - eager|")
     for i, (e, n, f) in enumerate(zip(eager.losses, inductor.losses, fuse.losses), 1):
         print(f"{i:4}  {e:8.5f}  {n:8.5f}  {f:9.5f}   {abs(f - e):.1e}")
-    difference, peer = (max(abs(o - e) for e, o in zip(eager.losses, other.losses)) for other in (fuse, inductor))
-    print(f"largest difference to eager: fuse {difference:.1e}, inductor {peer:.1e}\n")
+    differences = [max(abs(o - e) for e, o in zip(eager.losses, other.losses)) for other in (fuse, inductor)]
+    print(f"largest difference to eager: fuse {differences[0]:.1e}, inductor {differences[1]:.1e}\n")
     print(backend.last_report())
-    times = ", ".join(f"{way} {trainer.milliseconds:.2f} ms" for way, trainer in trainers.items())
-    print(f"\ntime a step (median of the later half): {times}")
-    ratios = [t.milliseconds / fuse.milliseconds for t in (inductor, eager)]
-    print(f"fuse is {ratios[0]:.2f}x inductor, {ratios[1]:.2f}x eager")
-    agree = difference < 1e-3
-    if not agree:
-        print("FAILED: the losses differ by more than fp32 rounding explains")
-    return 0 if agree else 1
+    times = [f"{name} {t.milliseconds:.2f} ms" for name, t in (("eager", eager), ("inductor", inductor), ("fuse", fuse))]
+    print(f"\ntime a step (median of the later half): {', '.join(times)}")
+    print(f"fuse is {inductor.milliseconds / fuse.milliseconds:.2f}x inductor, {eager.milliseconds / fuse.milliseconds:.2f}x eager")
+    if differences[0] < _MAX_LOSS_DIFFERENCE:
+        return 0
+    print("FAILED: the losses differ by more than fp32 rounding explains")
+    return 1

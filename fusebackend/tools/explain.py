@@ -1,4 +1,4 @@
-"""``explain``: what the backend would rewrite in a model, what it would not, and why."""
+"""``explain``: what the backend rewrites in a model, what it does not, and why."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fusebackend.report.model import Report
 
 
 def explain(fn_or_module: Callable, *args: Any, **kwargs: Any) -> Report:
-    """Compiles and runs ``fn_or_module(*args, **kwargs)`` once with ``backend="fuse"`` and reports every substitution
-    and every near miss, over all its graphs, backward ones included where an input or parameter requires grad.
+    """Compiles and runs ``fn_or_module(*args, **kwargs)`` once with ``backend="fuse"`` and reports every substitution and near miss.
 
-    The graphs are rewritten as in a real compile but run without code generation, so this takes seconds, not minutes.
-    To explain with options, modes or ``dynamic=True``, give what ``torch.compile(..., backend="fuse", ...)`` returned.
+    The report covers all graphs, including backward graphs where an input or parameter requires grad. The graphs are rewritten as
+    in a real compile but run without code generation, so this takes seconds, not minutes. To explain with options, modes or
+    ``dynamic=True``, pass the result of ``torch.compile(..., backend="fuse", ...)``.
 
-    The model really runs once: in-place effects on its inputs happen; its buffers and the random state are restored.
-    Like ``torch._dynamo.explain`` it resets Dynamo before and after, so compiled functions compile again when next
-    called (Inductor's caches make that short).
+    The model is run once. Its buffers and the random state are restored; in-place changes of its inputs are not undone. Like
+    ``torch._dynamo.explain``, this resets Dynamo before and after: compiled functions compile again when they are next called,
+    mostly from Inductor's caches.
 
     Returns:
-        Report: print it, or read ``.substitutions``, ``.rejections`` and ``.graphs``.
+        The report. Print it, save it as a page, or read ``.substitutions``, ``.rejections`` and ``.graphs``.
 
     Raises:
         TypeError: ``fn_or_module`` is not callable.
@@ -39,7 +39,7 @@ def explain(fn_or_module: Callable, *args: Any, **kwargs: Any) -> Report:
     try:
         with (
             backend.collecting() as found,
-            # The check of custom operators at the first call can't take tensor subclasses, and here every operator is called.
+            # Every operator is called here, and the aliasing check of custom operators fails on tensor subclasses.
             functorch_config.patch(force_non_lazy_backward_lowering=True, check_custom_op_aliasing=False),
             torch.random.fork_rng(),
         ):

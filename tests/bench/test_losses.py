@@ -17,7 +17,7 @@ MODEL = f"{__name__}:a_language_model"
 
 
 def a_language_model():
-    from fusebackend.tools.demo import ByteLM
+    from fusebackend.tools.byte_lm import ByteLM
 
     return ByteLM(32, 32, 1), (torch.randint(256, (4, 32)),)
 

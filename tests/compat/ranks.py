@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import fusebackend
-from fusebackend.tools.demo import ByteLM
+from fusebackend.tools.byte_lm import ByteLM
 
 
 def compiled(module: torch.nn.Module, backend: str, options: dict | None) -> torch.nn.Module:

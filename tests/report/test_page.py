@@ -28,7 +28,7 @@ OURS = set(
 
 
 class Page(html.parser.HTMLParser):
-    """Reads a page and fails where it isn't well formed."""
+    """Parses a page; fails if it is not well formed, or an identifier is used twice."""
 
     def __init__(self, text):
         super().__init__()
@@ -45,7 +45,7 @@ class Page(html.parser.HTMLParser):
         self.tags[tag] += 1
         self.attributes += [(tag, k, v or "") for k, v in attrs]
         if "id" in attributes:
-            assert attributes["id"] not in self.ids, "an identifier is given twice"
+            assert attributes["id"] not in self.ids, "an identifier is used twice"
             self.ids[attributes["id"]] = (tag, attributes.get("class", ""))
         if tag == "a":
             self.links.append(attributes["href"])
@@ -69,7 +69,7 @@ class Page(html.parser.HTMLParser):
         for _, name, value in self.attributes:
             assert name not in ("src", "srcset", "action", "data", "background") and not name.startswith("on")
             if name == "href":
-                assert value.startswith("#") and value[1:] in self.ids, f"{value} leads nowhere"
+                assert value.startswith("#") and value[1:] in self.ids, f"{value} has no target"
         assert not re.search(r"url\(|@import|https?:|fetch\(|XMLHttp", "".join(self.texts["style"] + self.texts["script"]))
         return self
 
@@ -167,10 +167,10 @@ def test_the_page_links_rows_drawings_and_code(report, tmp_path):
     assert len(gone) == len(new) == 1 and missed
     assert page.ids["s0"][0] == page.ids["m0"][0] == "tr"
     for place in (*gone, *missed[:1]):
-        assert f"#{place}" in page.links, "no row leads to the drawing"
-        assert f"#{place}c" in page.links, "the drawing doesn't lead to the code"
+        assert f"#{place}" in page.links, "no row links to the drawing"
+        assert f"#{place}c" in page.links, "the drawing does not link to the code"
     assert page.ids[f"{gone[0]}c"] == ("div", "gone") and page.ids[f"{new[0]}c"] == ("div", "sub")
-    assert page.links.count("#s0") >= 2, "drawing and code lead to the row"
+    assert page.links.count("#s0") >= 2, "drawing and code link to the row"
     assert "x.transpose(0, 1) + y" in page.text and "test_page.py:" in page.text
     assert all(r.reason in page.text for r in report.rejections)
 
@@ -204,10 +204,10 @@ def test_of_a_large_graph_only_the_neighbourhoods_are_drawn(tmp_path):
     assert "… 997 nodes …" in page.text and "… 2,993 nodes …" in page.text and "… 997 nodes …" in page.text
     drawn = [i for i, (tag, _) in page.ids.items() if tag == "g" and "b" in i]
     assert len(drawn) == 7 + 5
-    assert "Drawn is what stands within 2 steps" in page.text and re.search(r"… [\d,]+ lines …", page.text)
+    assert "The drawings show the nodes within 2 steps" in page.text and re.search(r"… [\d,]+ lines …", page.text)
 
 
-def test_places_that_look_alike_are_drawn_once(tmp_path):
+def test_sites_that_look_alike_are_drawn_once(tmp_path):
     page = read(chain(3000, [f"n{i}" for i in range(700, 2100, 70)], reason="no <kernel>"), tmp_path / "x.html")
     assert page.tags["svg"] == 1 and "19 more that look the same" in page.text and "alike ×19" in page.text
     page = read(chain(3000, [f"n{i}" for i in range(60, 2960)], reason="all"), tmp_path / "x.html")
@@ -216,7 +216,7 @@ def test_places_that_look_alike_are_drawn_once(tmp_path):
 
 def test_a_whole_small_graph_is_drawn(tmp_path):
     page = read(chain(20, ["n9"]), tmp_path / "x.html")
-    assert "Drawn is what stands" not in page.text and len([i for i, (tag, _) in page.ids.items() if tag == "g"]) == 40
+    assert "The drawings show the nodes" not in page.text and len([i for i, (tag, _) in page.ids.items() if tag == "g"]) == 40
 
 
 def test_an_empty_report_has_a_page(tmp_path):
@@ -298,7 +298,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def colours(path):
-    """How many pixels a PNG of 8-bit RGB or RGBA has of each colour."""
+    """The number of pixels of each colour in a PNG of 8-bit RGB or RGBA."""
     data, at, packed = path.read_bytes(), 8, b""
     while at < len(data):
         (length,), kind = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
@@ -346,6 +346,6 @@ def test_a_browser_runs_the_script_and_draws_the_graph(report, tmp_path):
     done = run("--window-size=1200,1600", f"--screenshot={shot}")
     assert shot.exists(), done.stderr[-2000:]
     seen = colours(shot)
-    # The fills of a rewritten node, of a new one and of a near miss, as page.css has them for the light scheme.
+    # The light scheme's fills of a replaced node, a new node and a near miss (page.css).
     for fill in ((0xFD, 0xE8, 0xE2), (0xDC, 0xF5, 0xEA), (0xFD, 0xF1, 0xD3)):
         assert seen[fill] > 500, f"{fill} is not on the page"

@@ -1,93 +1,145 @@
-"""Draws a scene's nodes as inline SVG. Colours are the page's style sheet's; every name is escaped."""
+"""Coordinates and texts of a neighbourhood's drawing, which the template writes as SVG. Lengths are in pixels."""
 
 from __future__ import annotations
 
-import html
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from fusebackend.report.html.layered_layout import Point, layered
 from fusebackend.report.model import GraphNode
 
-_HEIGHT, _ROW, _MARGIN = 38.0, 66.0, 14.0
-_LETTER = 6.7  # width of a letter of the 11 px monospace face
-_LONGEST = 34
+_BOX_HEIGHT, _LAYER_HEIGHT, _MARGIN = 38.0, 66.0, 14.0
+_CHARACTER_WIDTH = 6.7  # of the 11 px monospace font
+_MAX_CHARACTERS = 34  # of a label
+_STUB_LENGTH = 9
+_ROUND = ("placeholder", "get_attr", "output")
 
 
-def svg(
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """An edge between two boxes, given by their numbers. ``path`` is an SVG path."""
+
+    source: int
+    user: int
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stub:
+    """A dashed line from a box towards ``count`` neighbours that are not drawn."""
+
+    x: float
+    y: float
+    length: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """A node of the graph.
+
+    Attributes:
+        number: its index among the boxes of the drawing.
+        x, y: its centre.
+        label, spec: its two lines of text; ``spec`` may be empty.
+        title: its tooltip.
+        identifier, link: the ``id`` of the box and of what it links to, or None.
+    """
+
+    number: int
+    x: float
+    y: float
+    width: float
+    height: float
+    radius: float
+    label: str
+    spec: str
+    title: str
+    css_class: str
+    identifier: str | None
+    link: str | None
+    stubs: list[Stub]
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A drawing whose upper left corner is at (-margin, -margin). ``title`` is for screen readers."""
+
+    title: str
+    margin: float
+    width: float
+    height: float
+    edges: list[Edge]
+    boxes: list[Box]
+
+
+def drawing(
     nodes: Sequence[GraphNode],
     *,
     title: str,
     users: Mapping[str, Sequence[str]],
-    classes: Callable[[str], str],
+    css_class: Callable[[str], str],
     identifier: Callable[[str], str | None],
     link: Callable[[str], str | None],
-) -> str:
-    """The drawing of ``nodes``, sources at the top; dashed stubs stand for neighbours that are not drawn.
+) -> Drawing:
+    """Lays out ``nodes``, sources at the top.
 
     Args:
-        title: what the picture shows, for screen readers.
+        title: what the drawing shows.
         users: the names of every node's users in the whole graph.
-        classes: the style classes of a node's box, by its name.
-        identifier: the ``id`` that a node gets, or None.
-        link: the ``id`` of what a click on a node leads to, or None.
+        css_class: the style class of a node, by its name.
+        identifier: the ``id`` of a node, or None.
+        link: the ``id`` of what a node links to, or None.
     """
-    names = {n.name for n in nodes}
-    labels = {n.name: _labels(n) for n in nodes}
-    widths = {name: max(map(len, lines)) * _LETTER + 20 for name, lines in labels.items()}
-    layout = layered(widths, {n.name: n.inputs for n in nodes}, height=_HEIGHT, row=_ROW)
-    width, height = layout.width + 2 * _MARGIN, layout.height + 2 * _MARGIN
-    number = {n.name: i for i, n in enumerate(nodes)}
-    parts = [
-        f'<svg style="--w: {width:.0f}px" viewBox="{-_MARGIN:.0f} {-_MARGIN:.0f} {width:.0f} {height:.0f}" '
-        f'role="img" aria-label="{html.escape(title)}">'
-    ]
-    for (source, user), points in layout.edges.items():
-        parts.append(f'<path class="e" data-a="{number[source]}" data-b="{number[user]}" d="{_curve(points)}"/>')
+    labels = {n.name: (_shortened(_label(n)), _shortened(n.spec)) for n in nodes}
+    widths = {name: max(map(len, lines)) * _CHARACTER_WIDTH + 20 for name, lines in labels.items()}
+    layout = layered(widths, {n.name: n.inputs for n in nodes}, box_height=_BOX_HEIGHT, layer_height=_LAYER_HEIGHT)
+    numbers = {n.name: i for i, n in enumerate(nodes)}
+    boxes = []
     for node in nodes:
         x, y = layout.centre[node.name]
-        hidden_in = sum(i not in names for i in node.inputs)
-        hidden_out = sum(u not in names for u in users.get(node.name, ()))
-        for count, edge, away in ((hidden_in, y - _HEIGHT / 2, -1), (hidden_out, y + _HEIGHT / 2, 1)):
-            if count:
-                aside = x + widths[node.name] / 4  # beside the edges that are drawn
-                parts.append(f'<path class="stub" d="M{aside:.1f} {edge:.1f}v{9 * away}"><title>{count} not drawn</title></path>')
-                if count > 1:
-                    parts.append(f'<text class="count" x="{aside + 4:.1f}" y="{edge + 9 * away + 2:.1f}">{count}</text>')
-        box = _box(node, labels[node.name], x, y, widths[node.name])
-        name, target = identifier(node.name), link(node.name)
-        named = f' id="{name}"' if name else ""
-        group = f'<g class="n {classes(node.name)}"{named} data-n="{number[node.name]}">{box}</g>'
-        parts.append(f'<a href="#{target}">{group}</a>' if target else group)
-    return "".join([*parts, "</svg>"])
+        boxes.append(
+            Box(
+                number=numbers[node.name],
+                x=x,
+                y=y,
+                width=widths[node.name],
+                height=_BOX_HEIGHT,
+                radius=_BOX_HEIGHT / 2 if node.target in _ROUND else 6,
+                label=labels[node.name][0],
+                spec=labels[node.name][1],
+                title=f"{node.name} = {node.target}({', '.join(node.inputs)})\n{node.spec}\n{node.source}",
+                css_class=css_class(node.name),
+                identifier=identifier(node.name),
+                link=link(node.name),
+                stubs=_stubs(node, x + widths[node.name] / 4, y, numbers, users),
+            )
+        )
+    edges = [Edge(numbers[source], numbers[user], _curve(points)) for (source, user), points in layout.edges.items()]
+    return Drawing(title, _MARGIN, layout.width + 2 * _MARGIN, layout.height + 2 * _MARGIN, edges, boxes)
 
 
-def _labels(node: GraphNode) -> tuple[str, str]:
-    named = node.target in ("placeholder", "get_attr")
-    label = node.name if named else node.target.removesuffix(".default")
-    if label.startswith("<"):  # <built-in function getitem>
-        label = label.strip("<>").split()[-1]
-    return _shortened(label), _shortened(node.spec)
+def _stubs(node: GraphNode, x: float, y: float, drawn: Mapping[str, int], users: Mapping[str, Sequence[str]]) -> list[Stub]:
+    hidden_inputs = sum(i not in drawn for i in node.inputs)
+    hidden_users = sum(u not in drawn for u in users.get(node.name, ()))
+    above = Stub(x, y - _BOX_HEIGHT / 2, -_STUB_LENGTH, hidden_inputs)
+    below = Stub(x, y + _BOX_HEIGHT / 2, _STUB_LENGTH, hidden_users)
+    return [stub for stub in (above, below) if stub.count]
+
+
+def _label(node: GraphNode) -> str:
+    if node.target in ("placeholder", "get_attr"):
+        return node.name
+    label = node.target.removesuffix(".default")
+    return label.strip("<>").split()[-1] if label.startswith("<") else label  # <built-in function getitem>
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-
-
-def _box(node: GraphNode, labels: tuple[str, str], x: float, y: float, width: float) -> str:
-    top, spec = map(html.escape, labels)
-    about = html.escape(f"{node.name} = {node.target}({', '.join(node.inputs)})\n{node.spec}\n{node.source}")
-    radius = _HEIGHT / 2 if node.target in ("placeholder", "get_attr", "output") else 6
-    lines = f'<text x="{x:.1f}" y="{y - 2:.1f}">{top}</text><text class="spec" x="{x:.1f}" y="{y + 12:.1f}">{spec}</text>'
-    if not spec:
-        lines = f'<text x="{x:.1f}" y="{y + 4:.1f}">{top}</text>'
-    return (
-        f"<title>{about}</title>"
-        f'<rect x="{x - width / 2:.1f}" y="{y - _HEIGHT / 2:.1f}" width="{width:.1f}" height="{_HEIGHT:.0f}" rx="{radius:.0f}"/>{lines}'
-    )
+    return text if len(text) <= _MAX_CHARACTERS else text[: _MAX_CHARACTERS - 1] + "…"
 
 
 def _curve(points: Sequence[Point]) -> str:
-    """Vertical at both ends and at every point it passes, so that edges enter boxes from above."""
+    """An SVG path that is vertical at every point, so that edges enter boxes from above."""
     path = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
     for (x0, y0), (x1, y1) in zip(points, points[1:]):
         middle = (y0 + y1) / 2

@@ -6,7 +6,7 @@ from families.tile_tensors import FLOATS, INTEGERS, values
 
 import fusebackend
 from fusebackend.patterns.transpose_add.ops import reference
-from fusebackend.tools.demo import ByteLM
+from fusebackend.tools.byte_lm import ByteLM
 
 
 def check(interpreted, fn, *inputs, count=1, rounded=None, **kwargs):

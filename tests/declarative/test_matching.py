@@ -1,48 +1,13 @@
-"""Patterns given as ordinary PyTorch: what they find, what they refuse and why, and how they are registered."""
-
-import itertools
+"""What patterns given as PyTorch functions match, and the reasons of near misses."""
 
 import pytest
 import torch
+from example_pattern import other_silu_mul, pair, silu_mul
 from torch.nn import functional as F
 
 import fusebackend
-from fusebackend import RegistrationError, VerificationError
 from fusebackend.backend import fuse
-from fusebackend.rewriting import registry
 from fusebackend.testing import PatternAssertion, assert_pattern
-
-counter = itertools.count()
-
-
-@pytest.fixture
-def pattern():
-    """Registers a pattern for one test and gives its name."""
-    names = []
-
-    def add(search_fn, replace_fn, *example, verify=False, **kwargs):
-        name = f"test_traced_{next(counter)}"
-        fusebackend.register_replacement(
-            search_fn, replace_fn, example[0] if len(example) == 1 else list(example), name=name, verify=verify, **kwargs
-        )
-        names.append(name)
-        return name
-
-    yield add
-    for name in names:
-        fusebackend.unregister(name)
-
-
-def pair(*shape, dtype=torch.float32):
-    return torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
-
-
-def silu_mul(x, y):
-    return F.silu(x) * y
-
-
-def other_silu_mul(x, y):
-    return y * (x * torch.sigmoid(x))
 
 
 def test_found_in_either_order_at_any_size_static_and_dynamic(pattern):
@@ -78,7 +43,7 @@ def test_numbers_stand_for_any_number_unless_pinned(pattern):
 
 
 def test_other_alpha_is_a_reason(pattern):
-    """The match that Inductor's own matcher makes, with an error of 3.2."""
+    """Inductor's matcher ignores alpha here, and its replacement gives a wrong result."""
     name = pattern(lambda x, y: x.t() + y, lambda x, y: torch.sub(x.t(), -y), (torch.randn(4, 8), torch.randn(8, 4)))
     x, y = torch.randn(5, 6), torch.randn(6, 5)
     assert_pattern(lambda x, y: torch.add(x.t(), y, alpha=2), x, y, pattern=name, rejected="alpha is 2, the pattern has 1")
@@ -115,7 +80,7 @@ def test_a_mutated_input_in_between_is_not_passed_over(pattern):
         x.add_(1)
         return t * y, x * 2
 
-    assert_pattern(fn, *pair(4, 8), pattern=name, count=1)  # functionalised: the tanh reads what x was
+    assert_pattern(fn, *pair(4, 8), pattern=name, count=1)  # in the functionalised graph, tanh reads the old value of x
 
 
 @pytest.mark.parametrize(
@@ -193,121 +158,12 @@ def test_post_grad_level(pattern):
     assert_pattern(silu_mul, *pair(5, 7), pattern=name, count=1)
 
 
-A, B = pair(4, 8)
-TENSOR = torch.randn(8)
-
-
-@pytest.mark.parametrize(
-    ("search", "replace", "example", "kwargs", "words"),
-    [
-        (silu_mul, lambda x, y: other_silu_mul(x, y).sum(0), (A, B), {}, "output 0 differs: the search function gives float32 of shape"),
-        (silu_mul, lambda x, y: other_silu_mul(x, y).double(), (A, B), {}, "float64"),
-        (silu_mul, lambda x, y: other_silu_mul(x, y).t().contiguous().t(), (A, B), {}, "strides"),
-        (silu_mul, lambda x, y: (x + 1, y + 1), (A, B), {}, "returns 1 tensors, the replacement 2"),
-        (silu_mul, lambda x: x, (A, B), {}, "takes (x, y), the replacement (x)"),
-        (silu_mul, other_silu_mul, (A,), {}, "do not fit the search function"),
-        (silu_mul, other_silu_mul, (1.0, 2.0), {}, "must hold a tensor"),
-        (silu_mul, other_silu_mul, (A, B), {"pin": ("z",)}, "pin names 'z'; the arguments are x, y"),
-        (lambda x, y: x * TENSOR, lambda x, y: x * y, (A, B), {}, "uses a tensor that is not one of its arguments"),
-        (lambda x, y: x.sin(), lambda x, y: x.sin(), (A, B), {}, "does not use its argument 'y'"),
-        (lambda x, a: x * (a + 1), lambda x, a: x * (a + 1), (A, 2.0), {}, "pin it: pin=('a',)"),
-        (lambda x, y: print(x) or x * y, other_silu_mul, (A, B), {}, "can't be traced"),
-        (silu_mul, other_silu_mul, (A, B), {"name": "transpose_add"}, "'transpose_add' is taken"),
-        (
-            silu_mul,
-            other_silu_mul,
-            (A, B),
-            {"extra_check": lambda c, held=TENSOR: True},
-            "a Tensor: compiled graphs are cached by what a pattern does",
-        ),
-        (silu_mul, other_silu_mul, (A.clone().requires_grad_(), B), {"level": "post_grad"}, "need level='joint'"),
-    ],
-)
-def test_registering_wrongly_says_what_to_do(search, replace, example, kwargs, words):
-    with pytest.raises(RegistrationError) as error:
-        fusebackend.register_replacement(search, replace, example, **{"name": "test_wrong", **kwargs})
-    assert words in str(error.value)
-    assert "test_wrong" not in registry.known_names()
-
-
-@pytest.mark.parametrize(
-    ("replace", "words"),
-    [
-        (lambda x, y: F.silu(x) * y * 1.0001, "largest error"),
-        (lambda x, y: F.silu(x.clamp(max=100)) * y, "large values"),
-        (lambda x, y: F.silu(x) * torch.nan_to_num(y), "inf or nan"),
-    ],
-)
-def test_a_replacement_that_computes_something_else_is_not_registered(replace, words):
-    with pytest.raises(VerificationError) as error:
-        fusebackend.register_replacement(silu_mul, replace, (A, B), name="test_wrong")
-    assert words in str(error.value) and "test_wrong" not in registry.known_names()
-
-
-def test_the_decorators():
-    @fusebackend.register_pattern("test_decorated", example_inputs=(A, B))
-    def search(x, y):
-        return F.silu(x) * y
-
-    try:
-        replacement = search.replace_with(other_silu_mul)
-        assert torch.equal(search(A, B), silu_mul(A, B))
-        assert fusebackend.verify("test_decorated").ok and replacement.name == "test_decorated"
-        assert_pattern(silu_mul, A, B, pattern="test_decorated", count=1)
-    finally:
-        fusebackend.unregister("test_decorated")
-
-
 def test_a_failed_assertion_shows_the_report(pattern):
     name = pattern(silu_mul, other_silu_mul, pair(4, 8))
     with pytest.raises(PatternAssertion, match=f"expected 2 substitution.s. by '{name}', found 1"):
         assert_pattern(silu_mul, *pair(5, 7), pattern=name, count=2)
     with pytest.raises(PatternAssertion, match="expected a near miss"):
-        assert_pattern(torch.sin, A, pattern=name, rejected="anything")
-
-
-def test_the_fingerprint_follows_what_the_pattern_does():
-    def make(factor=1.0, limit=3, priority=0, dtype=torch.float32):
-        return fusebackend.declarative.register.TracedPattern(
-            "test_print",
-            lambda x, y: F.silu(x) * y,
-            lambda x, y: y * F.silu(x) * factor,
-            pair(4, 8, dtype=dtype),
-            when=lambda c: len(c.nodes) < limit,
-            priority=priority,
-        ).fingerprint()
-
-    first = make()
-    assert make() == first
-    others = {make(factor=2.0), make(limit=4), make(priority=1), make(dtype=torch.float64)}
-    assert len(others) == 4 and first not in others
-
-
-def test_patterns_are_switched_off_and_on_for_a_block():
-    names = lambda: {p.name for p in registry.select(("all",))}  # noqa: E731
-    with fusebackend.disable("transpose_add"):
-        assert "transpose_add" not in names()
-        with fusebackend.enable("transpose_add"):
-            assert "transpose_add" in names()
-        assert "transpose_add" not in names()
-        assert "transpose_add" in {p.name for p in registry.select(("transpose_add",))}
-    assert "transpose_add" in names()
-    with pytest.raises(ValueError, match="did you mean 'transpose_add'"):
-        fusebackend.disable("transpose_ad")
-
-
-def test_another_packages_patterns_come_by_entry_point(monkeypatch):
-    calls = []
-
-    class Entry:
-        name = "theirs"
-
-        def __init__(self, load):
-            self.load = load
-
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry(lambda: lambda: calls.append(group)), Entry(lambda: 1 / 0)])
-    registry._load_families.__wrapped__()
-    assert calls == ["fusebackend.patterns"]
+        assert_pattern(torch.sin, torch.randn(4, 8), pattern=name, rejected="anything")
 
 
 def test_matching_a_large_graph_takes_less_than_a_second(pattern):
@@ -318,9 +174,9 @@ def test_matching_a_large_graph_takes_less_than_a_second(pattern):
             x = torch.relu(x * w + i) - 0.5
         return (x,)
 
-    # As Dynamo gives it, which takes longer than all the rest.
+    # The graph that Dynamo would give; running Dynamo would take longer than the rest of the test.
     options = {"fuse.interpret": True, "fuse.gate": "off"}
     fuse(torch.fx.symbolic_trace(fn), [torch.randn(4, 4), torch.randn(4, 4)], options=options)
     report = fusebackend.last_report()
     assert report.graphs[-1].nodes >= 5000
-    assert report.seconds < 5  # 0.3 s alone; the machine is shared
+    assert report.seconds < 5  # takes less than 1 s on an idle machine

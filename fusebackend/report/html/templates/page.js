@@ -1,5 +1,6 @@
 "use strict";
-// Filters by pattern, opens what a link leads into, and lights a node's edges. Without it the page shows everything.
+// Filters the page by pattern, unfolds what contains the target of a link, and highlights the edges of the node under the pointer.
+// Without this script the page shows everything.
 (() => {
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const off = new Set();
@@ -27,7 +28,7 @@
     for (let e = target; e; e = e.parentElement) if (e.tagName === "DETAILS") e.open = true;
     target.scrollIntoView({ block: "center", inline: "nearest" });
     const panel = target.closest(".code");
-    if (panel) panel.scrollLeft = 0; // a line of code is read from its beginning
+    if (panel) panel.scrollLeft = 0; // show the line of code from its beginning
   }
   addEventListener("hashchange", reveal);
 

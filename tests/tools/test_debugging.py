@@ -1,4 +1,4 @@
-"""fuse.check, bisect, verify: for the search after a wrong number."""
+"""Tools for finding the cause of a wrong result: fuse.check, bisect, verify."""
 
 import pytest
 import torch

@@ -1,0 +1,41 @@
+"""The example inputs that a pattern is traced with, and the numbers among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusebackend.declarative.errors import RegistrationError
+
+
+def as_tuples(pattern: str, given: Sequence[Any]) -> list[tuple]:
+    """The examples of a pattern: ``given`` is the arguments of one call, or a list of several such tuples.
+
+    Raises:
+        RegistrationError: an example without a tensor.
+    """
+    several = isinstance(given, list) and given and all(isinstance(e, (tuple, list)) for e in given)
+    examples = [tuple(e) for e in given] if several else [tuple(given)]
+    for example in examples:
+        if not any(isinstance(v, torch.Tensor) for v in example):
+            raise RegistrationError(f"pattern {pattern!r}: example_inputs must hold a tensor, got {example!r}")
+    return examples
+
+
+def requires_grad(example: Mapping[str, Any]) -> bool:
+    return any(isinstance(v, torch.Tensor) and v.requires_grad for v in example.values())
+
+
+def without_grad(example: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in example.items()}
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def stand_in(index: int, kind: type) -> int | float:
+    """A number that no program contains by chance. Where a trace contains it, it stands for the ``index``-th number argument."""
+    return 0.5317 + 1e-9 * (7919 * index + 1) if kind is float else 7368787 + 104729 * index

@@ -1,0 +1,92 @@
+"""When a node of a pattern and a node of a graph compute the same, and what is known of a single node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.declarative.examples import is_number
+
+aten = torch.ops.aten
+
+#: Operators whose result does not depend on the order of their first two arguments.
+COMMUTATIVE = frozenset(
+    {
+        aten.add.Tensor,
+        aten.mul.Tensor,
+        aten.maximum.default,
+        aten.minimum.default,
+        aten.eq.Tensor,
+        aten.ne.Tensor,
+        aten.logical_and.default,
+        aten.logical_or.default,
+        aten.bitwise_and.Tensor,
+        aten.bitwise_or.Tensor,
+    }
+)
+#: Views that can be moved from the result of a pointwise operator to its operands.
+MOVABLE_VIEWS = frozenset(
+    {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim}
+)
+_EQUIVALENT = {
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,
+    aten.detach.default: aten.alias.default,
+}
+
+
+def same_target(a: Any, b: Any) -> bool:
+    """Whether two operators are the same, or differ only in what they require of their input's strides or of autograd."""
+    return _EQUIVALENT.get(a, a) is _EQUIVALENT.get(b, b)
+
+
+def same_constant(name: str, expected: Any, actual: Any, pattern_node: fx.Node, node: fx.Node) -> bool:
+    """Whether the argument ``name`` of two calls has the same value, which is not a node."""
+    if name in ("device", "pin_memory"):
+        return True  # the device of the replacement's output is compared with that of the original
+    if name in ("dim", "dims") and isinstance(expected, int) and isinstance(actual, int):
+        ranks = [g.value(n.all_input_nodes[0]).dim() for n in (pattern_node, node)]
+        return expected % max(ranks[0], 1) == actual % max(ranks[1], 1)
+    if isinstance(expected, bool) or isinstance(actual, bool):
+        return expected is actual
+    # Values of other types are not compared: comparing a symbolic size would add a guard.
+    return (type(expected) is type(actual) or (is_number(expected) and is_number(actual))) and expected == actual
+
+
+def is_pointwise_of_one_shape(node: fx.Node) -> bool:
+    """Whether ``node`` is pointwise without broadcasting, so that a view of its result is the same operator on views of its operands."""
+    if torch.Tag.pointwise not in node.target.tags:
+        return False
+    shape = g.value(node).shape
+    tensors = [g.value(n) for n in node.all_input_nodes if g.is_tensor(n)]
+    return all(len(t.shape) == len(shape) and all(map(g.same_size, t.shape, shape)) for t in tensors)
+
+
+def is_plain_sum(node: Any) -> bool:
+    """Whether ``node`` is ``a + b`` of two tensors that have the shape, dtype and strides of the result."""
+    if not isinstance(node, fx.Node) or node.target is not aten.add.Tensor or g.arguments(node)["alpha"] != 1:
+        return False
+    return all(g.is_tensor(t) and g.difference(g.value(t), g.value(node)) is None for t in node.args[:2])
+
+
+def sum_terms(node: Any) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The terms of a sum whose partial sums have no other users, and its additions."""
+    if not is_plain_sum(node) or len(node.users) > 1:
+        return [node], []
+    (left, left_sums), (right, right_sums) = (sum_terms(n) for n in node.args[:2])
+    return [*left, *right], [node, *left_sums, *right_sums]
+
+
+def ancestors(node: fx.Node) -> set[fx.Node]:
+    """All nodes that ``node`` depends on."""
+    seen: set[fx.Node] = set()
+    stack = [node]
+    while stack:
+        for parent in stack.pop().all_input_nodes:
+            if parent not in seen:
+                seen.add(parent)
+                stack.append(parent)
+    return seen

@@ -1,0 +1,189 @@
+"""One example of a traced pattern: the traces of its two functions, what they match, and what replaces it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fusebackend import fx_utils as g
+from fusebackend.declarative import sizes
+from fusebackend.declarative.errors import RegistrationError
+from fusebackend.declarative.examples import is_number, stand_in
+from fusebackend.declarative.subgraph_matcher import SubgraphMatch, SubgraphMatcher
+from fusebackend.declarative.trace import Trace, trace
+from fusebackend.rewriting.pattern import Emitter, Level, Match, Reject
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A match that is complete but for the user's own check, which receives it (``when``, ``extra_check``).
+
+    Attributes:
+        kwargs: for each argument of the search function its fake tensor, or the number that it stands for.
+        nodes: for each tensor argument its node in the graph.
+        output_node: the node that the pattern ends in.
+    """
+
+    kwargs: Mapping[str, Any]
+    nodes: Mapping[str, fx.Node]
+    output_node: fx.Node
+
+
+class Variant:
+    """The traces of a search function and its replacement for one example.
+
+    Args:
+        pattern: the pattern's name, for the messages of errors.
+        search_fn, replace_fn: the two functions.
+        example: the arguments that they are traced with, by name.
+        level: the graphs that the pattern is looked for in.
+        pin: the number arguments whose example value is part of the pattern.
+
+    Raises:
+        RegistrationError: the two functions do not fit together.
+        TraceError: a function can't be traced.
+    """
+
+    def __init__(
+        self, pattern: str, search_fn: Callable, replace_fn: Callable, example: Mapping[str, Any], level: Level, pin: Sequence[str]
+    ):
+        self.example = dict(example)
+        self.tensors = [n for n, v in example.items() if isinstance(v, torch.Tensor)]
+        numbers = [n for n, v in example.items() if is_number(v) and n not in pin]
+        stand_ins = {n: stand_in(i, type(example[n])) for i, n in enumerate(numbers)}
+        self.scalars = {v: n for n, v in stand_ins.items()}
+        self.search = self._trace(search_fn, {**example, **stand_ins}, level)
+        self.replace = self._trace(replace_fn, {**example, **stand_ins}, level)
+        self._check_scalars(pattern)
+        self._check_inputs(pattern)
+        self._check_outputs(pattern)
+        self.matcher = SubgraphMatcher(self.search, self.scalars)
+
+    def _trace(self, fn: Callable, arguments: Mapping[str, Any], level: Level) -> Trace:
+        def positional(*tensors: torch.Tensor) -> Any:
+            return fn(**{**arguments, **dict(zip(self.tensors, tensors))})
+
+        positional.__name__ = getattr(fn, "__name__", "function")
+        return trace(positional, [arguments[n] for n in self.tensors], level)
+
+    def _check_scalars(self, pattern: str) -> None:
+        found = {a for n in self.search.graph.nodes for a in tree_leaves((n.args, n.kwargs)) if is_number(a)}
+        for value, name in self.scalars.items():
+            if value not in found:
+                raise RegistrationError(
+                    f"pattern {pattern!r}: the number {name!r} is not an argument of any operator in the search function's graph "
+                    f"(another number is derived from it, or it decides a shape); pin it: pin=({name!r},) makes {self.example[name]!r} "
+                    "part of the pattern"
+                )
+
+    def _check_inputs(self, pattern: str) -> None:
+        unused = [n for n, p in zip(self.tensors, self.search.inputs) if p is None]
+        if unused:
+            raise RegistrationError(f"pattern {pattern!r}: the search function does not use its argument {unused[0]!r}")
+
+    def _check_outputs(self, pattern: str) -> None:
+        if self.search.forward_outputs != self.replace.forward_outputs:
+            raise RegistrationError(
+                f"pattern {pattern!r}: the search function returns {self.search.forward_outputs} tensors, "
+                f"the replacement {self.replace.forward_outputs}"
+            )
+        search_names = sizes.argument_names(self.search, self.tensors)
+        replace_names = self._names_in_replacement(search_names)
+        outputs = [f"output {i}" for i in range(self.search.forward_outputs)] + [f"gradient of {n}" for n in self.tensors]
+        for what, searched, replaced in zip(outputs, self.search.outputs, self.replace.outputs):
+            if searched is None and replaced is None:
+                continue
+            if searched is None or replaced is None:
+                function = "replacement" if replaced is None else "search function"
+                raise RegistrationError(f"pattern {pattern!r}: the {function} gives no {what}")
+            expected, got = sizes.describe(searched, search_names), sizes.describe(replaced, replace_names)
+            if expected != got:
+                raise RegistrationError(f"pattern {pattern!r}: {what} differs: the search function gives {expected}, the replacement {got}")
+
+    def _names_in_replacement(self, names: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Names for the replacement's sizes, taken from the search function's ``names`` of the same arguments.
+
+        The search function may require sizes to be equal that are independent in the replacement; they get one name.
+        """
+        found: dict[Any, Any] = {}
+        for searched, replaced in zip(self.search.inputs, self.replace.inputs):
+            if searched is None or replaced is None:
+                continue
+            for d, size in sizes.symbolic(g.value(replaced).shape):
+                same = g.value(searched).shape[d]
+                found.setdefault(size.node.expr, same.node.expr.xreplace(dict(names)) if isinstance(same, torch.SymInt) else same)
+        return found
+
+    def match(self, node: fx.Node, when: Callable[[Candidate], bool | str | Reject] | None) -> Match | Reject | None:
+        """Matches the search function with its anchor at ``node``."""
+        found = self.matcher.find(node)
+        if not isinstance(found, SubgraphMatch):
+            return found
+        if when is not None:
+            bound = {n: found.inputs[p] for n, p in zip(self.tensors, self.search.inputs) if p is not None}
+            kwargs = {**self.example, **{n: g.value(b.node) for n, b in bound.items()}, **found.scalars}
+            answer = when(Candidate(kwargs, {n: b.node for n, b in bound.items()}, node))
+            if isinstance(answer, Reject):
+                return answer
+            if answer is not True:
+                return Reject(answer if isinstance(answer, str) else "the pattern's own check (when, extra_check) returned False")
+        outputs = tuple(dict.fromkeys(found.nodes[o] for o in self.matcher.outputs))
+        interior = {*found.nodes.values(), *found.sums, *_used_inside_only(found)} - set(outputs)
+        return Match(outputs, lambda e: self._emit(e, found), tuple(sorted(interior)))
+
+    def _emit(self, e: Emitter, found: SubgraphMatch) -> tuple[fx.Node, ...]:
+        """Emits the replacement's nodes. Returns a node for each output of the match."""
+        values: dict[fx.Node, Any] = {}
+        pairs = [*zip(self.replace.inputs, self.search.inputs), *zip(self.replace.tangents, self.search.tangents)]
+        for replaced, searched in pairs:
+            if replaced is not None:
+                assert searched is not None
+                bound = found.inputs[searched]
+                node = bound.node
+                for view in bound.views:
+                    node = e.call(cast(Callable, view.target), node, *view.args[1:], **view.kwargs)
+                values[replaced] = node
+        dims = [(p, d, s.node.expr) for p in self.replace.inputs if p is not None for d, s in sizes.symbolic(g.value(p).shape)]
+        size_values = {symbol: g.value(values[p]).shape[d] for p, d, symbol in dims if symbol.is_symbol}
+
+        def resolve(argument: Any) -> Any:
+            if isinstance(argument, fx.Node):
+                if argument in values:
+                    return values[argument]
+                size = sizes.evaluate(g.value(argument), size_values)
+                if isinstance(size, int):
+                    return size
+                p, d = next((p, d) for p, d, symbol in dims if symbol == g.value(argument).node.expr)
+                return e.call(torch.ops.aten.sym_size.int, values[p], d)
+            if is_number(argument) and argument in self.scalars:
+                return found.scalars[self.scalars[argument]]
+            return argument
+
+        for node in self.replace.graph.nodes:
+            if node.op != "call_function":
+                continue
+            if not g.is_tensor(node) and isinstance(g.value(node), (int, torch.SymInt)):
+                size = sizes.evaluate(g.value(node), size_values)
+                if isinstance(size, int):
+                    values[node] = size
+                    continue
+            args, kwargs = tree_map(resolve, (node.args, node.kwargs))
+            values[node] = e.call(node.target, *args, **kwargs)
+        results = {old: values[new] for old, new in zip(self.search.outputs, self.replace.outputs) if old and new}
+        for term in found.other_terms:
+            results[self.matcher.anchor] = e.call(torch.ops.aten.add.Tensor, term, results[self.matcher.anchor])
+        by_image: dict[fx.Node, Any] = {}
+        for output in self.matcher.outputs:
+            by_image.setdefault(found.nodes[output], results[output])
+        return tuple(by_image.values())
+
+
+def _used_inside_only(found: SubgraphMatch) -> set[fx.Node]:
+    """The views between the matched nodes that nothing outside the match uses."""
+    inside = {*found.views, *found.nodes.values()}
+    return {v for v in found.views if all(u in inside for u in v.users)}
