@@ -1,37 +1,35 @@
-// Sums that keep what rounding loses: beside an fp32 or fp64 sum stands the sum of its errors (Knuth 1969, TwoSum), so that a sum of any
-// length is rounded about once. Where memory is what takes the time, it costs none.
+// Compensated sums: beside an fp32 or fp64 sum stands the sum of its rounding errors (TwoSum, Knuth 1969), so that a sum of any length is
+// rounded about once. In kernels that are bound by memory this costs no time.
 #pragma once
 
-#include <type_traits>
+#include "index_add/element_types.cuh"
 
-#include "device.cuh"
+namespace fusebackend::index_add {
 
-namespace fusebackend::accumulate {
-
-// Of elements T; 16-bit ones are summed in fp32, which is exact enough for one rounding to 16 bits, and integers as they are.
+// A sum of elements T. Only fp32 and fp64 are compensated: an fp32 sum is exact enough to be rounded to 16 bits once.
 template <typename T, bool kCompensated = std::is_floating_point_v<T>>
 struct Sum {
   using A = Acc<T>;
-  A sum, lost;
+  A sum, error;
   __device__ __forceinline__ void add(A x) {
     const A next = sum + x, back = next - sum;
-    lost += (sum - (next - back)) + (x - back);
+    error += (sum - (next - back)) + (x - back);
     sum = next;
   }
   __device__ __forceinline__ void add(const Sum& other) {
     add(other.sum);
-    lost += other.lost;
+    error += other.error;
   }
-  // Adds what the lane `step` away has; both then hold the same.
+  // Adds the sum of the lane `step` away; both lanes then hold the same bits.
   __device__ __forceinline__ void add_other_lane(unsigned mask, unsigned step) {
-    const A other = __shfl_xor_sync(mask, sum, step), other_lost = __shfl_xor_sync(mask, lost, step);
+    const A other = __shfl_xor_sync(mask, sum, step), other_error = __shfl_xor_sync(mask, error, step);
     const bool lower = !(threadIdx.x & step);  // the same order of operands in both
     const A first = lower ? sum : other, second = lower ? other : sum;
-    lost = lower ? lost + other_lost : other_lost + lost;
+    error = lower ? error + other_error : other_error + error;
     sum = first;
     add(second);
   }
-  __device__ __forceinline__ A total() const { return isfinite(sum) ? sum + lost : sum; }  // the error of an infinite sum is NaN
+  __device__ __forceinline__ A total() const { return isfinite(sum) ? sum + error : sum; }  // the error of an infinite sum is NaN
 };
 
 template <typename T>
@@ -44,7 +42,7 @@ struct Sum<T, false> {
   __device__ __forceinline__ A total() const { return sum; }
 };
 
-// Writes the sums of V neighbouring elements, onto which comes what was held, if anything: rounded once.
+// Writes the sums of V neighbouring elements, rounded once; if `holds`, what out held before is added first.
 template <typename T, int V, bool kCompensated>
 __device__ __forceinline__ void write_sums(T* out, Sum<T, kCompensated> (&sum)[V], bool holds = false, const Vec<T, V>& held = {}) {
   Vec<T, V> value;
@@ -56,4 +54,4 @@ __device__ __forceinline__ void write_sums(T* out, Sum<T, kCompensated> (&sum)[V
   *reinterpret_cast<Vec<T, V>*>(out) = value;
 }
 
-}  // namespace fusebackend::accumulate
+}  // namespace fusebackend::index_add

@@ -1,21 +1,19 @@
-// Reductions in global memory: add V packed values to V consecutive elements in as few instructions as the architecture has.
+// The PTX instruction `red`, an atomic addition in global memory without a result: adds V values to V neighbouring elements in as few
+// instructions as the architecture has.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "index_add/element_types.cuh"
 
-#include <cstdint>
-
-namespace fusebackend::accumulate {
+namespace fusebackend::index_add {
 
 __device__ __forceinline__ void red(float* p, float a) { asm volatile("red.global.add.f32 [%0], %1;" ::"l"(p), "f"(a) : "memory"); }
 __device__ __forceinline__ void red(double* p, double a) { asm volatile("red.global.add.f64 [%0], %1;" ::"l"(p), "d"(a) : "memory"); }
 __device__ __forceinline__ void red(int32_t* p, int32_t a) { asm volatile("red.global.add.s32 [%0], %1;" ::"l"(p), "r"(a) : "memory"); }
 __device__ __forceinline__ void red(int64_t* p, int64_t a) { asm volatile("red.global.add.u64 [%0], %1;" ::"l"(p), "l"(a) : "memory"); }
 
-// Narrow integers have no reduction: compare-and-swap on the aligned word around them.
+// 8- and 16-bit integers have no such instruction: compare and swap the aligned word around them.
 template <typename T>
-__device__ __forceinline__ void red_narrow(T* p, T a) {
+__device__ __forceinline__ void red_by_cas(T* p, T a) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p);
   unsigned* word = reinterpret_cast<unsigned*>(address & ~uintptr_t(3));
   const unsigned shift = unsigned(address & 3) * 8, mask = ((1u << (8 * sizeof(T))) - 1) << shift;
@@ -26,8 +24,8 @@ __device__ __forceinline__ void red_narrow(T* p, T a) {
     seen = atomicCAS(word, expected, (expected & ~mask) | ((unsigned(sum) << shift) & mask));
   } while (seen != expected);
 }
-__device__ __forceinline__ void red(int16_t* p, int32_t a) { red_narrow(p, int16_t(a)); }
-__device__ __forceinline__ void red(uint8_t* p, int32_t a) { red_narrow(p, uint8_t(a)); }
+__device__ __forceinline__ void red(int16_t* p, int32_t a) { red_by_cas(p, int16_t(a)); }
+__device__ __forceinline__ void red(uint8_t* p, int32_t a) { red_by_cas(p, uint8_t(a)); }
 
 __device__ __forceinline__ unsigned pack(__half*, float a, float b) {
   const __half2 h = __floats2half2_rn(a, b);
@@ -49,16 +47,16 @@ __device__ __forceinline__ void red_pair(__nv_bfloat16* p, unsigned pair) {
 #endif
 }
 
-// A lone 16-bit reduction compiles to a compare-and-swap loop, a pair to one instruction: reduce the aligned pair around the element,
-// with -0, which leaves every value as it is, for its neighbour.
+// One 16-bit addition compiles to a compare-and-swap loop, a pair to one instruction: add to the aligned pair around the element, and to
+// its neighbour -0, which changes no value.
 template <typename T>
-__device__ __forceinline__ void red_lone(T* p, float a) {
+__device__ __forceinline__ void red_one_half(T* p, float a) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p);
   const bool high = address & 2;
   red_pair(reinterpret_cast<T*>(address & ~uintptr_t(3)), high ? pack(p, -0.0f, a) : pack(p, a, -0.0f));
 }
-__device__ __forceinline__ void red(__half* p, float a) { red_lone(p, a); }
-__device__ __forceinline__ void red(__nv_bfloat16* p, float a) { red_lone(p, a); }
+__device__ __forceinline__ void red(__half* p, float a) { red_one_half(p, a); }
+__device__ __forceinline__ void red(__nv_bfloat16* p, float a) { red_one_half(p, a); }
 
 template <typename Out, typename Acc, int V>
 __device__ __forceinline__ void red_vector(Out* p, const Acc (&a)[V]) {
@@ -114,4 +112,4 @@ __device__ __forceinline__ void red_vector(__half* p, const float (&a)[V]) { red
 template <int V>
 __device__ __forceinline__ void red_vector(__nv_bfloat16* p, const float (&a)[V]) { red_halves(p, a); }
 
-}  // namespace fusebackend::accumulate
+}  // namespace fusebackend::index_add
