@@ -15,7 +15,6 @@ import torch
 
 import fusebackend
 from fusebackend.native import loader
-from fusebackend.patterns.index_add import match as index_add
 from fusebackend.patterns.transpose_add import match as transpose_add
 from fusebackend.rewriting import registry
 
@@ -58,7 +57,6 @@ def library():
 def interpreted(monkeypatch):
     """Compiles a function with ``backend="fuse"``, without code generation, every match applied, also to a few bytes."""
     monkeypatch.setattr(transpose_add, "_SMALL_CUDA", 0)
-    monkeypatch.setattr(index_add, "LEAST_BYTES", 0)
 
     def compile_(fn, **kwargs):
         options = {"fuse.interpret": True, "fuse.gate": "off", **kwargs.pop("options", {})}

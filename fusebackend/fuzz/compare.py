@@ -175,14 +175,11 @@ def _compiled(program: Program, device: str, codegen: bool, patterns: Sequence[s
 def cost_ignored() -> Iterator[None]:
     """Guards that ask what pays, not what is right, let everything pass: so more is substituted, in more places."""
     from fusebackend.patterns.fp32_matmul import match as matmul
-    from fusebackend.patterns.index_add import match as index_add
     from fusebackend.patterns.permute import match as permute
     from fusebackend.patterns.transpose_add import match as transpose_add
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(g, "fused_neighbour", lambda node: None))
-        stack.enter_context(mock.patch.object(index_add, "_fused_away", lambda site, anchor: None))
-        stack.enter_context(mock.patch.object(index_add, "_too_little", lambda site, anchor: None))
         stack.enter_context(mock.patch.object(matmul, "pays", lambda *sizes: True))
         stack.enter_context(mock.patch.object(matmul, "LEAST_K", 0))
         stack.enter_context(mock.patch.object(transpose_add, "_loses", lambda out: None))

@@ -1,12 +1,16 @@
-"""Sums that share an index are given one plan of it; by a plan the kernels compute the same."""
+"""Sums that go by the same index share one sort of it; by a sorted index the kernels compute the same."""
 
 import pytest
 import torch
+from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusebackend
 from fusebackend.native import loader
-from fusebackend.patterns.index_add import ops
-from fusebackend.patterns.index_add import plan as index_add_plan
+from fusebackend.patterns.index_add import estimate, ops
+from fusebackend.patterns.index_add.match import IndexAdd
+from fusebackend.rewriting.pattern import Emitter, Match
 
 kernels = torch.ops.fusebackend
 NODES, EDGES, CHANNELS = 60, 700, 32
@@ -20,10 +24,10 @@ def library():
 
 
 @pytest.fixture
-def small_plans_pay(monkeypatch):
-    monkeypatch.setattr(index_add_plan, "DEVICES", ("cpu", "cuda"))
-    monkeypatch.setattr(index_add_plan, "LEAST_ENTRIES", 1)
-    monkeypatch.setattr(index_add_plan, "LEAST_ROWS", 1)
+def small_sorts_pay(monkeypatch):
+    monkeypatch.setattr(estimate, "SORT_DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(estimate, "MIN_SORT_ENTRIES", 1)
+    monkeypatch.setattr(estimate, "MIN_SORT_ROWS", 1)
 
 
 class Layer(torch.nn.Module):
@@ -61,18 +65,18 @@ def calls(report, graph_name, name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layers_of_an_inference_share_one_plan(interpreted, small_plans_pay, device, dtype):
+def test_layers_of_an_inference_share_one_sort(interpreted, small_sorts_pay, device, dtype):
     model, (x, edges) = Network().to(device, dtype), graph(device, dtype)
     with torch.no_grad():
         expected, found = model(x, edges), interpreted(model, options={"fuse.strict": True})(x, edges)
     torch.testing.assert_close(found, expected, **({} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 5e-2}))
     report = fusebackend.last_report()
     assert calls(report, "forward", "index_plan") == 1
-    assert calls(report, "forward", "index_add_zeros") == 3  # the counts are read off the plan
+    assert calls(report, "forward", "index_add_zeros") == 3  # the counts are read off the sorted index
     assert len(report.substitutions) == 6 and all("planned" in s.note for s in report.substitutions)
 
 
-def test_a_training_step_has_a_plan_for_each_direction(interpreted, small_plans_pay, device):
+def test_a_training_step_sorts_once_for_each_direction(interpreted, small_sorts_pay, device):
     model, (x, edges) = Network().to(device), graph(device)
     model(x, edges).square().mean().backward()
     expected = [p.grad.clone() for p in model.parameters()]
@@ -84,8 +88,8 @@ def test_a_training_step_has_a_plan_for_each_direction(interpreted, small_plans_
     assert calls(report, "forward", "index_plan") == 1 and calls(report, "backward", "index_plan") == 1
 
 
-def test_a_plan_moves_up_to_the_first_sum_that_needs_it(interpreted, small_plans_pay):
-    """The wide sum, which has more nodes, is replaced first; the count before it still finds the plan."""
+def test_the_sort_stands_before_the_first_sum_that_needs_it(interpreted, small_sorts_pay):
+    """The wide sum, which has more nodes, is replaced first; the count before it finds the sorted index all the same."""
 
     def function(x, dst):
         counts = torch.zeros(NODES).index_add(0, dst[1], torch.ones(EDGES))
@@ -98,7 +102,7 @@ def test_a_plan_moves_up_to_the_first_sum_that_needs_it(interpreted, small_plans
     assert calls(fusebackend.last_report(), "forward", "index_add_zeros") == 1
 
 
-def test_a_count_before_the_sums_makes_their_plan(interpreted, small_plans_pay, device):
+def test_a_count_before_the_sums_sorts_for_them(interpreted, small_sorts_pay, device):
     """As in PyG's mean; in training the sum's zeros and its gather are used elsewhere too, so that it has no more nodes than
     the count."""
 
@@ -115,13 +119,14 @@ def test_a_count_before_the_sums_makes_their_plan(interpreted, small_plans_pay, 
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     report = fusebackend.last_report()
     assert len(report.substitutions) == 3 and calls(report, "forward", "index_plan") <= 2
-    assert calls(report, "forward", "index_add_zeros") + calls(report, "forward", "index_add") == 2  # the counts are read off a plan
+    # The counts are read off a sorted index.
+    assert calls(report, "forward", "index_add_zeros") + calls(report, "forward", "index_add") == 2
 
 
 @pytest.mark.parametrize("reason", ["one sum", "other rows", "narrow", "few entries", "other index"])
-def test_no_plan_where_it_would_not_pay(interpreted, small_plans_pay, monkeypatch, reason):
+def test_nothing_is_sorted_where_it_would_not_pay(interpreted, small_sorts_pay, monkeypatch, reason):
     if reason == "few entries":
-        monkeypatch.setattr(index_add_plan, "LEAST_ENTRIES", EDGES + 1)
+        monkeypatch.setattr(estimate, "MIN_SORT_ENTRIES", EDGES + 1)
     columns = 4 if reason == "narrow" else CHANNELS
 
     def function(x, edges):
@@ -136,7 +141,7 @@ def test_no_plan_where_it_would_not_pay(interpreted, small_plans_pay, monkeypatc
     assert calls(fusebackend.last_report(), "forward", "index_plan") == 0
 
 
-def test_dynamic_sizes_share_a_plan(interpreted, small_plans_pay):
+def test_dynamic_sizes_share_a_sort(interpreted, small_sorts_pay):
     model = Network()
     compiled = interpreted(model, dynamic=True, options={"fuse.strict": True})
     with torch.no_grad():
@@ -144,6 +149,54 @@ def test_dynamic_sizes_share_a_plan(interpreted, small_plans_pay):
             x, edges = torch.randn(nodes, CHANNELS), torch.randint(nodes, (2, edge_count))
             torch.testing.assert_close(compiled(x, edges), model(x, edges))
     assert calls(fusebackend.last_report(), "forward", "index_plan") == 1
+
+
+def mean_of_neighbours(x, edges):
+    """A count, then two sums by the same index, one of them onto what is given."""
+    src, dst = edges[0], edges[1]
+    counts = torch.full((NODES,), 0.0).index_add(0, dst, torch.full((EDGES,), 1.0))
+    sums = torch.full((NODES, CHANNELS), 0.0).index_add(0, dst, x[src])
+    means = sums / counts.clamp(min=1)[:, None]
+    return x.index_add(0, dst, means[src])
+
+
+@pytest.mark.parametrize("applied", [(), (0,), (1,), (2,), (2, 1)], ids=str)
+def test_a_refused_match_leaves_the_graph_as_it_was(small_sorts_pay, applied):
+    """Whether it would make the sort, use one that is there, or put one before a sum that comes earlier."""
+    traced = make_fx(mean_of_neighbours, tracing_mode="fake")(*graph())
+    anchors = [n for n in traced.graph.nodes if n.target is torch.ops.aten.index_add.default]
+    mode = detect_fake_mode([n.meta["val"] for n in traced.graph.nodes if "val" in n.meta])
+
+    def built(anchor):
+        match = IndexAdd().match(anchor)
+        assert isinstance(match, Match) and "planned" in match.note
+        emitter = Emitter(match.outputs, mode)
+        return match.emit(emitter), emitter.nodes
+
+    def code():
+        traced.graph.lint()
+        return [(n.name, n.op, str(n.target), str(n.args), str(n.kwargs)) for n in traced.graph.nodes]
+
+    for i in applied:
+        new, _ = built(anchors[i])
+        anchors[i].replace_all_uses_with(new)
+        traced.graph.erase_node(anchors[i])
+    for i in set(range(3)) - set(applied):
+        before = code()
+        _, emitted = built(anchors[i])
+        assert code() != before
+        for node in sorted(emitted, reverse=True):
+            traced.graph.erase_node(node)
+        assert code() == before
+
+
+def test_matching_leaves_the_graph_as_it_was(small_sorts_pay):
+    traced = make_fx(mean_of_neighbours, tracing_mode="fake")(*graph())
+    before = str(traced.graph)
+    matches = [IndexAdd().match(n) for n in traced.graph.nodes if n.target in IndexAdd.anchors]
+    assert len(matches) == 3 and all(isinstance(m, Match) for m in matches)
+    assert [IndexAdd().estimate(m).pays for m in matches] == [True] * 3
+    assert str(traced.graph) == before
 
 
 # ---- the operators ----
@@ -158,7 +211,7 @@ def index_of(kind, rows, n, device, dtype=torch.int64):
 
 @pytest.mark.parametrize("kind", ["random", "one row", "dropped"])
 @pytest.mark.parametrize("rows, n", [(60, 700), (1, 300), (5000, 3), (3000, 20000), (70000, 9000), (100000, 300000), (7, 0)])
-def test_plan_equals_reference(device, kind, rows, n):
+def test_sorted_index_equals_the_reference(device, kind, rows, n):
     index = index_of(kind, rows, n, device, torch.int32 if n % 2 else torch.int64)
     doubled = torch.stack([index, index], 1)[:, 0]
     source_index = torch.randint(-9, 9, (n,), device=device)
@@ -171,7 +224,7 @@ def test_plan_equals_reference(device, kind, rows, n):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.uint8], ids=str)
 @pytest.mark.parametrize("shape", [(60, 24), (40, 1), (3, 200), (60, 33), (20, 1030), (4, 2, 6)], ids=str)
 @pytest.mark.parametrize("kind", ["random", "one row", "dropped"])
-def test_sums_by_a_plan_equal_the_reference(device, dtype, shape, kind):
+def test_sums_by_a_sorted_index_equal_the_reference(device, dtype, shape, kind):
     n, rows = 900, shape[0]
     index = index_of(kind, rows, n, device)
 
@@ -204,8 +257,8 @@ def test_sums_by_a_plan_equal_the_reference(device, dtype, shape, kind):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("kind", ["random", "one row"])
-def test_fp32_sums_by_a_plan_are_rounded_once(kind):
-    """Compensated: not a bit from the exact sum rounded to fp32, whatever the contention."""
+def test_fp32_sums_by_a_sorted_index_are_rounded_once(kind):
+    """They are compensated: the exact sum rounded to fp32, whatever the contention."""
     index = index_of(kind, 50, 20000, "cuda")
     source = torch.randn(20000, 64, device="cuda") * torch.logspace(-3, 3, 20000, device="cuda")[:, None]
     exact = torch.zeros(50, 64, device="cuda", dtype=torch.float64).index_add_(0, index, source.double())
@@ -222,7 +275,7 @@ def test_infinities_stay_infinite(device):
     assert found[0].isposinf().all() and (found[1] == 0).all()
 
 
-def test_a_plan_of_something_else_is_refused(device):
+def test_a_sorted_index_of_something_else_is_refused(device):
     index, source = torch.zeros(4, dtype=torch.int64, device=device), torch.ones(4, 8, device=device)
     plan = kernels.index_plan(index[:3], 2, None, ops.STRICT, None, 0)
     with pytest.raises(RuntimeError, match="plan is of another index"):
@@ -236,6 +289,13 @@ def test_out_of_range_is_an_index_error_on_cpu():
         kernels.index_plan(torch.tensor([0, 4]), 5, None, ops.STRICT, torch.tensor([6, 7]), 7)
 
 
-def test_opcheck():
+def test_fake_of_a_sorted_index_needs_no_library(monkeypatch):
+    monkeypatch.setattr(loader, "_loaded", loader.Native(reason="there is none"))
+    with FakeTensorMode():
+        found = kernels.index_plan(torch.empty(700, dtype=torch.int64), NODES, None, ops.STRICT, None, 0)
+    assert found.dtype == torch.int32 and found.dim() == 1
+
+
+def test_opcheck_of_index_plan():
     index = torch.tensor([3, 0, 3])
     torch.library.opcheck(ops.INDEX_PLAN, (index, 5, None, ops.STRICT, index, 4))

@@ -1,4 +1,4 @@
-"""Sums of much, several entries a row, which go by buckets of rows: even and uneven indices, and those that are in order."""
+"""Large sums of several entries a row, which are sorted into buckets of rows: even and uneven indices, and those that are in order."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from fusebackend.patterns.index_add import ops
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("library")]
 
 KINDS = ["even", "in order", "pairs", "one row", "one hot row", "a few hot rows", "uneven", "halves"]
-# Rows, slice, entries, enough to be sorted into buckets for every dtype: a bucket of one row and of many, one round and several, several
-# blocks of columns, threads that have no column; the last has too few entries a row for 16-bit sums to be kept in fp32.
+# Rows, slice, entries, enough to be sorted into buckets for every dtype: buckets of one row and of many, one round of blocks and several,
+# several blocks of columns, threads without a column; the last has too few entries a row for 16-bit sums to be kept in fp32.
 SHAPES = [
     (3000, (256,), 150_000),
     (20_000, (64,), 1_000_001),
@@ -46,7 +46,7 @@ def error(found, exact):
 
 
 def check(found, exact, eager):
-    """No worse than eager, up to what chance in the order of additions makes of it."""
+    """No worse than eager, but for what the order of atomic additions, which is chance, makes of it."""
     slack = {torch.float32: 1e-7, torch.float16: 2e-4, torch.bfloat16: 2e-3}[found.dtype]
     assert error(found, exact) <= 1.1 * error(eager, exact) + slack
 
@@ -70,7 +70,7 @@ def test_error_is_no_larger_than_eagers(kind, shape, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_gathers_and_entries_that_are_left_out(kind, dtype):
+def test_weights_gathers_and_entries_that_add_nothing_equal_the_reference(kind, dtype):
     rows, n = 3000, 150_000
     index = index_of(kind, rows, n)
     self, source = (torch.randn(rows, 2, 256, device="cuda").to(dtype).transpose(0, 1) for _ in range(2))
@@ -93,7 +93,7 @@ def test_weights_gathers_and_entries_that_are_left_out(kind, dtype):
             check(found, exact, eager)
 
 
-def test_cuda_graph():
+def test_buckets_are_filled_anew_in_each_replay_of_a_cuda_graph():
     rows, n = 3000, 150_000
     self, source = torch.randn(rows, 256, device="cuda"), torch.randn(n, 256, device="cuda")
     index = index_of("one hot row", rows, n)

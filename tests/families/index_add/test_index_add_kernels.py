@@ -1,4 +1,4 @@
-"""index_add: the kernels against a reference in higher precision."""
+"""The kernels of index_add against a reference in higher precision."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 INTS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 
-# self's shape, the indexed dimension, the number of entries: none to all of them in one row, slices of one element to
-# thousands,
-# odd widths, few columns and many.
+# self's shape, the indexed dimension, the number of entries: from none to all of them in one row, slices of one element to thousands, odd
+# widths.
 SHAPES = [
     ((1000,), 0, 15),
     ((5,), 0, 4000),
@@ -38,7 +37,7 @@ SHAPES = [
 pytestmark = pytest.mark.usefixtures("library")
 
 
-def random(shape, dtype, device):
+def random_tensor(shape, dtype, device):
     if dtype.is_floating_point:
         return torch.randn(shape, dtype=torch.float64, device=device).to(dtype)
     return torch.randint(0 if dtype is torch.uint8 else -3, 4, shape, device=device).to(dtype)
@@ -48,7 +47,7 @@ def case(shape, dim, n, dtype, device, index_dtype=torch.int64):
     source_shape = list(shape)
     source_shape[dim] = n
     index = torch.randint(0, shape[dim], (n,), device=device, dtype=index_dtype)
-    return random(shape, dtype, device), index, random(source_shape, dtype, device)
+    return random_tensor(shape, dtype, device), index, random_tensor(source_shape, dtype, device)
 
 
 def options(
@@ -85,7 +84,7 @@ def exact_sum(self, dim, index, source):
 
 
 def check(found, self, exact, eager):
-    """No worse than eager, up to what chance in the order of additions makes of it; integers exactly."""
+    """No worse than eager, but for what the order of atomic additions, which is chance, makes of it; integers exactly."""
     assert found.dtype == self.dtype and found.shape == self.shape
     if not self.is_floating_point():
         assert torch.equal(found, exact.to(self.dtype))
@@ -98,7 +97,7 @@ def check(found, self, exact, eager):
 @pytest.mark.parametrize("dtype", FLOATS + INTS)
 @pytest.mark.parametrize("shape, dim, n", SHAPES)
 @pytest.mark.parametrize("det", [False, True])
-def test_equals_reference(shape, dim, n, dtype, device, det):
+def test_sums_equal_the_reference(shape, dim, n, dtype, device, det):
     self, index, source = case(shape, dim, n, dtype, device, torch.int32 if n % 2 else torch.int64)
     before = self.clone()
     eager = self.index_add(dim, index, source)
@@ -118,7 +117,7 @@ def test_equals_reference(shape, dim, n, dtype, device, det):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
 @pytest.mark.parametrize("shape, dim, n", [s for s in SHAPES if s[2] and 0 not in s[0]])
 @pytest.mark.parametrize("precise", [False, True])
-def test_scale_weight_gather_and_bounds(shape, dim, n, dtype, device, precise):
+def test_scales_weights_gathers_and_bounds_equal_the_reference(shape, dim, n, dtype, device, precise):
     self, index, source = case(shape, dim, n, dtype, device)
     rows = shape[dim]
     weight = torch.randint(1, 3, (n,), device=device).to(dtype)
@@ -141,7 +140,7 @@ def test_scale_weight_gather_and_bounds(shape, dim, n, dtype, device, precise):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_strides(dtype, device):
+def test_any_strides_are_taken(dtype, device):
     self, index, source = case((40, 6, 32), 0, 100, dtype, device)
     exact = self.double().index_add(0, index, source.double())
     eager = self.index_add(0, index, source)
@@ -198,12 +197,12 @@ def test_out_of_range_is_an_index_error_on_cpu():
         (torch.zeros(1, 4).expand(4, 4), torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4)),
     ],
 )
-def test_what_does_not_fit_is_refused(self, index, source):
+def test_arguments_that_do_not_fit_are_refused(self, index, source):
     with pytest.raises(RuntimeError, match="index_add"):
         torch.ops.fusebackend.index_add_(self, *options(0, index, source))
 
 
-def test_opcheck():
+def test_opcheck_of_the_sums():
     self, index, source = case((7, 4), 0, 5, torch.float32, "cpu")
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.fusebackend.index_add.default, (self, *options(0, index, source)), test_utils=tests)
@@ -224,7 +223,7 @@ def test_deterministic_repeats_bit_for_bit(rows, columns, n, dtype):
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int8, torch.uint8])
 @pytest.mark.parametrize("rows, columns, n", [(16, 256, 50000), (2000, 64, 60000), (700, 66, 40000), (500, 1030, 3000)])
-def test_much_of_narrow_integers(rows, columns, n, dtype):
+def test_many_entries_of_narrow_integers_equal_eager(rows, columns, n, dtype):
     self, index, source = case((rows, columns), 0, n, dtype, "cuda")
     assert torch.equal(call(self, 0, index, source), self.index_add(0, index, source))
 
@@ -233,7 +232,7 @@ def test_much_of_narrow_integers(rows, columns, n, dtype):
 @pytest.mark.parametrize(
     "rows, columns, n, det", [(16, 256, 5000, False), (1000, 64, 5000, False), (1000, 64, 5000, True), (5, 8, 3, False)]
 )
-def test_cuda_graph_and_side_stream(rows, columns, n, det):
+def test_sums_run_on_a_side_stream_and_in_a_cuda_graph(rows, columns, n, det):
     self, index, source = case((rows, columns), 0, n, torch.float32, "cuda")
     exact = self.double().index_add(0, index, source.double())
     stream = torch.cuda.Stream()
@@ -250,7 +249,7 @@ def test_cuda_graph_and_side_stream(rows, columns, n, det):
 
 @pytest.mark.cuda
 def test_neighbours_of_16_bit_elements_keep_their_bits():
-    """A lone 16-bit element is reduced as one of a pair; the other must not change, not even -0."""
+    """One 16-bit element is added as one of a pair; the other must not change, not even -0."""
     self = torch.full((64, 3), -0.0, device="cuda", dtype=torch.bfloat16)
     index = torch.arange(0, 64, 2, device="cuda")
     view = self[:, 1:2]
@@ -262,7 +261,7 @@ def test_neighbours_of_16_bit_elements_keep_their_bits():
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape, n", [((3, 36_000_000), 2), ((2000, 2048), 3001), ((100, 4100), 63), ((40, 1 << 20), 30)])
-def test_wide_rows(shape, n, dtype):
+def test_wide_rows_equal_the_reference(shape, n, dtype):
     """Few and many, some of them twice; also more pieces of a row than a grid's second dimension has blocks."""
     self, index, source = case(shape, 0, n, dtype, "cuda")
     exact = self.double().index_add_(0, index, source.double())
@@ -270,7 +269,7 @@ def test_wide_rows(shape, n, dtype):
 
 
 @pytest.mark.cuda
-def test_more_than_2_to_the_31_elements():
+def test_more_than_2_to_the_31_elements_are_summed():
     far = 2**31 + 100
     self = torch.zeros(far + 8, device="cuda", dtype=torch.int8)
     index = torch.tensor([far, 3, far, far + 7], device="cuda")

@@ -1,4 +1,4 @@
-"""The error of sums beside eager's on the same inputs, by contention; what a bad index does on a GPU."""
+"""Rounding errors beside eager's on the same inputs, by contention; what an index out of range does on a GPU."""
 
 import math
 import subprocess
@@ -49,8 +49,7 @@ def ratios(contention, dtype, device, cases, seed=0):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("contention", CLASSES)
 def test_error_is_no_larger_than_eagers(device, dtype, contention):
-    """500 cases in all on a GPU. Where both add atomically the order is chance, and so is which of them is nearer in one
-    case; not so on average."""
+    """500 cases in all on a GPU. Where both add atomically, chance decides which of them is nearer in one case, but not on average."""
     found = ratios(contention, dtype, device, 25 if device.type == "cuda" else 6)
     mean = math.exp(sum(math.log(max(r, 1e-9)) for r in found) / len(found))
     assert mean <= 1.02, found
