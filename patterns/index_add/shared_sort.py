@@ -77,20 +77,15 @@ def emit_count(e: Emitter, site: Site, sorted_index: fx.Node) -> fx.Node:
 
 def _inputs(site: Site) -> list[fx.Node]:
     """The nodes that ``_emit`` reads."""
-    found = [_base(site.index), *([] if site.source_index is None else [_base(site.source_index)])]
-    rows = _size_node(site)
-    return found + [n for n in (rows, site.values if _is_symbolic(site.values, site.dim) else None) if isinstance(n, fx.Node)]
+    found = [_base(site.index), None if site.source_index is None else _base(site.source_index)]
+    found.append(site.self.args[0][site.dim] if site.onto_zeros else _if_symbolic(site.self, site.dim))
+    found.append(_if_symbolic(site.values, site.dim))
+    return [n for n in found if isinstance(n, fx.Node)]
 
 
-def _size_node(site: Site) -> Any:
-    """The number of rows, or a node that has it, or one whose shape has."""
-    if site.onto_zeros:
-        return site.self.args[0][site.dim]
-    return site.self if _is_symbolic(site.self, site.dim) else site.rows
-
-
-def _is_symbolic(node: fx.Node, dim: int) -> bool:
-    return not isinstance(g.value(node).shape[dim], int)
+def _if_symbolic(node: fx.Node, dim: int) -> fx.Node | None:
+    """The node, if its size along ``dim`` must be asked for in the graph."""
+    return None if isinstance(g.value(node).shape[dim], int) else node
 
 
 def _emit(e: Emitter, site: Site) -> fx.Node:
@@ -99,7 +94,7 @@ def _emit(e: Emitter, site: Site) -> fx.Node:
         return index if index is None or g.value(index).dim() == 1 else e.call(aten.reshape.default, index, [-1])
 
     def size(node: fx.Node) -> Any:
-        return e.call(aten.sym_size.int, node, site.dim) if _is_symbolic(node, site.dim) else g.value(node).shape[site.dim]
+        return e.call(aten.sym_size.int, node, site.dim) if _if_symbolic(node, site.dim) else g.value(node).shape[site.dim]
 
     rows = site.self.args[0][site.dim] if site.onto_zeros else size(site.self)
     return e.call(INDEX_PLAN, flat(site.index), rows, site.ignore, site.all_bounds, flat(site.source_index), size(site.values))
