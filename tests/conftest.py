@@ -15,7 +15,6 @@ import torch
 
 import fusebackend
 from fusebackend.native import loader
-from fusebackend.patterns.index_add import match as index_add
 from fusebackend.rewriting import registry
 
 
@@ -56,7 +55,6 @@ def library():
 @pytest.fixture
 def interpreted(monkeypatch):
     """Compiles a function with ``backend="fuse"``, without code generation, every match applied, also to a few bytes."""
-    monkeypatch.setattr(index_add, "LEAST_BYTES", 0)
 
     def compile_(fn, **kwargs):
         options = {"fuse.interpret": True, "fuse.gate": "off", **kwargs.pop("options", {})}

@@ -1,15 +1,15 @@
-// From run-time dtype, alignment and shape to a kernel instance.
+// From a dtype and a vector width at run time to template arguments.
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
-#include "device.cuh"
-#include "launch.h"
+#include "index_add/entries.cuh"
+#include "index_add/launch.h"
 
-namespace fusebackend::accumulate {
+namespace fusebackend::index_add {
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int kThreads = 256;  // of a block, in kernels that do not sort in it
 
 template <typename F>
 cudaError_t dispatch_floating(DType t, F&& f) {
@@ -31,21 +31,35 @@ cudaError_t dispatch(DType t, F&& f) {
     default: return dispatch_floating(t, f);
   }
 }
+// The types whose 16-byte vectors `red` adds.
+template <typename F>
+cudaError_t dispatch_vector_red(DType t, F&& f) {
+  if (t == DType::kFloat32) return f(float());
+  return t == DType::kFloat16 ? f(__half()) : f(__nv_bfloat16());
+}
+constexpr bool has_vector_red(DType t) { return t == DType::kFloat32 || is_half(t); }
 
+// The vector widths, in elements, for which kernels are compiled: 16 bytes (of 1-byte elements 4, which take 16 bytes once they are
+// widened), a pair of 16-bit floats, one element.
+constexpr int widest_vector(int element_bytes) { return element_bytes > 1 ? 16 / element_bytes : 4; }
 template <typename T>
-constexpr bool kHalf = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
+constexpr int kWidest = widest_vector(sizeof(T));
 
-// Widths, in elements, that a thread may move at once: 16 bytes (of bytes 4, which take 16 once summed), a pair of 16-bit floats, one element.
-constexpr int wide(int element_bytes) { return element_bytes > 1 ? 16 / element_bytes : 4; }
+// The widest for atomic additions. Types without vector instructions for them are added one by one, best by neighbouring threads.
 template <typename T>
-constexpr int kWide = wide(sizeof(T));
+constexpr int kWidestRed = std::is_same_v<T, float> || kHalf<T> ? kWidest<T> : 1;
 
-// As many are reduced in global memory at once: without vector reductions, a warp's single ones had better be neighbours.
-constexpr bool has_vector_reds(DType t) { return t == DType::kFloat32 || is_half(t); }
-template <typename T>
-constexpr int kReduced = std::is_same_v<T, float> || kHalf<T> ? kWide<T> : 1;
+// Calls f(std::integral_constant<int, V>) for a width v that vector_width returned.
+template <typename T, int kLimit = kWidest<T>, typename F>
+cudaError_t dispatch_width(int v, F&& f) {
+  if constexpr (kLimit > 1)
+    if (v == kLimit) return f(std::integral_constant<int, kLimit>());
+  if constexpr (kHalf<T>)
+    if (v == 2) return f(std::integral_constant<int, 2>());
+  return f(std::integral_constant<int, 1>());
+}
 
-// The widest that alignment allows along the last slice dimension in the source, and in out if it is written directly.
+// The widest vectors along the last slice dimension that alignment allows in source, and in out and initial if they are accessed directly.
 inline int vector_width(const Params& p, bool out_too) {
   const int size = element_size(p.dtype);
   const SliceDim& last = p.dims[p.n_dims - 1];
@@ -60,8 +74,18 @@ inline int vector_width(const Params& p, bool out_too) {
       if (p.dims[d].source_stride * size % bytes || (out_too && p.dims[d].out_stride * size % bytes)) return false;
     return true;
   };
-  if (fits(wide(size))) return wide(size);
+  if (fits(widest_vector(size))) return widest_vector(size);
   return is_half(p.dtype) && fits(2) ? 2 : 1;
 }
 
-}  // namespace fusebackend::accumulate
+// How many bits it takes to write x.
+constexpr int bit_width(uint64_t x) {
+  int bits = 0;
+  for (; x; x >>= 1) ++bits;
+  return bits;
+}
+
+// Where parts of a workspace begin: on multiples of this many bytes.
+constexpr int64_t kWorkspaceAlignment = 256;
+
+}  // namespace fusebackend::index_add

@@ -114,6 +114,13 @@ class Emitter:
             node.meta["val"] = target(*fake_args, **fake_kwargs)
         return node
 
+    def before(self, node: fx.Node) -> Emitter:
+        """An emitter that inserts right before ``node``, which must not stand behind the outputs: for what other matches will use too.
+        What it inserts is checked, and taken back if the match is refused, together with the rest."""
+        earlier = Emitter((node,), self._fake_mode)
+        earlier.nodes = self.nodes
+        return earlier
+
 
 def inherited_meta(node: fx.Node) -> dict[str, Any]:
     """What a replacement takes over from the node that it replaces: where it comes from, not what its value is."""

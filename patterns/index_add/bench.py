@@ -1,4 +1,4 @@
-"""What ``python -m fusebackend bench kernels`` times of this family: its table, and random shapes."""
+"""What ``python -m fusebackend bench kernels`` times of this family: a table with goals, and random shapes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ def _added(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> torch.
 
 
 def _fp32_by_inductor(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """The same sum in fp32, which Inductor adds atomically in a kernel of its own, as a peer for 16-bit sums too."""
     x, source = x.float(), source.float()
     compiled = torch.compile(lambda x, index, source: x.index_add_(0, index, source))
     return lambda: compiled(x, index, source)
 
 
 def cases() -> list[Case]:
-    """``index_add_`` of n rows onto a tensor: few and many, onto one row and onto many, deterministic, onto zeros."""
+    """``index_add_`` of few and of many rows, onto one row and onto many, deterministic, onto zeros.
 
-    def case(what: str, dtype: torch.dtype, shape: tuple[int, ...], n: int, goals: dict[str, float], hot=False, zeros=False, **more):
+    On a CPU the goals are fractions of Inductor's time.
+    """
+
+    def case(what: str, dtype: torch.dtype, shape: tuple[int, ...], n: int, goals: dict[str, float], one_row=False, zeros=False, **more):
         def inputs(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            index = torch.full((n,), shape[0] // 2, device=device) if hot else torch.randint(shape[0], (n,), device=device)
+            index = torch.full((n,), shape[0] // 2, device=device) if one_row else torch.randint(shape[0], (n,), device=device)
             return torch.randn(shape, device=device).to(dtype), index, torch.randn(n, *shape[1:], device=device).to(dtype)
 
         def onto_zeros(x, index, source):
@@ -43,7 +47,7 @@ def cases() -> list[Case]:
             "1-D 1Mi <- 100000": ((1 << 20,), 100000),
         }
         return [case(what, t, *sizes, {"inductor": 0.2 if "x" in what else 1.0}) for what, sizes in small.items() for t in (f32, bf16)]
-    table = {  # goals in ms, fp32 and bf16; None: as fast as Inductor in fp32
+    table = {  # shape, entries, and goals in ms for fp32 and bf16; None: Inductor's time in fp32
         "1-D 32Mi <- 15": ((1 << 25,), 15, None),
         "32Kix1024 <- 15": ((32768, 1024), 15, None),
         "32x1024x1024 <- 15": ((32, 1024, 1024), 15, (0.045, 0.025)),
@@ -64,11 +68,12 @@ def cases() -> list[Case]:
         *cases,
         case("graph, deterministic", f32, (100_000, 64), 1_000_000, {"ms": 0.30}, deterministic=True),
         case("zeros 50000x1024 <- 16384", bf16, (50_000, 1024), 16_384, {"ms": 0.06}, zeros=True),
-        case("one of 2000x384 <- 713268 (pytorch#137425)", bf16, (2000, 384), 713_268, {"eager": 0.2, "inductor": 0.2}, hot=True),
+        case("one of 2000x384 <- 713268 (pytorch#137425)", bf16, (2000, 384), 713_268, {"eager": 0.2, "inductor": 0.2}, one_row=True),
     ]
 
 
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
+    """Sums of any size up to 512 MB times ``scale``: onto what is given, onto zeros, or with a gathered source."""
     while True:
         kind, rows, columns, entries = draw.choice(list(FLOATS)), size(draw, 4, 2**20), size(draw, 1, 4096), size(draw, 8, 2**20)
         bytes_ = (rows + entries) * columns * FLOATS[kind].itemsize

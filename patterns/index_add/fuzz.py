@@ -1,4 +1,4 @@
-"""What the fuzzer draws for this family: the sequences that it looks for, in the spellings that users have, and near misses."""
+"""What the fuzzer writes into random programs for this family: the sums it looks for, in the spellings that users have, and near misses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _entries(b: Builder, rows: int) -> int:
 
 
 def index_add(b: Builder) -> None:
-    """index_add, index_put, scatter_add: functional or in place, onto values, inputs or zeros, with a scale or a gather."""
+    """``index_add``, ``index_put``, ``scatter_add``: functional or in place, onto values, inputs or zeros, with a scale or a gather."""
     target = (b.value((1, 2, 3), b.dtype) if b.chance(30) else None) or b.input(b.shape(b.pick((2, 1, 3))))
     dims = b[target].dim()
     d = b.integer(0, dims - 1) if b.chance(45) else 0
@@ -57,7 +57,7 @@ def _overlapping(tensor: torch.Tensor) -> bool:
 
 
 def _source(b: Builder, shape: list[int], d: int) -> str | None:
-    """What is added: a tensor, one that is gathered, scaled, weighted by row, converted, constant, or some of these."""
+    """What is added: a tensor, perhaps gathered, constant, broadcast or transposed, weighted by row, scaled."""
     kind = b.integer(0, 9)
     if kind in (4, 5):
         rows = b.pick((7, 3, 20, 1, 64))
@@ -83,7 +83,7 @@ def _source(b: Builder, shape: list[int], d: int) -> str | None:
 
 
 def lookup(b: Builder) -> None:
-    """Forms whose backward accumulates."""
+    """Look-ups, whose backward is a sum by index."""
     b.training |= b.dtype.is_floating_point and b.chance(80)
     rows, width = b.size(), b.pick((4, 8, 33, 64, 3, 16, 1))
     table = b.operand((rows, width))

@@ -1,30 +1,28 @@
-"""The operators of the family ``index_add``: their schemas, what they compute, and their fakes."""
+"""The operators of the family ``index_add``: schemas, fakes, and what they compute in plain PyTorch."""
 
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from fusebackend.native import ops
+from fusebackend.native import loader, ops
 
-#: An index outside [0, rows) is an error; counts from the end (index_put); adds nothing (embedding backward).
+#: What an index outside [0, rows) means: an error; counted from the end (``index_put``); adds nothing (embedding backward).
 STRICT, WRAP, DROP = 0, 1, 2
 
-#: Added to these: a negative source index is an error too, as in a gather. Without it, it counts from the end.
+#: Added to one of these: a negative source index is an error too, as in a gather. Without it, it counts from the end.
 SOURCE_STRICT = 4
-
-#: Rows with more entries are cut (kChunk in csrc/index_add/accumulate.h).
-CHUNK = 128
-
-_OPTIONS = (
-    "int dim, Tensor index, Tensor source, Tensor? weight, Tensor? source_index, float alpha, int? ignore_index,"
-    " int bounds, bool precise, bool deterministic, Tensor? plan=None"
-)
 
 DTYPES = {
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
 }  # fmt: skip
 HALVES = {torch.float16, torch.bfloat16}
+
+_OPTIONS = (
+    "int dim, Tensor index, Tensor source, Tensor? weight, Tensor? source_index, float alpha, int? ignore_index,"
+    " int bounds, bool precise, bool deterministic, Tensor? plan=None"
+)
 
 
 def reference(
@@ -43,17 +41,21 @@ def reference(
     Args:
         self: any shape; what is added to.
         dim: the indexed dimension of self and source.
-        index: (n,) int32 or int64, the row of self that each entry goes to.
+        index: (n,) int32 or int64, the row of self that each entry is added to.
         source: as self but for ``dim``, which has n entries, or any number with ``source_index``.
         weight: (n,) factors, in source's dtype.
         source_index: (n,) int32 or int64; entry k is row ``source_index[k]`` of source. Negative: from the end.
         ignore_index: entries with this index add nothing.
         bounds: STRICT, WRAP or DROP, plus SOURCE_STRICT or not.
 
-    The operators also take a ``plan``, what ``index_plan`` made of both indices, which spares them the sorting.
+    The operators also take
+
+        precise: sum 16-bit floats in fp32 and round once; otherwise the kernels may round at each addition.
+        deterministic: repetitions are bit-identical, as ``torch.use_deterministic_algorithms`` asks for.
+        plan: what ``index_plan`` made of both indices, which saves sorting them.
 
     Returns:
-        A new tensor; in 16-bit floats the kernels may round at each addition, unless asked to be ``precise``.
+        A new tensor.
     """
     wide = torch.float64 if self.is_floating_point() else torch.int64
     index, rows = index.long(), self.shape[dim]
@@ -68,6 +70,54 @@ def reference(
         kept &= (index >= 0) & (index < rows)
     kept = kept.nonzero()[:, 0]
     return self.to(wide).index_add(dim, index[kept], entries.index_select(dim, kept)).to(self.dtype)
+
+
+def reference_plan(
+    index: torch.Tensor,
+    rows: int,
+    ignore_index: int | None = None,
+    bounds: int = STRICT,
+    source_index: torch.Tensor | None = None,
+    source_rows: int = 0,
+) -> torch.Tensor:
+    """What ``fusebackend::index_plan`` computes: the entries sorted by row, by which sums with the same indices go.
+
+    Args:
+        index, source_index: (n,) int32 or int64, as for the sums.
+        rows, source_rows: of what is added to and of the source; fewer than 2**31, as is n.
+        ignore_index, bounds: as for the sums.
+
+    Returns:
+        int32, one list behind the other: the entries, stably sorted by row, those that add nothing last (n); with a
+        ``source_index`` the source row of each (n); how many sorted entries come before each row's first, and at last how
+        many add something (rows + 1); the row of every ``chunk_entries()``-th sorted entry, ``rows`` where it adds nothing.
+    """
+    row = torch.where(index < 0, index + rows, index) if bounds % SOURCE_STRICT == WRAP else index
+    adds_nothing = torch.zeros_like(index, dtype=torch.bool) if ignore_index is None else index == ignore_index
+    if bounds % SOURCE_STRICT == DROP:
+        adds_nothing |= (row < 0) | (row >= rows)
+    row, entries = torch.where(adds_nothing, rows, row).sort(stable=True)
+    begins = torch.searchsorted(row, torch.arange(rows + 1, device=index.device, dtype=row.dtype))
+    source_rows_of = [] if source_index is None else [source_index[entries] % source_rows]
+    return torch.cat([entries, *source_rows_of, begins, row[:: chunk_entries()]]).int()
+
+
+def max_dims() -> int:
+    """How many dimensions a tensor may have that is added to."""
+    return _limits()[0]
+
+
+def chunk_entries() -> int:
+    """How many sorted entries make a chunk: rows with more are summed in parts."""
+    return _limits()[1]
+
+
+def _limits() -> tuple[int, int]:
+    """``index_add_limits()``. Without a library, whose operators nothing calls then, any numbers will do."""
+    if loader.load().path is None:
+        return 0, 1
+    with _disable_current_modes():  # a fake tensor mode, when a fake asks
+        return LIMITS()
 
 
 def _fake_in_place(self, *options):
@@ -85,38 +135,8 @@ def _fake_zeros(rows, dim, index, source, *options):
 
 
 def _fake_plan(index, rows, ignore_index, bounds, source_index, source_rows):
-    n = index.shape[0]
-    return index.new_empty([n * (1 if source_index is None else 2) + rows + 1 + (n + CHUNK - 1) // CHUNK], dtype=torch.int32)
-
-
-def reference_plan(
-    index: torch.Tensor,
-    rows: int,
-    ignore_index: int | None = None,
-    bounds: int = STRICT,
-    source_index: torch.Tensor | None = None,
-    source_rows: int = 0,
-) -> torch.Tensor:
-    """What ``fusebackend::index_plan`` computes: the order in which sums by these indices take their entries.
-
-    Args:
-        index, source_index: (n,) int32 or int64, as for the sums that go by the plan.
-        rows, source_rows: of what is added to and of the source; fewer than 2**31, as is n.
-        ignore_index, bounds: as for the sums.
-
-    Returns:
-        int32 (n or 2 n, + rows + 1 + ceil(n / CHUNK)): the entries, stably sorted by row, those that add nothing last;
-        with a ``source_index`` the source row of each; for each row how many entries are before its first, and at last how
-        many add something; the row of every CHUNKth sorted entry, ``rows`` where it adds nothing.
-    """
-    row = torch.where(index < 0, index + rows, index) if bounds % SOURCE_STRICT == WRAP else index
-    left_out = torch.zeros_like(index, dtype=torch.bool) if ignore_index is None else index == ignore_index
-    if bounds % SOURCE_STRICT == DROP:
-        left_out |= (row < 0) | (row >= rows)
-    row, entries = torch.where(left_out, rows, row).sort(stable=True)
-    offsets = torch.searchsorted(row, torch.arange(rows + 1, device=index.device, dtype=row.dtype))
-    source = [] if source_index is None else [source_index[entries] % source_rows]
-    return torch.cat([entries, *source, offsets, row[::CHUNK]]).int()
+    n, chunk = index.shape[0], chunk_entries()
+    return index.new_empty([n * (1 if source_index is None else 2) + rows + 1 + (n + chunk - 1) // chunk], dtype=torch.int32)
 
 
 INDEX_ADD_ = ops.define(f"index_add_(Tensor(a!) self, {_OPTIONS}) -> ()", fake=_fake_in_place, layout=torch.Tag.needs_exact_strides)
@@ -127,3 +147,6 @@ INDEX_PLAN = ops.define(
     fake=_fake_plan,
 )
 KERNELS = (INDEX_ADD_, INDEX_ADD, INDEX_ADD_ZEROS, INDEX_PLAN)
+
+# What the kernels say of themselves. Not for graphs.
+LIMITS = ops.define("index_add_limits() -> (int max_dims, int chunk_entries)", fake=_limits)

@@ -1,4 +1,4 @@
-"""What compute-sanitizer watches of this family: every kernel, at small shapes."""
+"""What compute-sanitizer runs of this family: every kernel, at small shapes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from fusebackend.tools.sanitizer import close, random, tolerance
 
 
 def launch_every_kernel() -> None:
-    """The routes of csrc/index_add/launch.h, each with what it absorbs; into self, onto self, onto zeros."""
+    """Every route of csrc/index_add/launch.h, with what it absorbs; in place, onto a copy, onto zeros, and by a sorted index."""
     from fusebackend.patterns.index_add import ops as family
 
     ops = torch.ops.fusebackend
 
-    def check(shape, dim, n, dtype, *, precise=False, det=False, weighted=False, gathered=False, hot=False, bounds=family.STRICT):
+    def check(shape, dim, n, dtype, *, precise=False, det=False, weighted=False, gathered=False, uneven=False, bounds=family.STRICT):
         self, rows = random(shape, dtype), shape[dim]
         source_shape = [*shape[:dim], 40 if gathered else n, *shape[dim + 1 :]]
         source = random(source_shape, dtype)
         index = torch.randint(-rows if bounds == family.WRAP else 0, rows + (bounds == family.DROP), (n,))
-        if hot:
+        if uneven:
             index[: n // 2] = rows // 3
         weight = random((n,), dtype) if weighted else None
         source_index = torch.randint(0, 40, (n,)) if gathered else None
@@ -33,7 +33,7 @@ def launch_every_kernel() -> None:
         close(ops.index_add(self.cuda(), *options), exact, slack)
         zeros = family.reference(torch.zeros_like(self), dim, index, source, weight, source_index, alpha, None, bounds)
         close(ops.index_add_zeros(rows, *options), zeros, slack)
-        if n:  # the same by a plan, which several sums may share
+        if n:  # the same by a sorted index
             plan = ops.index_plan(cuda[0], rows, None, bounds, cuda[3], 40 if gathered else 0)
             wanted = family.reference_plan(index, rows, None, bounds, source_index, 40 if gathered else 0)
             assert torch.equal(plan.cpu(), wanted)
@@ -41,29 +41,29 @@ def launch_every_kernel() -> None:
 
     half, single = torch.bfloat16, torch.float32
     for dtype in (single, torch.float64, torch.float16, half, torch.int64, torch.int32, torch.int16, torch.uint8):
-        check((300, 64), 0, 200, dtype)  # reductions straight into out
+        check((300, 64), 0, 200, dtype)  # kAtomicAdd
         check((300, 7), 0, 200, dtype)
         check((1000,), 0, 15, dtype)
         check((3, 50, 8), 1, 30, dtype, weighted=dtype.is_floating_point, gathered=True)
-        check((200, 33), 0, 513, dtype, det=True)  # sorted
+        check((200, 33), 0, 513, dtype, det=True)  # kSegmentedSum
         check((200, 64), 0, 900, dtype, det=True)
-        check((20, 1024), 0, 15, dtype)  # wide rows, as they are
-        check((4, 256), 0, 2000, dtype, weighted=dtype.is_floating_point)  # few rows: sorted within a block
+        check((20, 1024), 0, 15, dtype)  # kAtomicAdd of wide rows
+        check((4, 256), 0, 2000, dtype, weighted=dtype.is_floating_point)  # kBlockTables
     for dtype in (single, half):
         check((300, 64), 0, 200, dtype, weighted=True, gathered=True)
         check((300, 64), 0, 200, dtype, bounds=family.WRAP)
         check((300, 64), 0, 200, dtype, bounds=family.DROP)
-        check((5,), 0, 12000, dtype)  # a table of all rows in shared memory
+        check((5,), 0, 12000, dtype)  # kThreadTables
         check((7, 64), 0, 16000, dtype)
         check((7, 64), 0, 16000, dtype, det=True)
         check((20, 30, 33), 1, 700, dtype, det=True)
-        check((4, 20000), 0, 20, dtype, det=True)  # owned columns
+        check((4, 20000), 0, 20, dtype, det=True)  # kFewEntries
         check((300, 64), 0, 20, dtype, det=True)
-    check((100, 64), 0, 2000, half)  # an fp32 copy, rounded once
+    check((100, 64), 0, 2000, half)  # kAtomicAddFp32
     check((100, 33), 0, 500, half, precise=True)
     check((2, 600000), 0, 3, single)
     check((1000, 64), 0, 40000, single)
-    check((300, 1024), 0, 16500, half, precise=True, gathered=True)  # buckets of rows
-    for hot in (False, True):
-        check((3000, 1024), 0, 25000, single, gathered=True, hot=hot)
+    check((300, 1024), 0, 16500, half, precise=True, gathered=True)  # kBucketSum
+    for uneven in (False, True):
+        check((3000, 1024), 0, 25000, single, gathered=True, uneven=uneven)
     check((50, 8), 0, 0, single)

@@ -1,4 +1,4 @@
-"""Reads accumulations off a graph: every spelling of ``index_add``, and what stands around one that a kernel can absorb."""
+"""Reads sums by index off a graph: every spelling of ``index_add``, and the nodes around one that the kernels absorb."""
 
 from __future__ import annotations
 
@@ -20,9 +20,21 @@ prims = torch.ops.prims
 
 @dataclasses.dataclass
 class Site:
-    """One accumulation, read off the graph and narrowed by what is absorbed."""
+    """One sum by index: ``output = self; output[index[k]] += alpha * weight[k] * values[source_index[k] or k]`` along ``dim``.
 
-    output: fx.Node  # whose value the replacement computes
+    Attributes:
+        output: the node whose value the replacement computes.
+        values: what is added, after all that is absorbed.
+        bounds, ignore: what an index outside of self means, and the index whose entries add nothing; see ops.py.
+        source_strict: whether a negative source index is an error.
+        rounded_once: whether a conversion of the values to fp32, and one of the result back, were absorbed.
+        index_dims: how many dimensions of ``values`` stand for the indexed one.
+        interior: the nodes that are absorbed.
+        notes: what is absorbed, for the report.
+        anchor: the sum itself.
+    """
+
+    output: fx.Node
     self: fx.Node
     dim: int
     index: fx.Node
@@ -32,11 +44,15 @@ class Site:
     ignore: int | None = None
     weight: fx.Node | None = None
     source_index: fx.Node | None = None
-    source_strict: bool = False  # a negative source index is an error
-    rounded_once: bool = False  # a convert to fp32 before and one back after were absorbed
-    index_dims: int = 1  # how many dimensions of values stand for the indexed one
+    source_strict: bool = False
+    rounded_once: bool = False
+    index_dims: int = 1
     interior: list[fx.Node] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+    anchor: fx.Node = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.anchor = self.output
 
     @property
     def all_bounds(self) -> int:
@@ -45,6 +61,16 @@ class Site:
     @property
     def onto_zeros(self) -> bool:
         return is_constant(self.self, 0)
+
+    @property
+    def rows(self) -> Any:
+        """How many rows the indices name: an int or a SymInt."""
+        return g.value(self.self).shape[self.dim]
+
+    @property
+    def entries(self) -> Any:
+        """How many rows are added: an int or a SymInt."""
+        return g.value(self.index).numel()
 
     def absorb(self, nodes: list[fx.Node], values: fx.Node, note: str) -> None:
         self.interior += nodes
@@ -88,11 +114,11 @@ def _from_index_add(node: fx.Node) -> Site | Reject | None:
     found = _one_index(node, [args["index"]])
     if isinstance(found, Reject):
         return found
-    return Site(node, args["self"], args["dim"] % max(g.value(args["self"]).dim(), 1), args["index"], args["source"], args["alpha"])
+    return Site(node, args["self"], args["dim"] % g.value(args["self"]).dim(), args["index"], args["source"], args["alpha"])
 
 
 def _row_index(index: fx.Node, dim: int, whole: torch.Tensor) -> fx.Node | Reject:
-    """The one index a row that ``index`` (of scatter or gather) repeats along whole rows of ``whole``."""
+    """The (n,) index that ``index``, of a scatter or gather, repeats along whole rows of ``whole``."""
     tensor = g.value(index)
     if tensor.dim() != whole.dim():  # scalars count as vectors of one
         return Reject("the index has another rank than what it indexes", index)
@@ -105,7 +131,7 @@ def _row_index(index: fx.Node, dim: int, whole: torch.Tensor) -> fx.Node | Rejec
     if inner is not None and g.value(inner).dim() == tensor.dim():
         if all(d == dim or g.same_size(size, 1) for d, size in enumerate(g.value(inner).shape)):
             return inner
-    return Reject("the index is not one entry a row, expanded along the row", index)
+    return Reject("the index is not one number a row, expanded along the row", index)
 
 
 def _from_scatter_add(node: fx.Node) -> Site | Reject | None:
@@ -171,7 +197,7 @@ READERS = {
 
 
 def read(node: fx.Node) -> Site | Reject | None:
-    """The accumulation that ``node`` is, with all that can be absorbed into it; None if it is none."""
+    """The sum that ``node`` is, with all that can be absorbed into it; a Reject if no kernel takes its form; None if it is none."""
     site = READERS[node.target](node)
     if not isinstance(site, Site):
         return site
@@ -193,11 +219,11 @@ def read(node: fx.Node) -> Site | Reject | None:
     return site
 
 
-# ---- what is absorbed around it ----
+# ---- the nodes around it ----
 
 
 def _absorb_rounding(site: Site) -> None:
-    """convert(g, fp32) -> accumulate onto fp32 zeros -> convert back: a sum that is rounded once."""
+    """convert(g, fp32) -> sum onto fp32 zeros -> convert back: a sum that is rounded once."""
     if not (site.onto_zeros and g.value(site.output).dtype is torch.float32 and site.values.target is prims.convert_element_type.default):
         return
     narrow, back = site.values.args[0], only_user(site.output)
@@ -210,7 +236,7 @@ def _absorb_rounding(site: Site) -> None:
 
 
 def _absorb_padding(site: Site) -> None:
-    """where(unsqueeze(idx == pad), 0, g) -> accumulate: entries of the padding index add nothing."""
+    """where(unsqueeze(idx == pad), 0, g) -> sum: entries of the padding index add nothing."""
     node = site.values
     if node.target is not aten.where.self or only_user(node) is None or site.ignore is not None:
         return
@@ -224,7 +250,7 @@ def _absorb_padding(site: Site) -> None:
         if g.value(kept).shape == g.value(node).shape:
             chain = [n for n in [*chain, condition] if _inside([*chain, condition], n, node)]
             site.ignore = condition.args[1]
-            site.absorb([node, *chain], kept, f"index {site.ignore} left out")
+            site.absorb([node, *chain], kept, f"index {site.ignore} ignored")
 
 
 def _absorb_scale(site: Site) -> bool:
@@ -248,7 +274,7 @@ def _absorb_scale(site: Site) -> bool:
 
 
 def _must_be_same(size: Any, other: Any) -> bool:
-    """Whether a size that differs from ``other`` would be an error: broadcasting takes a size of one, and that it is not."""
+    """Whether a size that differed from ``other`` would be an error: it would not be broadcast, since it is known not to be one."""
     return g.same_size(size, other) or (g.hint(size) == g.hint(other) is not None and statically_known_true(size > 1))
 
 
@@ -262,7 +288,7 @@ def _is_row_weight(factor: torch.Tensor, source: torch.Tensor, dim: int) -> bool
 
 
 def _absorb_gather(site: Site) -> None:
-    """index(x, [src]), or gather(x, src expanded along the rows), along the same dimension: rows are read where they lie."""
+    """index(x, [src]), or gather(x, src expanded along the rows), along the same dimension: the kernel gathers as it reads."""
     node = site.values
     if only_user(node) is None or site.index_dims != 1:
         return

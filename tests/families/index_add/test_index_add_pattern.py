@@ -1,13 +1,15 @@
-"""The spellings that become an index_add, and those that do not, with their reasons."""
+"""The spellings that become an index_add, those that do not with their reasons, and the sums that pay."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 import torch
 
 import fusebackend
 from fusebackend.backend import fuse
-from fusebackend.patterns.index_add import match as index_add
+from fusebackend.patterns.index_add import estimate
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("library")
 
 @pytest.fixture(autouse=True)
 def small_sums_pay(monkeypatch):
-    monkeypatch.setattr(index_add, "LEAST_BYTES", 0)
+    monkeypatch.setattr(estimate, "MIN_SOURCE_BYTES", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +111,7 @@ def copies(inputs):
 @pytest.mark.codegen
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_spelling_is_replaced_and_right(name, device):
+def test_spelling_is_replaced_and_equals_eager(name, device):
     function, makers = SPELLINGS[name]
     inputs = [t.detach().to(device).requires_grad_(t.requires_grad) for t in (make() for make in makers)]
     report = fusebackend.explain(function, *copies(inputs))
@@ -147,7 +149,7 @@ def reasons(function, *inputs):
             lambda x, i, s: x.index_put((i,), s, accumulate=True),
             [x_, i_, lambda: torch.randn(COLUMNS)],
         ),
-        ("not one entry a row", lambda x, i, s: x.scatter_add(0, i, s), [x_, lambda: i_(N, COLUMNS), s_]),
+        ("not one number a row", lambda x, i, s: x.scatter_add(0, i, s), [x_, lambda: i_(N, COLUMNS), s_]),
         ("does not cover", lambda x, i, s: x.scatter_add(0, i[:, None].expand(-1, 5), s), [x_, i_, s_]),
         (
             "dtype complex64",
@@ -161,7 +163,7 @@ def test_refusal_gives_its_reason(reason, function, inputs):
 
 
 @pytest.mark.codegen
-def test_overwriting_index_put_is_no_candidate():
+def test_index_put_that_overwrites_is_no_candidate():
     assert reasons(lambda x, i, s: x.index_put((i,), s), x_(), torch.randperm(ROWS)[:N], s_()) == ""
 
 
@@ -203,8 +205,8 @@ def test_dynamic_shapes_need_one_compile():
 
 
 @pytest.mark.codegen
-def test_a_second_shape_makes_sizes_symbols_and_is_replaced_too():
-    """Symbols of their own even for sizes that must be equal; where they are not, it is an error as in eager."""
+def test_a_second_shape_makes_sizes_symbols_and_sums_are_replaced_again():
+    """Even sizes that must be equal get symbols of their own; where they differ at run time, it is an error as in eager."""
     compiled = torch.compile(lambda x, i, s: x.index_add_(0, i, s), backend=fuse)
     for rows, columns in ((50, 8), (40, 6)):
         x, i, s = torch.randn(rows, columns), torch.randint(rows, (30,)), torch.randn(30, columns)
@@ -223,7 +225,7 @@ def test_out_of_range_raises_from_compiled_code():
 
 
 @pytest.mark.codegen
-def test_deterministic_setting_is_honoured():
+def test_deterministic_setting_makes_a_deterministic_sum():
     torch.use_deterministic_algorithms(True)
     try:
         report = fusebackend.explain(lambda x, i, s: x.index_add(0, i, s), x_(), i_(), s_())
@@ -235,7 +237,7 @@ def test_deterministic_setting_is_honoured():
 @pytest.mark.cuda
 @pytest.mark.codegen
 @pytest.mark.parametrize("contended", [False, True])
-def test_pointwise_source_is_left_to_inductor_unless_rows_are_crowded(contended):
+def test_pointwise_source_is_left_to_inductor_unless_rows_are_contended(contended):
     rows, n = (8, 4096) if contended else (4096, 4096)
     x, i, s = (
         torch.randn(rows, 64, device="cuda"),
@@ -253,11 +255,59 @@ def test_pointwise_source_is_left_to_inductor_unless_rows_are_crowded(contended)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("n, dtype, taken", [(15, torch.float32, False), (2048, torch.float32, True), (15, bf16, True)])
 def test_a_few_entries_are_left_to_inductor(monkeypatch, n, dtype, taken, dynamic):
-    monkeypatch.setattr(index_add, "LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(estimate, "MIN_SOURCE_BYTES", 1 << 20)
     x, i, s = torch.randn(4096, 256, device="cuda").to(dtype), torch.randint(4096, (n,), device="cuda"), torch.randn(n, 256, device="cuda")
-    compiled = torch.compile(lambda x, i, s: x.index_add_(0, i, s), backend=fuse, dynamic=dynamic, options={"fuse.gate": "off"})
+    untimed = {"fuse.gate": "auto", "fuse.gate_seconds": 0}
+    compiled = torch.compile(lambda x, i, s: x.index_add_(0, i, s), backend=fuse, dynamic=dynamic, options=untimed)
     with torch._inductor.config.patch(force_disable_caches=True):  # what is symbolic has one entry for all sizes
         compiled(x, i, s.to(dtype))
     report = fusebackend.last_report()
     assert bool(report.substitutions) == taken
     assert taken or "launching" in report.rejections[0].reason
+
+
+# ---- what is refused for profit alone ----
+
+
+def small_sum(draw, device):
+    shape = [draw.randint(1, 40) for _ in range(draw.randint(1, 3))]
+    dim = draw.randrange(len(shape))
+    source = list(shape)
+    source[dim] = draw.randint(1, 30)
+    index = torch.tensor([draw.randrange(shape[dim]) for _ in range(source[dim])], device=device)
+    return dim, torch.randn(shape, device=device), index, torch.randn(source, device=device)
+
+
+def drawn_for_a_refusal(kind, draw, device):
+    """A function with inputs, one sum in it, and words of the reason for which it does not pay."""
+    dim, x, i, s = small_sum(draw, device)
+    match kind:
+        case "small":
+            return lambda x, i, s: x.index_add(dim, i, s), (x, i, s), "launching is what takes the time"
+        case "fused neighbour":
+            rows = max(2, len(i) // (estimate.CONTENDED_ENTRIES_PER_ROW - 1))  # not contended
+            x = torch.randn([rows if d == dim else n for d, n in enumerate(x.shape)], device=device)
+            i = torch.tensor([draw.randrange(rows) for _ in range(len(i))], device=device)
+            return lambda x, i, s: x.index_add(dim, i, s.sin()), (x, i, s), "inside its scatter"
+        case "empty":
+            nothing = s.narrow(dim, 0, 0)
+            return lambda x, i, s: x.index_add(dim, i, s), (x, i[:0], nothing), "an empty tensor"
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["small", "fused neighbour", "empty"])
+def test_what_does_not_pay_is_applied_with_the_gate_off(monkeypatch, device, kind, seed):
+    """The rules for GPUs decide here, also on a CPU."""
+    monkeypatch.setattr(estimate, "SLOW_SCATTER_DEVICES", ())
+    monkeypatch.setattr(estimate, "MIN_SOURCE_BYTES", 1 << 20)
+    function, inputs, reason = drawn_for_a_refusal(kind, random.Random(f"{kind} {seed}"), device)
+    for gate in ("auto", "off"):
+        torch._dynamo.reset()
+        options = {"fuse.interpret": True, "fuse.strict": True, "fuse.gate": gate}
+        found = torch.compile(function, backend=fuse, options=options)(*inputs)
+        torch.testing.assert_close(found, function(*inputs))
+        report = fusebackend.last_report()
+        if gate == "auto":
+            assert not report.substitutions and [r for r in report.rejections if reason in r.reason], report
+        else:
+            assert [s.pattern for s in report.substitutions] == ["index_add"], report
