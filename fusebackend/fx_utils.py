@@ -71,7 +71,8 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     Raises:
         ValueError: an argument that the schema does not have. (A matcher that reads by name can then never drop one.)
     """
-    schema = node.target._schema.arguments
+    target: Any = node.target
+    schema = target._schema.arguments
     if len(node.args) > len(schema):
         raise ValueError(f"{node.target}: {len(node.args)} arguments for {len(schema)} parameters")
     found = {p.name: a for p, a in zip(schema, node.args)}
@@ -99,7 +100,8 @@ def hint(size: int | torch.SymInt) -> int | None:
 def hints(sizes: Any) -> list[int] | None:
     """Hints of all the sizes, or None if one has none."""
     found = [hint(s) for s in sizes]
-    return None if None in found else found
+    known = [h for h in found if h is not None]
+    return known if len(known) == len(found) else None
 
 
 def same_size(a: Any, b: Any) -> bool:
@@ -173,7 +175,7 @@ def is_fusable(node: fx.Node) -> bool:
 def _behind_boundary(start: fx.Node, stop: fx.Node) -> set[fx.Node]:
     """The nodes before ``stop`` that depend on ``start`` by a way through something that is not fusable: what uses them
     can't be fused with ``start``."""
-    reached, behind = {start}, set()
+    reached, behind = {start}, set[fx.Node]()
     node = start.next
     while node is not stop and node.op != "root":
         inputs = node.all_input_nodes
@@ -225,7 +227,9 @@ def is_mutated_input(node: fx.Node) -> bool:
     the copy that the program made, meets the new values."""
     source = through_views(node)
     while source.target is aten.clone.default:  # AOTAutograd's own, which Inductor removes
-        source = through_views(source.args[0])
+        copied = source.args[0]
+        assert isinstance(copied, fx.Node)
+        source = through_views(copied)
     if source.op != "placeholder":
         return False
     if any(u.target is aten.copy_.default and u.args[0] is source for u in source.users):

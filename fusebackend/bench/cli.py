@@ -99,12 +99,13 @@ def models(chosen: argparse.Namespace) -> int:
     from fusebackend.bench import model_steps, pool
     from fusebackend.bench.device_time import this_device
     from fusebackend.options import parse
+    from fusebackend.rewriting.registry import known_names
 
     options = [_option(text) for text in chosen.option]
     if chosen.patterns:
         only_without = all(p.startswith("-") for p in chosen.patterns)
         options.append(("fuse.patterns", (*(["all"] if only_without else []), *chosen.patterns)))
-    parse(None, dict(options))  # before the work, not after it
+    parse(None, dict(options), known_patterns=known_names())  # before the work, not after it
     jobs: list[pool.Job] = [*model_steps.jobs(chosen.model, chosen.kind, options, chosen.steps)]
 
     found = pool.run(jobs, this_device(), alone=True)
@@ -140,8 +141,9 @@ def losses(chosen: argparse.Namespace) -> int:
     from fusebackend.bench import losses
     from fusebackend.bench.model_zoo import MODELS
     from fusebackend.options import parse
+    from fusebackend.rewriting.registry import known_names
 
-    parse(None, {"fuse.patterns": chosen.patterns})
+    parse(None, {"fuse.patterns": chosen.patterns}, known_patterns=known_names())
     _known("--model", [m for m in chosen.model if ":" not in m], MODELS)
     if chosen.seeds < 2 or chosen.steps < 1 or chosen.batch < 0:
         raise UsageError(

@@ -19,8 +19,7 @@ import torch
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.benchmarking import benchmarker
 
-from fusebackend.profitability import graph_race as race
-from fusebackend.profitability import policy as gate
+from fusebackend.profitability import timer
 
 
 class Turns:
@@ -35,7 +34,7 @@ class Turns:
         """Within, graphs that Inductor compiled take their turns, and so do autotuning and the gate."""
         with contextlib.ExitStack() as patched:
             patched.enter_context(mock.patch.object(CompiledFxGraph, "__call__", self._running(CompiledFxGraph.__call__)))
-            for owner, name in ((benchmarker, "benchmark_gpu"), (gate, "medians_ms"), (race, "medians_ms")):
+            for owner, name in ((benchmarker, "benchmark_gpu"), (timer, "medians_ms")):
                 patched.enter_context(mock.patch.object(owner, name, self._timed(getattr(owner, name))))
             self._preparing = True
             try:

@@ -15,19 +15,20 @@ the pattern is registered (:mod:`fusebackend.declarative.verify`).
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import sympy
 import torch
 from torch import fx
 
+from fusebackend import cache_keys
 from fusebackend import fx_utils as g
 from fusebackend.declarative.subgraph_matcher import Found, Search
 from fusebackend.declarative.trace import Trace, TraceError, trace
+from fusebackend.declarative.verify import verify_traced
+from fusebackend.native.user_kernels import library_key
 from fusebackend.rewriting import registry
 from fusebackend.rewriting.pattern import Emitter, Level, Match, Pattern, Reject
 
@@ -224,16 +225,16 @@ class TracedPattern(Pattern):
         return rejected
 
     def fingerprint(self) -> str:
-        # The traces hold what the functions and their closures came to, so the functions themselves need not be hashed.
-        from fusebackend.native.user_kernels import library_key
-
-        parts = [self.name, self.level, str(self.priority), _fingerprint(self.when, f"pattern {self.name!r}: when")]
-        for v in self.variants:
-            parts += [v.search.graph.python_code("self").src, v.replace.graph.python_code("self").src, repr(sorted(v.scalars.items()))]
+        def parts(v: _Variant) -> Iterator[str]:
+            yield v.search.graph.python_code("self").src
+            yield v.replace.graph.python_code("self").src
+            yield repr(sorted(v.scalars.items()))
             names = _size_names(v.search, v.tensors)
-            parts += [f"{n.name} {_describe(n, names)}" for n in v.search.inputs if n is not None]
-            parts += [library_key(n.target) for n in v.replace.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+            yield from (f"{n.name} {_describe(n, names)}" for n in v.search.inputs if n is not None)
+            yield from (library_key(n.target) for n in v.replace.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
+
+        check = _identity(self.when, f"pattern {self.name!r}: when")
+        return cache_keys.traced_pattern(self.name, self.level, self.priority, check, map(parts, self.variants))
 
     def _named(self, example: Sequence[Any]) -> dict[str, Any]:
         try:
@@ -249,7 +250,7 @@ class TracedPattern(Pattern):
         unknown = [p for p in self.pin if p not in mine]
         if unknown:
             raise RegistrationError(f"pattern {self.name!r}: pin names {unknown[0]!r}; the arguments are {', '.join(mine)}")
-        _fingerprint(self.when, f"pattern {self.name!r}: when")
+        _identity(self.when, f"pattern {self.name!r}: when")
 
 
 class SearchFunction:
@@ -317,9 +318,7 @@ def register_replacement(
         raise RegistrationError(f"pattern name {name!r} is taken; fusebackend.unregister({name!r}) frees it. Taken: {taken}")
     pattern = TracedPattern(name, search_fn, replace_fn, example_inputs, when=extra_check, level=level, priority=priority, pin=pin)
     if verify:
-        from fusebackend.declarative.verify import verify as check
-
-        check(pattern).raise_if_wrong()
+        verify_traced(pattern).raise_if_wrong()
     registry.register(pattern)
     return pattern
 
@@ -380,34 +379,8 @@ def _describe(node: fx.Node, names: Mapping[Any, Any]) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} of shape {shape} and strides {strides}"
 
 
-def _fingerprint(value: Any, where: str, seen: frozenset[int] = frozenset()) -> str:
-    """A text that identifies a function with all that it closes over and the globals that it reads, in every process."""
-    if value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype, torch._ops.OpOverload, torch.Size)):
-        return repr(value)
-    if id(value) in seen:
-        return "recursion"
-    seen = seen | {id(value)}
-    if isinstance(value, (tuple, list, set, frozenset)):
-        items = [_fingerprint(v, where, seen) for v in value]
-        return f"{type(value).__name__}({', '.join(sorted(items) if isinstance(value, (set, frozenset)) else items)})"
-    if isinstance(value, dict):
-        return f"dict({', '.join(f'{_fingerprint(k, where, seen)}: {_fingerprint(v, where, seen)}' for k, v in value.items())})"
-    if inspect.ismodule(value) or inspect.isclass(value) or inspect.isbuiltin(value):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
-    if inspect.isfunction(value):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or ())
-        closed = [f"{n}={_fingerprint(c.cell_contents, f'{where} closes over {n!r}', seen)}" for n, c in cells]
-        codes = _codes(value.__code__)
-        names = sorted({n for code in codes for n in code.co_names if n in value.__globals__})
-        read = [f"{n}={_fingerprint(value.__globals__[n], f'{where} reads the global {n!r}', seen)}" for n in names]
-        text = [(c.co_code, c.co_names, [repr(k) for k in c.co_consts if not inspect.iscode(k)]) for c in codes]
-        return repr((text, closed, read, _fingerprint(value.__defaults__, where, seen)))
-    raise RegistrationError(
-        f"{where}, a {type(value).__name__}: compiled graphs are cached by what a pattern does, and this can't be told across "
-        "processes; numbers, strings, dtypes, containers of them, functions, classes and modules are accepted"
-    )
-
-
-def _codes(code: types.CodeType) -> list[types.CodeType]:
-    """A function's code and that of the functions inside it."""
-    return [code, *(inner for constant in code.co_consts if inspect.iscode(constant) for inner in _codes(constant))]
+def _identity(check: Callable | None, where: str) -> str:
+    try:
+        return cache_keys.function(check, where)
+    except cache_keys.UnidentifiableError as error:
+        raise RegistrationError(str(error)) from None

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from fusebackend import cache_keys
 from fusebackend.native import cache
 
 LIBRARY = "libfusebackend.so"
@@ -43,14 +44,9 @@ def sources_root() -> Path:
     return next(p for p in (package / "csrc", package.parent / "csrc") if p.is_dir())
 
 
-def content_hash(root: Path | None = None, suffixes: tuple[str, ...] = (".cu", ".cuh", ".h", ".cpp")) -> str:
+def content_hash(root: Path | None = None) -> str:
     """Hash of every source file's path and content; by default of what the library was made from, whoever compiled it."""
-    root = root or sources_root()
-    digest = hashlib.sha256()
-    for path in sorted(p for p in root.rglob("*") if p.suffix in suffixes):
-        digest.update(f"{path.relative_to(root)}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return cache_keys.content_hash(root or sources_root(), cache_keys.NATIVE_SOURCES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,16 +169,10 @@ class Plan:
     @property
     def key(self) -> str:
         """Hash of sources, flags, compilers and torch's version."""
-        parts = [
-            content_hash(self.root),
-            repr(self.architectures),
-            repr([f for f in self.cxx_flags(Path("any_cuda.cpp")) if not f.startswith(("-I", "-isystem"))]),
-            compiler_version(self.toolchain.cxx) if self.toolchain.cxx else "",
-            compiler_version(self.toolchain.nvcc) if self.cuda else "",
-            repr([f for f in self.nvcc_flags(Path("any.cu")) if not f.startswith(("-I", "-isystem"))]) if self.cuda else "",
-            torch.__version__,
-        ]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+        cxx = compiler_version(self.toolchain.cxx) if self.toolchain.cxx else ""
+        nvcc = (compiler_version(self.toolchain.nvcc), self.nvcc_flags(Path("any.cu"))) if self.cuda else None
+        sources = content_hash(self.root)
+        return cache_keys.native_library(sources, self.architectures, (cxx, self.cxx_flags(Path("any_cuda.cpp"))), nvcc)
 
     def manifest(self) -> dict[str, object]:
         return {
@@ -238,8 +228,7 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
         # Objects are shared between keys, so that an edit recompiles one file; ninja tracks headers by depfiles, and
         # a killed compile leaves no entry in its log, so its half-written object is made again. Those of CPU sources serve
         # libraries for any architectures.
-        flavour = hashlib.sha256(repr((what.root, torch.__version__)).encode()).hexdigest()[:12]
-        workspace = cache.directory("objects", flavour)
+        workspace = cache.directory("objects", cache_keys.native_objects(what.root))
         (workspace / "build.ninja").write_text(_ninja_file(what))
         _run_ninja(workspace, held, progress)
         target.mkdir(parents=True, exist_ok=True)

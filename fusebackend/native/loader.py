@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from fusebackend.log import log
 from fusebackend.native import build, cache
+from fusebackend.progress import progress_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,26 +146,3 @@ def _covers(architectures: tuple[str, ...], capability: str) -> bool:
         return True
     wanted = int(capability.removesuffix("a"))
     return any(a.isdigit() and int(a) <= wanted for a in architectures)
-
-
-@contextlib.contextmanager
-def progress_line(title: str) -> Iterator[Callable[[str], None]]:
-    """Yields a function that shows one line of progress on stderr: rewritten in place on a terminal, else start and end."""
-    stream, live, used = sys.stderr, sys.stderr.isatty(), ""
-
-    def show(text: str) -> None:
-        nonlocal used
-        line = f"fusebackend: {title} {text}"
-        if live:
-            stream.write(f"\r\x1b[2K{line}")
-        elif not used:
-            stream.write(f"fusebackend: {title} ...\n")
-        used = line
-        stream.flush()
-
-    try:
-        yield show
-    finally:
-        if used:
-            stream.write("\n" if live else f"{used}\n")
-            stream.flush()

@@ -1,1 +1,1 @@
-"""What the command line offers around a compile: explain, bisect, demo."""
+"""What the command line offers around a compile."""

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fusebackend import backend
-from fusebackend.native.loader import progress_line
+from fusebackend.progress import progress_line
 
 
 class TimeMix(nn.Module):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING
 
-from fusebackend.report.model import GraphCode
+from fusebackend.rewriting.outcome import GraphCode
 
 if TYPE_CHECKING:
     from fusebackend.report.html.drawing import Drawing

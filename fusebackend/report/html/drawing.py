@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusebackend.report.html.code import Listing
 from fusebackend.report.html.neighbourhoods import Mark, Scene, Side
 from fusebackend.report.html.svg import svg
-from fusebackend.report.model import GraphCode
+from fusebackend.rewriting.outcome import GraphCode
 
 
 class Drawing:

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from fusebackend.report.model import GraphCode, GraphNode
+from fusebackend.rewriting.outcome import GraphCode, GraphNode
 
 #: A graph up to this many nodes is drawn whole.
 WHOLE = 32

@@ -14,11 +14,15 @@ import linecache
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fusebackend.report.html import code
 from fusebackend.report.html.drawing import Drawing
 from fusebackend.report.html.neighbourhoods import HOPS, Mark, Scene, scenes
-from fusebackend.report.model import GraphCode, Rejection, Report, Source, Substitution
+from fusebackend.rewriting.outcome import GraphCode, Rejection, Source, Substitution
+
+if TYPE_CHECKING:
+    from fusebackend.report.model import Report
 
 _CONTEXT = 2  # lines of the user's file around the one that is shown
 _FEW = 8  # places named in a row before the rest folds

@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 
 from fusebackend.report.html.layered_layout import Point, layered
-from fusebackend.report.model import GraphNode
+from fusebackend.rewriting.outcome import GraphNode
 
 _HEIGHT, _ROW, _MARGIN = 38.0, 66.0, 14.0
 _LETTER = 6.7  # width of a letter of the 11 px monospace face

@@ -9,7 +9,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fusebackend.native import loader
 from fusebackend.patterns.fp32_matmul import match as family
-from fusebackend.report import model as report
 from fusebackend.rewriting import apply
 
 aten = torch.ops.aten
@@ -26,13 +25,11 @@ def a_gpu(monkeypatch):
 
 
 def rewritten(fn, *shapes, device="cuda", dtype=torch.float32):
-    """Traces ``fn`` on fake tensors of these shapes and rewrites the graph; returns the graph and the report."""
+    """Traces ``fn`` on fake tensors of these shapes and rewrites the graph; returns the graph and the outcome."""
     with FakeTensorMode():
         args = [torch.empty(s, device=device, dtype=dtype) for s in shapes]
         graph = make_fx(fn, decomposition_table=select_decomp_table())(*args).graph
-    result = report.Report()
-    apply.rewrite(graph, [family.Fp32Matmul()], "forward", result, strict=True)
-    return graph, result
+    return graph, apply.rewrite(graph, [family.Fp32Matmul()], "forward", strict=True)
 
 
 def calls(graph, target):
@@ -151,7 +148,7 @@ def test_sizes_are_judged_without_guards():
         assert isinstance(args[0].shape[0], torch.SymInt)
         graph = make_fx(f)(*args).graph
         guards = len(mode.shape_env.guards)
-        apply.rewrite(graph, [family.Fp32Matmul()], "forward", report.Report(), strict=True)
+        apply.rewrite(graph, [family.Fp32Matmul()], "forward", strict=True)
     assert calls(graph, ops.matmul.default) and len(mode.shape_env.guards) == guards
 
 
