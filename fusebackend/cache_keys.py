@@ -48,8 +48,8 @@ class UnidentifiableError(ValueError):
     """Nothing can be said about a value that would be the same in every process; the message says which value and why."""
 
 
-def _digest(text: str, length: int = 64) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:length]
+def _digest(*parts: str, length: int = 64) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:length]
 
 
 # ---- compiled code, its report and its decisions ----
@@ -64,7 +64,7 @@ def compiled_code(version: str, options: Mapping[str, Any], library: Sequence[st
         fingerprints: of the patterns that are on, by descending priority.
     """
     chosen = repr([options[name] for name in _OPTIONS_OF_CODE])
-    return "fusebackend-" + _digest("\0".join((version, python_sources(), chosen, *library, *fingerprints)))
+    return "fusebackend-" + _digest(version, python_sources(), chosen, *library, *fingerprints)
 
 
 @functools.lru_cache
@@ -114,7 +114,7 @@ def decisions(before: str, now: Mapping[str, bool | None], measured_since: Itera
         now: for each region that was decided on, what would be decided today; None where it would be measured.
         measured_since: the sites that were refused unmeasured and have a kept measurement now.
     """
-    return _digest(f"{before}{sorted(now.items())}{sorted(measured_since)}", 16)
+    return _digest(before, repr(sorted(now.items())), repr(sorted(measured_since)), length=16)
 
 
 def _numeric_settings() -> tuple[bool, str]:
@@ -132,7 +132,7 @@ def pattern(instance: Any) -> str:
     except (OSError, TypeError):
         source = repr(kind)
     attributes = sorted(vars(instance).items(), key=lambda item: item[0])
-    return _digest(f"{instance.name}\0{instance.priority}\0{source}\0{attributes!r}")
+    return _digest(instance.name, str(instance.priority), source, repr(attributes))
 
 
 def traced_pattern(name: str, level: str, priority: int, check: str, variants: Iterable[Iterable[str]]) -> str:
@@ -144,7 +144,7 @@ def traced_pattern(name: str, level: str, priority: int, check: str, variants: I
             inputs are, and the builds behind the replacement's operators. The traces hold what the functions and their closures came
             to, so the functions themselves do not enter.
     """
-    return _digest("\0".join((name, level, str(priority), check, *(part for parts in variants for part in parts))))
+    return _digest(name, level, str(priority), check, *(part for parts in variants for part in parts))
 
 
 def function(value: Any, where: str, _seen: frozenset[int] = frozenset()) -> str:
@@ -212,7 +212,7 @@ def site(measured_with: str, matched: str, note: str) -> str:
         matched: :func:`graph_text` of the matched nodes.
         note: the match's note.
     """
-    return _digest(f"{measured_with}\0{note}\0{matched}", 16)
+    return _digest(measured_with, note, matched, length=16)
 
 
 def region(site: str, measured_with: str, both_forms: str, visible: Sequence[bool], builds: Sequence[str]) -> str:
@@ -223,7 +223,7 @@ def region(site: str, measured_with: str, both_forms: str, visible: Sequence[boo
         visible: which of the region's outputs the whole graph returns.
         builds: the builds behind the replacement's operators, for those of users.
     """
-    return f"{site}-{_digest(f'{measured_with}{chr(0)}{list(visible)}{list(builds)}{chr(0)}{both_forms}', 32)}"
+    return f"{site}-{_digest(measured_with, repr(list(visible)), repr(list(builds)), both_forms, length=32)}"
 
 
 def site_of(region: str) -> str:
@@ -238,7 +238,7 @@ def race(measured_with: str, graph: str, compiled_as: tuple) -> str:
         graph: its :func:`graph_text`.
         compiled_as: whether as a CUDA graph, a backward, for inference; and the option ``fuse.patterns``.
     """
-    return _digest(f"race\0{measured_with}\0{compiled_as}\0{graph}", 32)
+    return _digest("race", measured_with, repr(compiled_as), graph, length=32)
 
 
 def machine(device: torch.device) -> str:
@@ -312,7 +312,7 @@ def graph_text(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Seq
 # ---- native libraries ----
 
 
-def content_hash(root: Path, suffixes: tuple[str, ...]) -> str:
+def content_hash(root: Path, suffixes: tuple[str, ...] = NATIVE_SOURCES) -> str:
     """Hash of the paths and contents of the files below ``root`` that have one of these suffixes."""
     digest = hashlib.sha256()
     for path in sorted(p for p in root.rglob("*") if p.suffix in suffixes):
@@ -321,30 +321,22 @@ def content_hash(root: Path, suffixes: tuple[str, ...]) -> str:
     return digest.hexdigest()
 
 
-def native_library(
-    sources: str, architectures: tuple[str, ...], cxx: tuple[str, Iterable[str]], nvcc: tuple[str, Iterable[str]] | None
-) -> str:
+def native_library(sources: str, architectures: Sequence[str], flags: Iterable[Sequence[str]], compiler_versions: Iterable[str]) -> str:
     """A built library.
 
     Args:
         sources: :func:`content_hash` of the sources.
-        cxx, nvcc: each compiler's version and flags; None without CUDA. Include folders do not enter: their contents do.
+        flags: of each compiler. Include folders do not enter: what they hold does.
     """
-
-    def chosen(flags: Iterable[str]) -> str:
-        return repr([f for f in flags if not f.startswith(("-I", "-isystem"))])
-
-    cxx_version, cxx_flags = cxx
-    nvcc_version, nvcc_flags = (nvcc[0], chosen(nvcc[1])) if nvcc else ("", "")
-    parts = (sources, repr(architectures), chosen(cxx_flags), cxx_version, nvcc_version, nvcc_flags, torch.__version__)
-    return _digest("\0".join(parts), 24)
+    chosen = [repr([f for f in each if not f.startswith(("-I", "-isystem"))]) for each in flags]
+    return _digest(sources, repr(tuple(architectures)), *chosen, *compiler_versions, torch.__version__, length=24)
 
 
 def native_objects(root: Path) -> str:
     """The folder of object files, which libraries of one source folder share."""
-    return _digest(repr((root, torch.__version__)), 12)
+    return _digest(repr((root, torch.__version__)), length=12)
 
 
 def kernel_sources(files: Mapping[str, bytes]) -> str:
     """A user's kernel sources."""
-    return _digest(repr(sorted(files.items())), 24)
+    return _digest(repr(sorted(files.items())), length=24)

@@ -46,7 +46,7 @@ def sources_root() -> Path:
 
 def content_hash(root: Path | None = None) -> str:
     """Hash of every source file's path and content; by default of what the library was made from, whoever compiled it."""
-    return cache_keys.content_hash(root or sources_root(), cache_keys.NATIVE_SOURCES)
+    return cache_keys.content_hash(root or sources_root())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,10 +169,9 @@ class Plan:
     @property
     def key(self) -> str:
         """Hash of sources, flags, compilers and torch's version."""
-        cxx = compiler_version(self.toolchain.cxx) if self.toolchain.cxx else ""
-        nvcc = (compiler_version(self.toolchain.nvcc), self.nvcc_flags(Path("any.cu"))) if self.cuda else None
-        sources = content_hash(self.root)
-        return cache_keys.native_library(sources, self.architectures, (cxx, self.cxx_flags(Path("any_cuda.cpp"))), nvcc)
+        flags = [self.cxx_flags(Path("any_cuda.cpp")), *([self.nvcc_flags(Path("any.cu"))] if self.cuda else [])]
+        compilers = (self.toolchain.cxx, self.toolchain.nvcc if self.cuda else None)
+        return cache_keys.native_library(content_hash(self.root), self.architectures, flags, (compiler_version(c) for c in compilers if c))
 
     def manifest(self) -> dict[str, object]:
         return {

@@ -80,9 +80,10 @@ class Gate:
         if self.mode != "auto" or proposal.estimate.pays:
             return None
         try:
-            if self._may_time_by_default(proposal.match.nodes, device_of(proposal.match.outputs), proposal.estimate):
+            device = device_of(proposal.match.outputs)
+            if self._may_time_by_default(proposal.match.nodes, device, proposal.estimate):
                 return None
-            site = self._site(proposal)
+            site = self._site(proposal, device)
         except Exception:
             return None  # raised again, and reported, once the replacement is built
         if self._measured_sites is None:
@@ -97,7 +98,7 @@ class Gate:
         match, estimate, key = proposal.match, proposal.estimate, None
         try:
             region = extract(match.nodes, emitted, dict(zip(match.outputs, new_outputs)))
-            key = region.key(self._site(proposal), self.measured_with(region.device, proposal.pattern))
+            key = region.key(self._site(proposal, device_of(match.outputs)), self.measured_with(region.device, proposal.pattern))
             known = self._answers.get(key)
             if known is None:
                 subject = f"{proposal.pattern.name} {describe.shapes(match.outputs, emitted)}"
@@ -166,13 +167,13 @@ class Gate:
         self.budget.close()
         self._measured_sites = None
 
-    def _site(self, proposal: Proposal) -> str:
+    def _site(self, proposal: Proposal, device: torch.device) -> str:
         match = proposal.match
         inside = set(match.nodes)
         nodes = sorted(inside)
         inputs = list(dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside))
         text = cache_keys.graph_text(inputs, nodes, match.outputs, symbols_of(inputs))
-        return cache_keys.site(self.measured_with(device_of(match.outputs), proposal.pattern), text, match.note)
+        return cache_keys.site(self.measured_with(device, proposal.pattern), text, match.note)
 
     def _look_up(self, key: str) -> Measurement | None:
         try:
