@@ -1,4 +1,4 @@
-"""What matchers ask about an FX graph: arguments, sizes without guards, memory order, who fuses with whom."""
+"""Questions about FX graphs: arguments, sizes without guards, memory order, aliasing, mutation, what Inductor fuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
-#: Operators that only look at their input's storage in another way. ``reshape`` is one where it needs no copy.
+#: Operators whose result aliases their input. ``reshape`` is among them: Inductor's graphs have it where it needs no copy.
 VIEWS = frozenset(
     {
         aten.alias.default,
@@ -41,7 +41,7 @@ VIEWS = frozenset(
 
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
-# Lowered by Inductor to a library call or a template: a boundary that pointwise code does not cross by default.
+# Lowered by Inductor to a library call or a template, with which it fuses no pointwise code by default.
 _LIBRARY = frozenset(
     {
         aten.mm.default,
@@ -69,9 +69,10 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     """Every argument of an ATen call by its schema name, defaults filled in.
 
     Raises:
-        ValueError: an argument that the schema does not have. (A matcher that reads by name can then never drop one.)
+        ValueError: an argument that the schema does not have. So a matcher that reads arguments by name can not overlook one.
     """
-    schema = node.target._schema.arguments
+    target: Any = node.target
+    schema = target._schema.arguments
     if len(node.args) > len(schema):
         raise ValueError(f"{node.target}: {len(node.args)} arguments for {len(schema)} parameters")
     found = {p.name: a for p, a in zip(schema, node.args)}
@@ -86,7 +87,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def hint(size: int | torch.SymInt) -> int | None:
-    """The number that a size had when it was traced, without guarding on it; None for unbacked sizes."""
+    """The value that a size had when it was traced, without a guard; None for unbacked sizes."""
     if isinstance(size, int):
         return size
     try:
@@ -99,7 +100,8 @@ def hint(size: int | torch.SymInt) -> int | None:
 def hints(sizes: Any) -> list[int] | None:
     """Hints of all the sizes, or None if one has none."""
     found = [hint(s) for s in sizes]
-    return None if None in found else found
+    known = [h for h in found if h is not None]
+    return known if len(known) == len(found) else None
 
 
 def same_size(a: Any, b: Any) -> bool:
@@ -108,7 +110,7 @@ def same_size(a: Any, b: Any) -> bool:
 
 
 def difference(old: Any, new: Any) -> str | None:
-    """What tells two fake tensors apart (shape, dtype, stride, device, layout, offset), in words; None if nothing."""
+    """How two fake tensors differ (dtype, device, layout, shape, stride, storage offset), in words; None if they do not."""
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return None if type(old) is type(new) else f"{type(old).__name__} became {type(new).__name__}"
     for what in ("dtype", "device", "layout"):
@@ -132,12 +134,12 @@ def memory_order(tensor: torch.Tensor) -> list[int] | None:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether ``node`` only looks at what its first argument holds: a view, or one of several results."""
+    """Whether the value of ``node`` aliases its first argument: a view, or one of several results."""
     return node.op == "call_function" and (node.target in VIEWS or node.target is operator.getitem)
 
 
 def through_views(node: fx.Node) -> fx.Node:
-    """The node whose memory ``node`` looks at, seen through views and getitem."""
+    """The node that owns the memory of ``node``, seen through views and getitem."""
     while is_view(node):
         source = node.args[0]
         if not isinstance(source, fx.Node):
@@ -147,7 +149,7 @@ def through_views(node: fx.Node) -> fx.Node:
 
 
 def consumers(node: fx.Node) -> Iterator[fx.Node]:
-    """The nodes that compute with ``node``'s memory, seen through views and getitem."""
+    """The nodes that compute with the memory of ``node``, seen through views and getitem."""
     for user in node.users:
         if is_view(user):
             yield from consumers(user)
@@ -156,7 +158,7 @@ def consumers(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def is_fusable(node: fx.Node) -> bool:
-    """Whether Inductor writes loops of its own for this node, which it could fuse with a neighbour's."""
+    """Whether Inductor generates a loop for this node, which it could fuse with a neighbour's."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     if node.target.namespace not in ("aten", "prims", "inductor") or node.target in _LIBRARY:
@@ -171,9 +173,8 @@ def is_fusable(node: fx.Node) -> bool:
 
 
 def _behind_boundary(start: fx.Node, stop: fx.Node) -> set[fx.Node]:
-    """The nodes before ``stop`` that depend on ``start`` by a way through something that is not fusable: what uses them
-    can't be fused with ``start``."""
-    reached, behind = {start}, set()
+    """The nodes before ``stop`` that depend on ``start`` through a node that is not fusable. Their users can't be fused with ``start``."""
+    reached, behind = {start}, set[fx.Node]()
     node = start.next
     while node is not stop and node.op != "root":
         inputs = node.all_input_nodes
@@ -191,8 +192,8 @@ def _behind_boundary(start: fx.Node, stop: fx.Node) -> set[fx.Node]:
 def fused_neighbour(node: fx.Node) -> fx.Node | None:
     """A neighbour of ``node`` with which Inductor would fuse it, or None.
 
-    An opaque call costs this fusion: its memory traffic would come on top. A neighbour that is also reached by a way
-    through a matmul, say, can't be fused: the fused kernel would need its own result.
+    An opaque call prevents that fusion, and adds its memory traffic. A neighbour that also depends on ``node`` through, say, a matmul can't
+    be fused: the fused kernel would need its own result.
     """
     wanted = [c for c in consumers(node) if is_fusable(c)]
     if wanted:
@@ -210,7 +211,7 @@ def fused_neighbour(node: fx.Node) -> fx.Node | None:
 
 
 def is_mutating(node: fx.Node) -> bool:
-    """Whether running ``node`` may write to memory that another node sees."""
+    """Whether ``node`` may write to memory that another node reads."""
     if node.op != "call_function":
         return node.op in ("call_module", "call_method")
     if isinstance(node.target, torch._ops.OpOverload):
@@ -221,23 +222,27 @@ def is_mutating(node: fx.Node) -> bool:
 
 
 def is_mutated_input(node: fx.Node) -> bool:
-    """Whether ``node`` looks at an input of a joint graph that the program mutates: a backward that is given it, and not
-    the copy that the program made, meets the new values."""
+    """Whether ``node`` aliases an input of a joint graph that the program mutates.
+
+    A backward that reads the input itself, and not the copy that the program made, would read the new values.
+    """
     source = through_views(node)
-    while source.target is aten.clone.default:  # AOTAutograd's own, which Inductor removes
-        source = through_views(source.args[0])
+    while source.target is aten.clone.default:  # inserted by AOTAutograd, removed by Inductor
+        copied = source.args[0]
+        assert isinstance(copied, fx.Node)
+        source = through_views(copied)
     if source.op != "placeholder":
         return False
     if any(u.target is aten.copy_.default and u.args[0] is source for u in source.users):
         return True
-    # Written back by AOTAutograd behind the forward graph, which only returns the new value.
+    # AOTAutograd writes the new value back after the forward graph, which only returns it.
     returned = source.graph.output_node().meta.get("desc") or ()
     mutated = [d.mutated_input for d in returned if hasattr(d, "mutated_input")]
     return "desc" in source.meta and source.meta["desc"] in mutated
 
 
 def is_joint(graph: fx.Graph) -> bool:
-    """Whether forward and backward are in one graph (also true of a backward alone)."""
+    """Whether the graph holds a backward: with its forward, or alone."""
     return any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder"))
 
 
@@ -259,7 +264,7 @@ def describe(node: fx.Node) -> str:
 
 
 def spec(tensor: Any) -> str:
-    """A tensor in a few letters, e.g. ``bf16[24300, 11520]``; other values by ``str``."""
+    """A tensor's dtype and shape, e.g. ``bf16[24300, 11520]``; other values by ``str``."""
     if not isinstance(tensor, torch.Tensor):
         return str(tensor)
     letters = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "b"}
@@ -270,7 +275,12 @@ def spec(tensor: Any) -> str:
 
 
 def run_length(sizes: list[int], order: list[int], other: list[int]) -> int:
-    """Elements along the innermost dims of memory order ``order`` that are one dim in ``other`` too."""
+    """The number of elements along the innermost dims of memory order ``order`` that are also contiguous to one another in ``other``.
+
+    Args:
+        sizes: of a tensor's dims.
+        order, other: dims from outermost to innermost, as :func:`memory_order` gives them.
+    """
     length = sizes[order[-1]]
     for outer, inner in zip(reversed(order[:-1]), reversed(order[1:])):
         if other.index(inner) != other.index(outer) + 1:

@@ -6,11 +6,11 @@ import logging
 
 log = logging.getLogger("fusebackend")
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 def warn_once(message: str) -> None:
     """Logs ``message`` as a warning the first time that it is given."""
-    if message not in _said:
-        _said.add(message)
+    if message not in _warned:
+        _warned.add(message)
         log.warning(message)

@@ -1,16 +1,17 @@
 """The options of ``torch.compile(model, backend="fuse", options={...})``.
 
-Names that begin with ``fuse.`` are ours, ``mode`` is torch.compile's (which refuses ``mode=`` and ``options=`` together,
-so it is accepted here), and everything else is handed to Inductor, whose own checks then apply.
+Names that begin with ``fuse.`` are ours. ``mode`` is torch.compile's, which refuses ``mode=`` together with ``options=``, so it is accepted
+here. Everything else is passed to Inductor, whose own checks then apply.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Iterable
 from typing import Any
 
-#: Every option of our own: name -> (what it accepts, what it does). ``python -m fusebackend env`` prints this table.
+#: Our options: name -> (what it accepts, what it does). ``python -m fusebackend env`` prints this table.
 OPTIONS: dict[str, tuple[str, str]] = {
     "fuse.patterns": ('"all", or a list of pattern names; "-name" leaves one out', "which patterns are tried"),
     "fuse.strict": ("bool", "raise when a pattern fails instead of leaving its site to Inductor"),
@@ -35,7 +36,7 @@ _CHOICES = {"fuse.check": ("off", "numeric"), "fuse.gate": ("auto", "measure", "
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Parsed options. ``inductor`` holds what is passed on; ``mode`` is torch.compile's mode or None."""
+    """Parsed options. ``inductor`` holds those that are passed to Inductor; ``mode`` is torch.compile's mode or None."""
 
     patterns: tuple[str, ...] = ("all",)
     strict: bool = False
@@ -47,17 +48,17 @@ class Options:
     mode: str | None = None
     inductor: tuple[tuple[str, Any], ...] = ()
 
-    def digest(self) -> str:
-        """What of these options changes the compiled code: a part of the cache key."""
-        return repr((self.patterns, self.fuel, self.check, self.gate, self.gate_seconds))
-
     @property
     def cacheable(self) -> bool:
+        """Whether compiled code may be kept."""
         return self.fuel is None and not self.interpret
 
 
-def parse(mode: str | None = None, options: dict[str, Any] | None = None) -> Options:
+def parse(mode: str | None = None, options: dict[str, Any] | None = None, *, known_patterns: Iterable[str]) -> Options:
     """Checks and sorts what the user gave to ``torch.compile``.
+
+    Args:
+        known_patterns: the names that ``fuse.patterns`` accepts.
 
     Raises:
         ValueError: an unknown option or mode, or a value outside what an option accepts. The message names the
@@ -73,7 +74,7 @@ def parse(mode: str | None = None, options: dict[str, Any] | None = None) -> Opt
         elif name.startswith("fuse."):
             if name not in OPTIONS:
                 raise ValueError(_unknown(name, list(OPTIONS)))
-            own[name.removeprefix("fuse.")] = _checked(name, value)
+            own[name.removeprefix("fuse.")] = _checked(name, value, known_patterns)
         else:
             _check_inductor_name(name)
             inductor.append((name, value))
@@ -81,16 +82,14 @@ def parse(mode: str | None = None, options: dict[str, Any] | None = None) -> Opt
     return Options(mode=mode, inductor=tuple(inductor), **own)
 
 
-def _checked(name: str, value: Any) -> Any:
+def _checked(name: str, value: Any, known_patterns: Iterable[str]) -> Any:
     accepted = OPTIONS[name][0]
     wrong = ValueError(f"option {name!r}: got {value!r}, accepted: {accepted}")
     if name == "fuse.patterns":
         names = (value,) if isinstance(value, str) else value
         if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
             raise wrong
-        from fusebackend.rewriting.registry import known_names
-
-        known = known_names()
+        known = list(known_patterns)
         for n in names:
             if n.removeprefix("-") not in (*known, "all"):
                 raise ValueError(_unknown(n.removeprefix("-"), known, what=f"pattern in option {name!r}"))

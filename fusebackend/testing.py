@@ -1,4 +1,4 @@
-"""For the tests of people who write patterns."""
+"""``assert_pattern``, for the tests of those who write patterns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from fusebackend import backend
-from fusebackend.declarative.verify import cotangent
+from fusebackend.cotangent import cotangent
 from fusebackend.report.model import Report
 
 
 class PatternAssertion(AssertionError):
-    """What :func:`assert_pattern` raises; the message holds the report."""
+    """Raised by :func:`assert_pattern`; the message holds the report."""
 
 
 def assert_pattern(
@@ -27,16 +27,17 @@ def assert_pattern(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Report:
-    """Compiles ``fn(*args)`` with ``backend="fuse"`` and nothing but ``pattern``, and asserts what happened.
+    """Compiles ``fn(*args)`` with ``backend="fuse"`` and only ``pattern``, and asserts what was substituted and that the result is eager's.
 
     The graph is rewritten as in a real compile but run without code generation, so a test takes a fraction of a second.
     The gate is off: a match is applied whether it pays or not.
 
     Args:
         fn: function or module.
+        args: its arguments.
         pattern: the name of the pattern.
         count: how many substitutions there must be; by default at least one, or none if ``rejected`` is given.
-        rejected: a near miss whose reason contains these words must be on record.
+        rejected: there must be a near miss whose reason contains these words.
         training: also compare the gradients of ``args`` that require grad.
         dynamic: as for torch.compile.
         rtol, atol: as for torch.testing.assert_close, against eager.
@@ -45,7 +46,7 @@ def assert_pattern(
         The report.
 
     Raises:
-        PatternAssertion: with what was expected, what was found, and the report.
+        PatternAssertion: something else was found, or the result differs.
     """
     torch._dynamo.reset()
     options: dict[str, Any] = {"fuse.patterns": [pattern], "fuse.interpret": True, "fuse.gate": "off"}

@@ -2,12 +2,13 @@
 
 import os
 
-# oneDNN's newer code generator for depthwise convolutions in 16 bits may never end, by what lies in memory: eager convolutions, which
-# results are compared with, hung in it with nothing of ours called. This keeps to the older one; it is read when torch first calls oneDNN.
+# oneDNN's newer code generator for depthwise convolutions in 16 bits may loop for ever, depending on uninitialised memory: eager
+# convolutions, with which results are compared, hung in it without any code of ours. This selects the older one. Read at torch's first
+# call of oneDNN.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
-# Two workers share what cores there are: threads that spin while they wait for one another take the time of the other's.
+# Test processes share the cores: threads that spin while they wait would take the time of the other process.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# In each new cache Inductor asks the compiler for all vectors that the processor has: 15 s, and many tests have a cache of their own.
+# In each new cache Inductor tries with the compiler which vector instructions work: 15 s, and many tests have a cache of their own.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 
 import fusebackend
 from fusebackend.native import loader
-from fusebackend.rewriting import registry
+from fusebackend.rewriting.registry import all_patterns
 
 
 def pytest_collection_modifyitems(items):
@@ -32,8 +33,9 @@ def device(request):
 
 @pytest.fixture(scope="session", autouse=True)
 def loaded():
-    """Operators have their kernels, whichever test comes first."""
+    """All operators are defined and have their kernels, whichever test comes first."""
     loader.load()
+    all_patterns()
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +55,8 @@ def library():
 
 
 @pytest.fixture
-def interpreted(monkeypatch):
-    """Compiles a function with ``backend="fuse"``, without code generation, every match applied, also to a few bytes."""
+def interpreted():
+    """Compiles a function with ``backend="fuse"``, without code generation, every match applied."""
 
     def compile_(fn, **kwargs):
         options = {"fuse.interpret": True, "fuse.gate": "off", **kwargs.pop("options", {})}
@@ -74,4 +76,4 @@ def temporary_pattern():
 
     yield add
     for name in names:
-        registry._patterns.pop(name)
+        fusebackend.unregister(name)

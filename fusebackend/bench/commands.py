@@ -18,7 +18,7 @@ from fusebackend.bench.model_zoo import MODELS
 from fusebackend.bench.rows import Row
 from fusebackend.bench.tables import markdown
 from fusebackend.options import parse
-from fusebackend.rewriting.registry import families
+from fusebackend.rewriting.registry import families, known_names
 from fusebackend.tools.object_reference import UsageError
 
 
@@ -38,7 +38,7 @@ def models(chosen: argparse.Namespace) -> int:
     if chosen.patterns:
         only_without = all(p.startswith("-") for p in chosen.patterns)
         options.append(("fuse.patterns", (*(["all"] if only_without else []), *chosen.patterns)))
-    parse(None, dict(options))  # raises before the work, not after it
+    parse(None, dict(options), known_patterns=known_names())  # raises before the work, not after it
     jobs = model_steps.jobs(chosen.model, chosen.kind, options, chosen.steps)
     return measure(chosen, "models", _measured(jobs, process_per_job=True), model_steps.HEADING, model_steps.line)
 
@@ -55,7 +55,7 @@ def compile_times(chosen: argparse.Namespace) -> int:
 
 
 def losses(chosen: argparse.Namespace) -> int:
-    parse(None, {"fuse.patterns": chosen.patterns})
+    parse(None, {"fuse.patterns": chosen.patterns}, known_patterns=known_names())
     _check_known("--model", [m for m in chosen.model if ":" not in m], MODELS)
     if chosen.seeds < 2 or chosen.steps < 1 or chosen.batch < 0:
         raise UsageError(

@@ -20,6 +20,7 @@ from typing import Any
 from fusebackend.declarative.errors import RegistrationError
 from fusebackend.declarative.traced_pattern import TracedPattern
 from fusebackend.declarative.variant import Candidate
+from fusebackend.declarative.verify import verify_traced
 from fusebackend.rewriting import registry
 from fusebackend.rewriting.pattern import Level, Reject
 
@@ -89,8 +90,6 @@ def register_replacement(
         raise RegistrationError(f"pattern name {name!r} is taken; fusebackend.unregister({name!r}) frees it. Taken: {taken}")
     pattern = TracedPattern(name, search_fn, replace_fn, example_inputs, when=extra_check, level=level, priority=priority, pin=pin)
     if verify:
-        from fusebackend.declarative.verify import verify as check
-
-        check(pattern).raise_if_wrong()
+        verify_traced(pattern).raise_if_wrong()
     registry.register(pattern)
     return pattern

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from torch import fx
 
+from fusebackend import cache_keys
 from fusebackend.declarative import sizes
 from fusebackend.declarative.errors import RegistrationError
 from fusebackend.declarative.examples import as_tuples, requires_grad, without_grad
-from fusebackend.declarative.fingerprint import fingerprint
 from fusebackend.declarative.trace import TraceError
 from fusebackend.declarative.variant import Candidate, Variant
 from fusebackend.native.user_kernels import library_key
@@ -62,14 +61,15 @@ class TracedPattern(Pattern):
         return rejected
 
     def fingerprint(self) -> str:
-        # The traces contain what the functions compute, with the values that they close over: the functions need not be hashed.
-        parts = [self.name, self.level, str(self.priority), fingerprint(self.when, f"pattern {self.name!r}: when")]
-        for v in self.variants:
-            parts += [v.search.graph.python_code("self").src, v.replace.graph.python_code("self").src, repr(sorted(v.scalars.items()))]
+        def parts(v: Variant) -> Iterator[str]:
+            yield v.search.graph.python_code("self").src
+            yield v.replace.graph.python_code("self").src
+            yield repr(sorted(v.scalars.items()))
             names = sizes.argument_names(v.search, v.tensors)
-            parts += [f"{n.name} {sizes.describe(n, names)}" for n in v.search.inputs if n is not None]
-            parts += [library_key(n.target) for n in v.replace.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+            yield from (f"{n.name} {sizes.describe(n, names)}" for n in v.search.inputs if n is not None)
+            yield from (library_key(n.target) for n in v.replace.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
+
+        return cache_keys.traced_pattern(self.name, self.level, self.priority, self._identity_of_check(), map(parts, self.variants))
 
     def _by_name(self, example: Sequence[Any]) -> dict[str, Any]:
         try:
@@ -85,4 +85,10 @@ class TracedPattern(Pattern):
         unknown = [p for p in self.pin if p not in searched]
         if unknown:
             raise RegistrationError(f"pattern {self.name!r}: pin names {unknown[0]!r}; the arguments are {', '.join(searched)}")
-        fingerprint(self.when, f"pattern {self.name!r}: when")  # raises if it can't be identified
+        self._identity_of_check()
+
+    def _identity_of_check(self) -> str:
+        try:
+            return cache_keys.function(self.when, f"pattern {self.name!r}: when")
+        except cache_keys.UnidentifiableError as error:
+            raise RegistrationError(str(error)) from None

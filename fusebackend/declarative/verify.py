@@ -17,8 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusebackend import fx_utils as g
-from fusebackend.rewriting import registry
-from fusebackend.rewriting.pattern import Pattern
+from fusebackend.cotangent import cotangent
 
 
 class VerificationError(ValueError):
@@ -36,7 +35,7 @@ class Check:
 
 @dataclasses.dataclass
 class Verification:
-    """The result of :func:`verify`. ``str`` lists the checks."""
+    """The result of :func:`fusebackend.verify`. ``str`` lists the checks."""
 
     pattern: str
     checks: list[Check] = dataclasses.field(default_factory=list)
@@ -60,37 +59,16 @@ class Verification:
         return "\n".join(lines)
 
 
-def verify(pattern: Pattern | str, *, seed: int = 0) -> Verification:
-    """Verifies a pattern, given itself or by name.
-
-    For a structural pattern its own ``examples()`` are compiled and compared with eager, and must be substituted.
-
-    Raises:
-        ValueError: no pattern of that name.
-    """
-    if isinstance(pattern, str):
-        pattern = registry.get(pattern)
+def verify_traced(pattern: Any, *, seed: int = 0) -> Verification:
+    """Verifies a :class:`fusebackend.declarative.traced_pattern.TracedPattern` on the CPU and, where there is one, on a GPU."""
     result = Verification(pattern.name)
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     with torch.random.fork_rng(), torch.enable_grad():
         torch.manual_seed(seed)
         for device in devices:
-            for check in _traced(pattern, device) if hasattr(pattern, "variants") else _structural(pattern, device):
+            for check in _traced(pattern, device):
                 result.checks.append(dataclasses.replace(check, what=f"{device}, {check.what}"))
     return result
-
-
-def _structural(pattern: Pattern, device: str) -> Iterator[Check]:
-    from fusebackend.testing import PatternAssertion, assert_pattern
-
-    for fn, arguments in pattern.examples():
-        given = [a.to(device) if isinstance(a, torch.Tensor) else a for a in arguments]
-        what = f"example {', '.join(str(tuple(a.shape)) for a in given if isinstance(a, torch.Tensor))}"
-        try:
-            assert_pattern(fn, *given, pattern=pattern.name)
-            yield Check(what, True)
-        except PatternAssertion as error:
-            yield Check(what, False, str(error))
 
 
 def _traced(pattern: Any, device: str) -> Iterator[Check]:
@@ -229,12 +207,6 @@ def _run(fn: Callable, arguments: dict[str, Any], training: bool) -> list[tuple[
         gradients = torch.autograd.grad(outputs, list(leaves.values()), list(map(cotangent, outputs)), allow_unused=True)
         results += [(f"gradient of {n}", d) for n, d in zip(leaves, gradients) if d is not None]
     return [(n, o.detach()) for n, o in results]
-
-
-def cotangent(output: torch.Tensor) -> torch.Tensor:
-    """A gradient for ``output`` whose elements all differ. It is the same at every call."""
-    steps = torch.arange(output.numel(), device=output.device, dtype=torch.float64)
-    return torch.cos(steps).reshape(output.shape).to(output.dtype)
 
 
 def _double(value: Any) -> Any:

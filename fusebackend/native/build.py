@@ -8,12 +8,12 @@ No GPU is needed to build. A library is named by its key, the hash of everything
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
+from fusebackend import cache_keys
 from fusebackend.native import cache, manifest
 from fusebackend.native.architectures import cpu_baseline, device_architectures, is_architecture
 from fusebackend.native.flags import compile_flags, include_flags, is_for_cuda, is_for_sm90a, link_flags
@@ -25,15 +25,6 @@ def sources_root() -> Path:
     """The folder ``csrc``: inside the installed package, or beside it in a checkout (``pip install -e``)."""
     package = Path(__file__).parents[1]
     return next(p for p in (package / "csrc", package.parent / "csrc") if p.is_dir())
-
-
-def content_hash(root: Path, suffixes: tuple[str, ...] = (".cu", ".cuh", ".h", ".cpp")) -> str:
-    """Hash of the path and content of every file with one of these suffixes below ``root``."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in root.rglob("*") if p.suffix in suffixes):
-        digest.update(f"{path.relative_to(root)}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,20 +51,17 @@ class Plan:
     def key(self) -> str:
         """Hash of sources, flags, compilers and torch's version."""
         kinds = ("any_cuda.cpp", "any.cu") if self.cuda else ("any_cuda.cpp",)
-        parts = [
-            content_hash(self.root),
-            repr(self.architectures),
-            *(repr(compile_flags(Path(kind), self.architectures, self.toolchain)) for kind in kinds),
-            *(compiler_version(compiler) for compiler in (self.toolchain.cxx, self.toolchain.nvcc if self.cuda else None) if compiler),
-            torch.__version__,
-        ]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+        flags = [compile_flags(Path(kind), self.architectures, self.toolchain) for kind in kinds]
+        compilers = (self.toolchain.cxx, self.toolchain.nvcc if self.cuda else None)
+        return cache_keys.native_library(
+            cache_keys.content_hash(self.root), self.architectures, flags, (compiler_version(c) for c in compilers if c)
+        )
 
     def manifest(self) -> dict[str, object]:
         cxx, nvcc = self.toolchain.cxx, self.toolchain.nvcc if self.cuda else None
         return {
             "key": self.key,
-            "content": content_hash(self.root),
+            "content": cache_keys.content_hash(self.root),
             "architectures": list(self.architectures),
             "march": cpu_baseline(),
             "torch": torch.__version__,
@@ -134,8 +122,7 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
             return target
         # Keys share one folder of objects, so that an edit recompiles one file. ninja follows headers by depfiles. A compile that was
         # killed leaves no entry in ninja's log, so its half-written object is made again.
-        flavour = hashlib.sha256(repr((what.root, torch.__version__)).encode()).hexdigest()[:12]
-        workspace = cache.directory("objects", flavour)
+        workspace = cache.directory("objects", cache_keys.native_objects(what.root))
         (workspace / "build.ninja").write_text(what.ninja_file())
         run_ninja(workspace, held, progress)
         manifest.write(target, (workspace / manifest.LIBRARY).read_bytes(), what.manifest(), private=output is None)

@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
+from fusebackend import cache_keys
 from fusebackend.log import log
 from fusebackend.native import build, cache, manifest
 from fusebackend.native.architectures import architecture_of, covers, cpu_baseline, device_architectures
+from fusebackend.progress import progress_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def prebuilt_folders() -> list[Path]:
 
 def _unfit(found: dict) -> str | None:
     """Why a library that was built ahead can't be used here, by its manifest."""
-    if found["content"] != build.content_hash(build.sources_root()):
+    if found["content"] != cache_keys.content_hash(build.sources_root()):
         return "it was built from other sources"
     if found["march"] == "x86-64-v3" and cpu_baseline() != "x86-64-v3":
         return "it needs a CPU with AVX2 and FMA"
@@ -136,26 +136,3 @@ def _open(folder: Path, found: dict) -> Native:
         cache.check_private(path, like=Path(__file__) if folder == PACKAGED else None)
     torch.ops.load_library(str(library))
     return Native(library, tuple(found["architectures"]), found["key"])
-
-
-@contextlib.contextmanager
-def progress_line(title: str) -> Iterator[Callable[[str], None]]:
-    """Yields a function that shows one line of progress on stderr: rewritten in place on a terminal, else start and end."""
-    stream, live, used = sys.stderr, sys.stderr.isatty(), ""
-
-    def show(text: str) -> None:
-        nonlocal used
-        line = f"fusebackend: {title} {text}"
-        if live:
-            stream.write(f"\r\x1b[2K{line}")
-        elif not used:
-            stream.write(f"fusebackend: {title} ...\n")
-        used = line
-        stream.flush()
-
-    try:
-        yield show
-    finally:
-        if used:
-            stream.write("\n" if live else f"{used}\n")
-            stream.flush()

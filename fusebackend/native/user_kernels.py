@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from fusebackend import cache_keys
 from fusebackend.log import log
-from fusebackend.native import build, cache, loader, manifest
+from fusebackend.native import build, cache, manifest
+from fusebackend.progress import progress_line
 
 _keys: dict[str, str] = {}
 _libraries: dict[str, torch.library.Library] = {}
@@ -71,7 +72,7 @@ def load_kernel(
     if backward is not None:
         torch.library.register_autograd(name, backward, setup_context=setup_context, lib=library)
     if plan is not None:
-        with loader.progress_line(f"building {name}") as progress:
+        with progress_line(f"building {name}") as progress:
             folder = build.build(plan, progress=progress)
         torch.ops.load_library(str(folder / manifest.LIBRARY))
     _keys[name] = plan.key if plan else "reference"
@@ -97,8 +98,7 @@ def _collect(sources: Sequence[str | Path] | Mapping[str, str]) -> Path:
     wrong = [file for file in texts if Path(file).name != file or Path(file).suffix not in (".cpp", ".cu", ".h", ".cuh", ".hpp")]
     if wrong or not texts:
         raise KernelError(f"load_kernel: sources={wrong or sources!r}; .cpp and .cu files are accepted")
-    digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:24]
-    folder = cache.directory("kernels", digest)
+    folder = cache.directory("kernels", cache_keys.kernel_sources(texts))
     for file, text in texts.items():
         if not (folder / file).exists():
             cache.write_atomically(folder / file, text)

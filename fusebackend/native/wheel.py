@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from fusebackend import cache_keys
 from fusebackend.native import build
 
 # setuptools would tag a package without extension modules "any" and one with them "cp311"; this one is neither.
@@ -60,7 +61,7 @@ def pack(what: build.Plan, output: Path, progress: Callable[[str], None] | None 
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(root / name, tree)
         build.build(what, tree / "fusebackend" / "lib", progress)
-        if build.content_hash(tree / "csrc") != build.content_hash(root / "csrc"):
+        if cache_keys.content_hash(tree / "csrc") != cache_keys.content_hash(root / "csrc"):
             raise build.BuildError("csrc changed while it was compiled: try again")
         (tree / "setup.py").write_text(_SETUP.format(machine=platform.machine()))
         made = Path(scratch) / "made"

@@ -1,1 +1,1 @@
-"""Whether a substitution pays: kept verdicts, timings of regions and of whole graphs."""
+"""Whether a substitution pays: kept measurements, estimates, timings of regions and of whole graphs."""

@@ -1,89 +1,103 @@
-"""Keeps Inductor's caches right when verdicts change.
+"""Keeps Inductor's caches right when measurements change.
 
-A compile's decisions are part of its code, and Inductor's key is made before they are. So they are kept beside the
-report of the compile, and the next compile of the same compares them with what would be decided now: where all are the
-same, its key is the same and it hits; where one has changed, the key is another.
+What was decided during a compile is part of its code, and Inductor's key is made before. So decisions are kept beside the report of the
+compile, and the next compile of the same compares them with what would be decided now. Where all are the same, its key is the same and
+Inductor's cache hits; where one has changed, the key is another one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
+from fusebackend import cache_keys
 from fusebackend.log import log
 from fusebackend.native import cache
-from fusebackend.profitability import verdict_store as verdicts
+from fusebackend.profitability import measurement_store
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
-    """What was decided on one region: whether the substitution was applied, whether it is without a verdict, and whether
-    there was one."""
+class RegionDecision:
+    """What was decided about one region.
+
+    Attributes:
+        applied: whether the substitution was made.
+        unmeasured: whether it is made where there is no measurement.
+        measured: whether there was one.
+    """
 
     applied: bool
-    static: bool
-    timed: bool
+    unmeasured: bool
+    measured: bool
 
 
-class Record:
+class DecisionRecord:
     """The decisions of one compile.
 
     Args:
         path: where they are kept; None keeps nothing.
-        remeasures: whether a verdict that is gone would be made anew (``"measure"``, ``"race"``).
+        remeasures: whether a measurement that is gone would be taken anew (``"measure"``, ``"race"``).
 
-    ``token`` is what belongs into the key of Inductor's caches.
+    Attributes:
+        token: belongs into the key of Inductor's caches.
     """
 
     def __init__(self, path: Path | None = None, remeasures: bool = False):
         self.token = ""
         self._path = path
-        self._decisions: dict[str, Decision] = {}
+        self._decisions: dict[str, RegionDecision] = {}
+        self._unmeasured_sites: set[str] = set()
         if path is None:
             return
-        kept = _read(path)
-        if kept is not None:
-            self.token, self._decisions = kept
-        now = {key: _now(key, d, remeasures) for key, d in self._decisions.items()}
-        if any(now[key] is not d.applied for key, d in self._decisions.items()):
-            self.token = hashlib.sha256(f"{self.token}{sorted(now.items())}".encode()).hexdigest()[:16]
-            self._decisions = {}
+        self._read(path)
+        now = {key: _decided_now(key, d, remeasures) for key, d in self._decisions.items()}
+        measured_since = self._unmeasured_sites & measurement_store.sites() if self._unmeasured_sites else set()
+        if measured_since or any(now[key] is not d.applied for key, d in self._decisions.items()):
+            self.token = cache_keys.decisions(self.token, now, measured_since)
+            self._decisions, self._unmeasured_sites = {}, set()
 
-    def add(self, key: str, applied: bool, static: bool, timed: bool) -> None:
-        self._decisions[key] = Decision(applied, static, timed)
+    def add(self, region: str, applied: bool, unmeasured: bool, measured: bool) -> None:
+        """Remembers a decision about the region, or the whole graph, with that key."""
+        self._decisions[region] = RegionDecision(applied, unmeasured, measured)
+
+    def add_refused_unbuilt(self, site: str) -> None:
+        """Remembers that the site was refused because no measurement of it is kept."""
+        self._unmeasured_sites.add(site)
 
     def save(self) -> None:
-        """Writes the decisions so far. A cache that can't be written costs only that."""
-        if self._path is None or not self._decisions:
+        """Writes the decisions so far. Where the cache can't be written, nothing is kept."""
+        if self._path is None or not (self._decisions or self._unmeasured_sites):
             return
-        data = {"token": self.token, "decisions": {k: dataclasses.asdict(d) for k, d in self._decisions.items()}}
+        data = {
+            "token": self.token,
+            "decisions": {k: dataclasses.asdict(d) for k, d in self._decisions.items()},
+            "unmeasured_sites": sorted(self._unmeasured_sites),
+        }
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             cache.write_atomically(self._path, json.dumps(data).encode())
         except OSError as error:
             log.debug("decisions not kept: %s", error)
 
+    def _read(self, path: Path) -> None:
+        try:
+            data = json.loads(path.read_bytes())
+            token, sites = str(data["token"]), {str(s) for s in data["unmeasured_sites"]}
+            self._decisions = {k: RegionDecision(**d) for k, d in data["decisions"].items()}
+            self.token, self._unmeasured_sites = token, sites
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.debug("kept decisions not readable: %s", error)
 
-def _now(key: str, before: Decision, remeasures: bool) -> bool | None:
+
+def _decided_now(region: str, before: RegionDecision, remeasures: bool) -> bool | None:
     """What would be decided now; None if that needs a measurement."""
     try:
-        verdict = verdicts.load(key)
+        measurement = measurement_store.load(region)
     except cache.CacheError:
-        verdict = None
-    if verdict is not None:
-        return verdict.kept
-    return None if remeasures and before.timed else before.static
-
-
-def _read(path: Path) -> tuple[str, dict[str, Any]] | None:
-    try:
-        data = json.loads(path.read_bytes())
-        return str(data["token"]), {k: Decision(**d) for k, d in data["decisions"].items()}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.debug("kept decisions not readable: %s", error)
-        return None
+        measurement = None
+    if measurement is not None:
+        return measurement.kept
+    return None if remeasures and before.measured else before.unmeasured

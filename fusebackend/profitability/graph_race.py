@@ -1,16 +1,13 @@
 """``fuse.gate="race"``: each graph that was rewritten is compiled both ways, and the faster compiled graph is kept.
 
-It comes on top of the regions' timings and sees what they can't: what a substitution does to the rest of its graph.
-Substitutions in joint graphs, before forward and backward are parted, are settled by their regions; here both compiled
-forms have them.
+It comes on top of the regions' measurements and sees what they can't: what a substitution does to the rest of its graph. Substitutions in
+joint graphs, before forward and backward are partitioned, are decided by their regions; here both compiled forms have them.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,75 +19,80 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import BoxedBool, get_donated_idxs
 from torch._inductor.virtualized import V
 
-from fusebackend.profitability.policy import Gate, machine
-from fusebackend.profitability.random_inputs import Samples, Unfit
-from fusebackend.profitability.region import describe, device_of, symbols_of
-from fusebackend.profitability.timer import medians_ms, undisturbed
-from fusebackend.profitability.verdict_store import Verdict
-from fusebackend.profitability.verdict_store import times as times_of
-from fusebackend.report import model as report
+from fusebackend import cache_keys
+from fusebackend.profitability import timer
+from fusebackend.profitability.distributed import Answer
+from fusebackend.profitability.fresh_inputs import symbols_of
+from fusebackend.profitability.measurement_store import Measurement
+from fusebackend.profitability.policy import Gate, verdict_of
+from fusebackend.profitability.random_inputs import Samples
+from fusebackend.profitability.region import device_of
+from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.inductor_pass import FusePass
+from fusebackend.rewriting.outcome import GraphCode, GraphOutcome, Rejection, Source, both_times
 
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor", "symm_mem")
 
-
-_INCREDIBLE = 3.0  # a graph so many times slower, all of whose substitutions were faster by themselves
-
-
-class _Nothing(Unfit):
-    """There is nothing to race: the graph has no substitutions."""
+# A race in which a graph is so many times slower, all of whose substitutions were faster by themselves, is not believed.
+_MAX_CONTRADICTION = 3.0
 
 
-def racing(gate: Gate, own: FusePass, without: dict[str, Any]) -> Callable:
-    """What stands in for Inductor's ``compile_fx_inner``.
+class _NothingToRace(Unfit):
+    """The graph has no substitutions."""
+
+
+def racing(gate: Gate, ours: FusePass, without: dict[str, Any]) -> Callable:
+    """Takes the place of Inductor's ``compile_fx_inner``.
 
     Args:
-        own: our pass on the graphs that this compiles.
+        ours: our pass on the graphs that this compiles.
         without: the Inductor configuration that leaves it out.
     """
 
     def inner_compile(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        race = _Race(gate, own, without, gm, example_inputs, kwargs)
         try:
-            return race.run()
+            return _Race(gate, ours, without, gm, example_inputs, kwargs).run()
         finally:
             gate.close()
-            own.done()
 
     return inner_compile
 
 
 class _Race:
-    def __init__(self, gate: Gate, own: FusePass, without: dict, gm: fx.GraphModule, example_inputs: Sequence[Any], kwargs: dict):
-        self.gate, self.own, self.without = gate, own, without
+    def __init__(self, gate: Gate, ours: FusePass, without: dict, gm: fx.GraphModule, example_inputs: Sequence[Any], kwargs: dict):
+        self.gate, self.ours, self.without = gate, ours, without
         self.gm, self.example_inputs, self.kwargs = gm, example_inputs, kwargs
-        self.seen = dict(own.seen)
-        self.name = own.graph_name(gm.graph)
+        self.seen = dict(ours.seen)
+        self.name = ours.graph_name(gm.graph)
         self.cudagraphs = bool(kwargs.get("cudagraphs"))
         self.strides = getattr(TracingContext.try_get(), "output_strides", None)
         self.compiled: dict[bool, tuple[Any, list]] = {}
 
     def run(self) -> Any:
-        verdict = key = None
+        key = None
         try:
             key, device = self.key()
-            verdict, why = self.gate.decide(key, lambda: self.timed(device), self.gate.within_budget())
+            answer = self.gate.ask(key, lambda: self.timed(device), self.gate.budget.why_spent())
         except Exception as error:
-            why = self.gate.fault("racing", error)
-        ours = verdict is None or verdict.kept
-        result = self.winner(ours)
-        substituted = [s for s in self.own.result.substitutions if s.graph == self.name]
-        if verdict is not None or substituted:
-            source = report.Source()
-            self.gate.note(report.Verdict.of("", self.name, source, verdict, ours, why))
+            answer = Answer(None, self.gate.why_failed("racing", error))
+        substituted = answer.measurement is None or answer.measurement.kept
+        result = self.winner(substituted)
+        outcome = self.outcome
+        if answer.measurement is not None or outcome.substitutions:
             if key is not None:
-                self.gate.record.add(key, ours, True, verdict is not None)
-        if not ours:
-            self.take_back(str(verdict), substituted)
+                self.gate.record.add(key, substituted, True, answer.measurement is not None)
+            verdict = verdict_of("", self.name, Source(), answer, substituted)
+            outcome = dataclasses.replace(outcome, verdicts=(*outcome.verdicts, verdict))
+            self.ours.report_to(outcome if substituted else self.taken_back(outcome, str(answer.measurement)))
         return result
 
+    @property
+    def outcome(self) -> GraphOutcome:
+        """What our pass did to this graph; nothing where the compiled code came from a cache."""
+        return self.ours.outcomes.get(self.name, GraphOutcome(self.name))
+
     def key(self) -> tuple[str, torch.device]:
-        """The name of this graph's verdict, and its device. Unfit: why it is not raced."""
+        """The key of this graph's measurement, and its device. Unfit: why it is not raced."""
         if V.aot_compilation:
             raise Unfit("ahead-of-time compiles are not raced")
         nodes = list(self.gm.graph.nodes)
@@ -101,82 +103,80 @@ class _Race:
                 raise Unfit(f"the size of {node.name} is not known before run time")
         inputs = [n for n in nodes if n.op == "placeholder"]
         inner = [n for n in nodes if n.op not in ("placeholder", "output")]
-        text = describe(inputs, inner, list(nodes[-1].args[0]), symbols_of(inputs))
+        text = cache_keys.graph_text(inputs, inner, list(nodes[-1].args[0]), symbols_of(inputs))
         device = device_of(nodes[:-1])
-        kind = (self.cudagraphs, self.kwargs.get("is_backward"), self.kwargs.get("is_inference"), self.own.names)
-        salt = self.gate.salt(device, *self.own.patterns)
-        return hashlib.sha256(f"race\0{salt}\0{kind}\0{text}".encode()).hexdigest()[:32], device
+        compiled_as = (self.cudagraphs, self.kwargs.get("is_backward"), self.kwargs.get("is_inference"), self.ours.names)
+        return cache_keys.race(self.gate.measured_with(device, *self.ours.patterns), text, compiled_as), device
 
-    def timed(self, device: torch.device) -> Verdict:
-        """Compiles both ways and times them, on inputs of their own."""
-        began = time.perf_counter()
-        samples = None
-        try:
-            samples = Samples(self.gm.graph, self.example_inputs)
-        finally:  # compiled in any case; that much time is not the race's
-            ours = self.compile(True, timing=True)
-            self.gate.spent -= time.perf_counter() - began
-        if not any(s.graph == self.name for s in self.own.result.substitutions):
-            raise _Nothing("nothing was substituted")
-        if self.kwargs.get("is_backward"):  # saved tensors whose memory Inductor uses for its own results
+    def timed(self, device: torch.device) -> Measurement:
+        """Compiles both ways and times them on random inputs."""
+        with self.gate.budget.not_spending():  # with our pass the graph is compiled in any case
+            try:
+                samples = Samples(self.gm.graph, self.example_inputs)
+            finally:
+                ours = self.compile(True, timing=True)
+        if not self.outcome.substitutions:
+            raise _NothingToRace("nothing was substituted")
+        if self.kwargs.get("is_backward"):  # saved tensors whose memory Inductor uses for its results
             samples.mutated = sorted({*samples.mutated, *(get_donated_idxs() or ())})
-        self.gate.progress(f"{self.name}, the whole graph")
-        ways = [ours, self.compile(False, timing=True)]
-        with undisturbed(device):
+        self.gate.budget.show(f"{self.name}, the whole graph")
+        forms = [ours, self.compile(False, timing=True)]
+        with timer.undisturbed(device):
             # With CUDA graphs the CPU launches nothing, so what launching takes does not count.
-            times = medians_ms(ways, samples, device, seconds=1.0, launches=not self.cudagraphs)
-        self.check(times)
-        return Verdict(times[0] <= times[1], *times, "race", f"{self.name}, {len(self.gm.graph.nodes)} nodes", machine(device))
+            replaced_ms, inductor_ms = timer.medians_ms(forms, samples, device, seconds=1.0, launches=not self.cudagraphs)
+        self.check(replaced_ms, inductor_ms)
+        subject = f"{self.name}, {len(self.gm.graph.nodes)} nodes"
+        return Measurement(replaced_ms <= inductor_ms, replaced_ms, inductor_ms, "race", subject, cache_keys.machine(device))
 
-    def check(self, times: list[float]) -> None:
+    def check(self, replaced_ms: float, inductor_ms: float) -> None:
         """Unfit: the race contradicts what its regions measured so much that its random inputs must have misled it."""
-        regions = [v for v in self.own.result.verdicts if v.graph == self.name and v.applied and v.replaced_ms is not None]
-        gained = sum(v.inductor_ms - v.replaced_ms for v in regions)
-        if gained > 0 and times[0] > _INCREDIBLE * times[1]:
-            raise Unfit(f"the whole graph took {times_of(*times)}, but its regions gained {gained:.3g} ms")
+        applied = [v for v in self.outcome.verdicts if v.applied]
+        gained = sum(v.inductor_ms - v.replaced_ms for v in applied if v.replaced_ms is not None and v.inductor_ms is not None)
+        if gained > 0 and replaced_ms > _MAX_CONTRADICTION * inductor_ms:
+            raise Unfit(f"the whole graph took {both_times(replaced_ms, inductor_ms)}, but its regions gained {gained:.3g} ms")
 
-    def compile(self, ours: bool, timing: bool) -> Any:
+    def compile(self, substituted: bool, timing: bool) -> Any:
         """Compiles a copy of the graph with our pass or without.
 
         For timing never as a CUDA graph: recording one would disturb those that are live.
         """
         kwargs = dict(self.kwargs)
-        patches = {} if ours else dict(self.without)
+        patches = {} if substituted else dict(self.without)
         if timing and self.cudagraphs:
             kwargs["cudagraphs"] = BoxedBool(False)
             patches["triton.cudagraphs"] = False
-        if ours:
-            self.own.seen = dict(self.seen)  # the pass gives the graph the same name again
+        if substituted:
+            self.ours.seen = dict(self.seen)  # the pass gives the graph the same name again
         if self.strides is not None:
             self.strides.clear()
         with inductor_config.patch(patches):
             compiled = inductor.compile_fx_inner(_copy(self.gm), self.example_inputs, **kwargs)
-        self.compiled[ours] = compiled, list(self.strides or ())
+        self.compiled[substituted] = compiled, list(self.strides or ())
         return compiled
 
-    def winner(self, ours: bool) -> Any:
-        if ours not in self.compiled or self.cudagraphs:
-            self.compile(ours, timing=False)
-        compiled, strides = self.compiled[ours]
+    def winner(self, substituted: bool) -> Any:
+        if substituted not in self.compiled or self.cudagraphs:
+            self.compile(substituted, timing=False)
+        compiled, strides = self.compiled[substituted]
         if self.strides is not None:
             self.strides[:] = strides
         return compiled
 
-    def take_back(self, reason: str, substituted: list[report.Substitution]) -> None:
-        """Corrects the report: the graph is as it was."""
-        result = self.own.result
-        result.substitutions = [s for s in result.substitutions if s.graph != self.name]
-        result.rejections += [report.Rejection(s.pattern, s.graph, s.source, f"the graph was {reason}", s.node) for s in substituted]
-        drawn = next((c for c in result.graphs if c.name == self.name), None)
-        if drawn is None:
-            result.graphs.append(report.GraphCode(self.name, "", "", len(self.gm.graph.nodes)))
+    def taken_back(self, outcome: GraphOutcome, reason: str) -> GraphOutcome:
+        """``outcome`` of a graph that was compiled as it was."""
+        rejections = tuple(
+            Rejection(s.pattern, s.graph, s.source, f"the graph was {reason}", s.node, "measured_slower") for s in outcome.substitutions
+        )
+        code = outcome.code
+        if code is None:
+            code = GraphCode(self.name, "", "", len(self.gm.graph.nodes))
         else:
-            plain = dataclasses.replace(drawn, after=drawn.before, nodes_after=drawn.nodes_before)
-            result.graphs[result.graphs.index(drawn)] = plain
+            code = dataclasses.replace(code, after=code.before, nodes_after=code.nodes_before)
+        return dataclasses.replace(outcome, substitutions=(), rejections=(*outcome.rejections, *rejections), code=code)
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph of its own over the same tensors; what control flow calls is copied too, since compiling changes it."""
+    """A graph of its own over the same tensors. Subgraphs of control flow are copied too, since compiling changes them."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     old, new = (next(iter(reversed(x.nodes))) for x in (gm.graph, graph))

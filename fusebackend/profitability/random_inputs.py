@@ -1,9 +1,8 @@
 """Random inputs for timing a graph: of the right shapes, strides and dtypes, and with indices that are in range.
 
-An index out of range does not only give a wrong time: on a GPU it ends the process's CUDA context. So whatever is used
-as an index is traced back to the graph's integer inputs, those are drawn below the size of what they index, and the
-integer part of the graph is evaluated on the CPU to see that every index really is in range. A graph for which this
-can't be shown is not timed.
+An index out of range does not only give a wrong time: on a GPU it ends the process's CUDA context. So each index is traced back to the
+graph's integer inputs, those are drawn below the size of the dimension that they index, and the integer part of the graph is evaluated on
+the CPU to check that every index is in range. A graph for which this can't be shown is not timed.
 """
 
 from __future__ import annotations
@@ -14,18 +13,16 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor import inductor_prims  # noqa: F401  defines torch.ops.prims.inductor_*
 
 from fusebackend import fx_utils as g
+from fusebackend.profitability.unfit import Unfit
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 
-class Unfit(Exception):
-    """A region or graph that can't be timed; the message says why."""
-
-
-# Where an indexing operator has its index (or list of indices, one a dimension), and which dimension that indexes.
+# Indexing operators: those that take a list of indices, one a dimension, and those that take one index and its dimension.
 _INDEX_LISTS = {
     aten.index.Tensor,
     aten._unsafe_index.Tensor,
@@ -45,7 +42,7 @@ _INDEX_ALONG_DIM = {
     aten.scatter_add.default,
     aten.scatter_reduce.two,
 }
-# What may compute with integers on the way to an index, or besides: it can't fault, whatever the values are.
+# Operators that may read integers, whatever the values: none of them can fault.
 _HARMLESS = g.VIEWS | {
     aten.abs.default, aten.neg.default,
     aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.mul.Tensor, aten.mul.Scalar,
@@ -60,10 +57,10 @@ _HARMLESS = g.VIEWS | {
     prims.convert_element_type.default, prims.inductor_lookup_seed.default, prims.inductor_random.default,
 }  # fmt: skip
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
-_UNBOUNDED = 8  # integers that index nothing are drawn below this
+_BOUND_WITHOUT_INDEX = 8  # integers that index nothing are drawn below this
 
-# How floating-point numbers may be drawn: their standard deviation, and whether all are positive. A model's weights are
-# small; with large ones a deep graph overflows. Some inputs are variances.
+# How floating-point numbers may be drawn: their standard deviation, and whether all are positive. A model's weights are small, and large
+# ones make a deep graph overflow. Some inputs are variances.
 _STYLES = ((1.0, False), (0.02, False), (0.02, True))
 
 
@@ -94,19 +91,19 @@ class Samples:
         """New inputs: real tensors, and the hints of symbolic sizes. Uses torch's default generators."""
         drawn = []
         for node, fake in zip(self._placeholders, self._fakes):
-            high = self._highs.get(node, _UNBOUNDED)
+            high = self._highs.get(node, _BOUND_WITHOUT_INDEX)
             drawn.append(_random(fake, high, *self._style) if isinstance(fake, torch.Tensor) else _number(fake))
         self._verify(drawn)
         return drawn
 
-    def settle(self, way: Callable[[list[Any]], Any]) -> None:
-        """Chooses how numbers are drawn, so that what ``way`` computes is finite: NaNs may take paths that real data don't.
+    def settle(self, compute: Callable[[list[Any]], Any]) -> None:
+        """Chooses how numbers are drawn so that what ``compute`` returns is finite: NaNs may take code paths that real data do not.
 
         Raises:
-            Unfit: it never is.
+            Unfit: it is never finite.
         """
         for self._style in _STYLES:
-            results = torch.utils._pytree.tree_leaves(way(self.draw()))
+            results = torch.utils._pytree.tree_leaves(compute(self.draw()))
             if all(bool(r.isfinite().all()) for r in results if isinstance(r, torch.Tensor) and r.is_floating_point()):
                 return
         raise Unfit("its results are not finite on random inputs")
@@ -153,7 +150,7 @@ def _index_sites(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node, int]]:
 
 
 def _cone(sites: list[tuple[fx.Node, fx.Node, int]]) -> list[fx.Node]:
-    """What the indices are computed from, in order."""
+    """The nodes that the indices are computed from, in order."""
     found: set[fx.Node] = set()
     stack = [index for _, index, _ in sites]
     while stack:
@@ -169,7 +166,7 @@ def _cone(sites: list[tuple[fx.Node, fx.Node, int]]) -> list[fx.Node]:
 
 
 def _highs(sites: list[tuple[fx.Node, fx.Node, int]]) -> dict[fx.Node, int]:
-    """For every integer input that an index is computed from: the smallest size that it indexes."""
+    """For every integer input that an index is computed from, the smallest size that it indexes."""
     highs: dict[fx.Node, int] = {}
     for _, index, size in sites:
         for node in _cone([(index, index, size)]):
@@ -273,4 +270,5 @@ def _on_cpu(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
     if "device" in kwargs:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    return node.target(*args, **kwargs)
+    call: Any = node.target
+    return call(*args, **kwargs)

@@ -1,48 +1,47 @@
-"""Cuts the part of a graph that a substitution touches out of it, as it was and as it would be.
+"""The part of a graph that a substitution touches, as it was and as it would be.
 
-The part is the match together with the neighbours on both sides that Inductor could fuse with it, since an opaque call
-costs that fusion. It gets sizes of its own with the hints of the graph's, so that compiling it adds no guards there.
+The part is the match together with the neighbours on both sides that Inductor could fuse with it, since an opaque call costs that
+fusion. It is cut out as graphs of their own, with sizes of their own, so that compiling them adds no guards to the graph it is a part of.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._functorch import config as functorch_config
-from torch._guards import TracingContext, tracing
-from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
-from torch._inductor.triton_bundler import TritonBundler
-from torch._inductor.utils import BoxedBool
-from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from fusebackend import cache_keys
 from fusebackend import fx_utils as g
 from fusebackend.native import user_kernels
-from fusebackend.profitability.random_inputs import Unfit
+from fusebackend.profitability.fresh_inputs import fresh_inputs, symbols_of
+from fusebackend.profitability.unfit import Unfit
 
 aten = torch.ops.aten
 
-_NEIGHBOURS = 12  # on each side; a longer chain of cheap operations adds its own time to both alike
-_SEARCHED = 200  # nodes looked at to see that a region is not entered again from outside
+_MAX_NEIGHBOURS = 12  # on each side; the rest of a longer chain takes the same time in both forms
+_MAX_SEARCHED = 200  # nodes looked at to see whether a path leads out of the region and back into it
 
 _PLAIN_COPIES = frozenset({aten.constant_pad_nd.default, aten.clone.default})
 
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """The nodes of both forms, in order; what they read from outside; what is read of them from outside.
+    """A match with its neighbours.
 
-    ``outputs`` are nodes of ``original``; ``renamed`` leads from the matched outputs to what replaces them, ``visible``
-    are those that the graph returns.
+    Attributes:
+        original, replaced: the nodes of both forms, in order.
+        inputs: what the nodes read from outside.
+        outputs: the nodes of ``original`` that are read from outside.
+        renamed: for each matched output, what replaces it.
+        visible: the outputs that the whole graph returns.
+        core, emitted: the matched nodes, and those of the replacement.
     """
 
     original: tuple[fx.Node, ...]
@@ -62,27 +61,23 @@ class Region:
     def symbols(self) -> dict[Any, int]:
         return symbols_of(self.inputs)
 
-    def key(self, salt: str) -> str:
-        """Names the region by operators, shapes, strides, dtypes and hints, and by ``salt``."""
-        text = describe(self.inputs, [*self.original, *self.emitted], [*self.outputs, *self.renamed.values()], self.symbols)
-        visible = [o in self.visible for o in self.outputs]
+    def key(self, site: str, measured_with: str) -> str:
+        """Names the region's measurement (:func:`fusebackend.cache_keys.region`)."""
+        outputs = [*self.outputs, *self.renamed.values()]
+        both_forms = cache_keys.graph_text(self.inputs, [*self.original, *self.emitted], outputs, self.symbols)
         builds = [user_kernels.library_key(n.target) for n in self.emitted if isinstance(n.target, torch._ops.OpOverload)]
-        return hashlib.sha256(f"{salt}\0{visible}{builds}\0{text}".encode()).hexdigest()[:32]
+        return cache_keys.region(site, measured_with, both_forms, [o in self.visible for o in self.outputs], builds)
 
     @property
     def is_calls(self) -> bool:
-        """Whether Inductor would call libraries for the match too, so that no neighbour is fused either way: calling both as
+        """Whether Inductor would call libraries for the match too, so that no neighbour is fused in either form: then calling both as
         they are tells which is faster."""
-        if inductor_config.max_autotune or inductor_config.max_autotune_gemm:
-            return False
-        nodes = [n for n in (*self.core, *self.emitted) if not g.is_view(n)]
-        return all(isinstance(n.target, torch._ops.OpOverload) and not g.is_fusable(n) for n in nodes)
+        return are_calls((*self.core, *self.emitted))
 
     @property
     def is_nearly_calls(self) -> bool:
         """The same but for copies, which Inductor's loops make about as fast as PyTorch's."""
-        core = tuple(n for n in self.core if n.target not in _PLAIN_COPIES)
-        return dataclasses.replace(self, core=core).is_calls and any(not g.is_view(n) for n in core)
+        return are_nearly_calls(self.core) and are_calls(self.emitted)
 
     def without_neighbours(self) -> Region:
         return _region(self.core, self.emitted, self.renamed, set())
@@ -124,9 +119,35 @@ def extract(core: Sequence[fx.Node], emitted: Sequence[fx.Node], renamed: dict[f
     return _region(core, emitted, renamed, _neighbours(set(core), set(emitted)))
 
 
+def device_of(nodes: Sequence[fx.Node]) -> torch.device:
+    """The one device that the nodes' values are on, apart from numbers on the CPU.
+
+    Raises:
+        Unfit: there are several, or it is neither a CPU nor a CUDA device.
+    """
+    devices = {g.value(n).device for n in nodes if g.is_tensor(n)}
+    accelerators = devices - {torch.device("cpu")}
+    if len(accelerators) > 1 or any(d.type != "cuda" for d in accelerators):
+        raise Unfit(f"it is on {', '.join(sorted(map(str, devices)))}; only CPU and CUDA devices are timed")
+    return next(iter(accelerators or devices), torch.device("cpu"))
+
+
+def are_calls(nodes: Sequence[fx.Node]) -> bool:
+    """Whether each of the nodes is a view or an operator for which Inductor calls a library."""
+    if inductor_config.max_autotune or inductor_config.max_autotune_gemm:
+        return False
+    return all(isinstance(n.target, torch._ops.OpOverload) and not g.is_fusable(n) for n in nodes if not g.is_view(n))
+
+
+def are_nearly_calls(core: Sequence[fx.Node]) -> bool:
+    """Whether matched nodes are calls apart from copies, and some are."""
+    calls = [n for n in core if n.target not in _PLAIN_COPIES]
+    return are_calls(calls) and any(not g.is_view(n) for n in calls)
+
+
 def _region(core: Sequence[fx.Node], emitted: Sequence[fx.Node], renamed: dict[fx.Node, fx.Node], neighbours: set[fx.Node]) -> Region:
     original, replaced = {*core, *neighbours}, {*emitted, *neighbours}
-    # What is no tensor can't be an input: it is computed within.
+    # What is not a tensor can't be an input: the region computes it itself.
     stack = [i for n in original | replaced for i in n.all_input_nodes]
     while stack:
         node = stack.pop()
@@ -152,14 +173,14 @@ def _can_be_input(node: fx.Node) -> bool:
 
 
 def _neighbours(core: set[fx.Node], emitted: set[fx.Node]) -> set[fx.Node]:
-    """What Inductor could fuse with the match, transitively, with the views in between."""
+    """The nodes that Inductor could fuse with the match, transitively, with the views in between."""
     region = set(core)
     for step in (_producers, _consumers):
         queue, count = sorted(core | emitted), 0
-        while queue and count < _NEIGHBOURS:
+        while queue and count < _MAX_NEIGHBOURS:
             for chain in step(queue.pop(0)):
                 neighbour = chain[-1]
-                if neighbour not in region and neighbour not in emitted and count < _NEIGHBOURS and _joins(chain, region | emitted):
+                if neighbour not in region and neighbour not in emitted and count < _MAX_NEIGHBOURS and _joins(chain, region | emitted):
                     region.update(chain)
                     queue.append(neighbour)
                     count += 1
@@ -167,7 +188,7 @@ def _neighbours(core: set[fx.Node], emitted: set[fx.Node]) -> set[fx.Node]:
 
 
 def _producers(node: fx.Node) -> Iterator[list[fx.Node]]:
-    """The views that ``node`` sees each operand through, and what writes it."""
+    """For each operand of ``node`` the views that it is seen through, then the node that writes it."""
     for operand in node.all_input_nodes:
         chain = [operand]
         while g.is_view(chain[-1]) and isinstance(chain[-1].args[0], fx.Node):
@@ -189,12 +210,13 @@ def _joins(chain: list[fx.Node], region: set[fx.Node]) -> bool:
         return False
     if g.is_mutating(node) and node.target is not aten.copy_.default:
         return False
-    # A way from the region out and back into it: the two ends could not be one kernel.
+    # Where a path leads out of the region and back into it, the two ends could not be one kernel.
     return not _reenters(region.union(chain))
 
 
 def _is_random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.name.startswith("prims::inductor_")
+    operator: Any = node.target
+    return torch.Tag.nondeterministic_seeded in operator.tags or operator._schema.name.startswith("prims::inductor_")
 
 
 def _reenters(region: set[fx.Node]) -> bool:
@@ -207,143 +229,7 @@ def _reenters(region: set[fx.Node]) -> bool:
             return True
         if node not in seen:
             seen.add(node)
-            if len(seen) > _SEARCHED:
+            if len(seen) > _MAX_SEARCHED:
                 return True
             stack += [u for u in node.users if u < last or u is last]
     return False
-
-
-# ---- graphs as text and as modules of their own; a race's whole graphs use these too ----
-
-
-def device_of(nodes: Sequence[fx.Node]) -> torch.device:
-    """The one device, but for numbers on the CPU, that the nodes' values are on."""
-    devices = {g.value(n).device for n in nodes if g.is_tensor(n)}
-    accelerators = devices - {torch.device("cpu")}
-    if len(accelerators) > 1 or any(d.type != "cuda" for d in accelerators):
-        raise Unfit(f"it is on {', '.join(sorted(map(str, devices)))}; only CPU and CUDA devices are timed")
-    return next(iter(accelerators or devices), torch.device("cpu"))
-
-
-def symbols_of(nodes: Sequence[fx.Node]) -> dict[Any, int]:
-    """Every symbol in the sizes of the nodes' values, in the order of occurrence, with its hint."""
-    found: dict[Any, int] = {}
-    for node in nodes:
-        value = g.value(node)
-        sizes = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
-        for size in sizes:
-            if isinstance(size, torch.SymInt):
-                if g.hint(size) is None:
-                    raise Unfit(f"the size {size} is not known before run time")
-                expression = size.node.expr
-                for symbol in sorted(expression.free_symbols, key=str):
-                    if symbol not in found:
-                        found[symbol] = _hint_of(symbol, size.node.shape_env)
-    return found
-
-
-def _hint_of(symbol: Any, shape_env: Any) -> int:
-    hint = g.hint(shape_env.create_symintnode(symbol, hint=None))
-    if hint is None:
-        raise Unfit(f"the size {symbol} is not known before run time")
-    return hint
-
-
-def describe(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], symbols: dict[Any, int]) -> str:
-    """A graph as text that is the same for graphs that differ only in names."""
-    import sympy
-
-    renamed = {s: sympy.Symbol(f"d{i}", integer=True, positive=True) for i, s in enumerate(symbols)}
-
-    def size(value: Any) -> str:
-        return str(value.node.expr.xreplace(renamed)) if isinstance(value, torch.SymInt) else str(value)
-
-    def text(value: Any) -> str:
-        if isinstance(value, fx.Node):
-            return f"%{number[value]}"
-        if isinstance(value, (list, tuple)):
-            return f"[{', '.join(map(text, value))}]"
-        if isinstance(value, dict):
-            return f"{{{', '.join(f'{k}: {text(v)}' for k, v in value.items())}}}"
-        return value.type if isinstance(value, torch.device) else size(value)
-
-    number: dict[fx.Node, int] = {}
-    lines = [f"{size} = {hint}" for size, hint in zip(renamed.values(), symbols.values())]
-    for node in inputs:
-        value = g.value(node)
-        number[node] = len(number)
-        if isinstance(value, torch.Tensor):
-            shape, strides = (",".join(map(size, s)) for s in (value.shape, value.stride()))
-            lines.append(f"{value.dtype} {value.device.type} ({shape}) ({strides})")
-        else:
-            lines.append(size(value))
-    for node in nodes:
-        if node.op == "get_attr" and g.is_tensor(node):
-            number[node] = len(number)
-            lines.append(f"%{number[node]} constant {g.spec(g.value(node))} {g.value(node).stride()}")
-            continue
-        if node.op != "call_function":
-            raise Unfit(f"it holds {node.op} {node.name}")
-        number.setdefault(node, len(number))
-        lines.append(f"%{number[node]} {g.describe(node)} {text(node.args)} {text(node.kwargs)}")
-    lines.append(text(list(outputs)))
-    return "\n".join(lines)
-
-
-def fresh_inputs(inputs: Sequence[fx.Node], symbols: dict[Any, int]) -> tuple[FakeTensorMode, list[Any], dict[Any, Any]]:
-    """Fake values like those of ``inputs`` in a fake mode of their own, after one size for each of the symbols."""
-    from torch._dynamo.source import ConstantSource
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-
-    env = ShapeEnv()
-    mode = FakeTensorMode(shape_env=env)
-    substitute, fakes = {}, []
-    for i, (symbol, hint) in enumerate(symbols.items()):
-        source = ConstantSource(f"size_{i}")
-        substitute[symbol] = env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
-        fakes.append(env.create_symintnode(substitute[symbol], hint=hint, source=source))
-
-    def size(value: Any) -> Any:
-        if not isinstance(value, torch.SymInt):
-            return value
-        expression = value.node.expr.xreplace(substitute)
-        return int(expression) if expression.is_number else env.create_symintnode(expression, hint=g.hint(value))
-
-    for node in inputs:
-        value = g.value(node)
-        if not isinstance(value, torch.Tensor):
-            fakes.append(size(value))
-            continue
-        if value.layout is not torch.strided:
-            raise Unfit(f"{node.name} is a {value.layout} tensor")
-        with mode:
-            strides = [*map(size, value.stride())]
-            fakes.append(torch.empty_strided([*map(size, value.shape)], strides, dtype=value.dtype, device=value.device))
-    return mode, fakes, substitute
-
-
-@contextlib.contextmanager
-def apart() -> Iterator[None]:
-    """Another compile within one that is going on: what Inductor keeps for the one is out of the other's way."""
-    names = [n for n in ("_entries", "_static_autotuners", "_winners") if hasattr(TritonBundler, n)]
-    kept = {n: getattr(TritonBundler, n) for n in names}
-    for n in names:
-        setattr(TritonBundler, n, None)
-    try:
-        yield
-    finally:
-        for n, value in kept.items():
-            setattr(TritonBundler, n, value)
-
-
-def compile_apart(module: fx.GraphModule, fakes: list[Any], patches: dict[str, Any]) -> Callable[[list[Any]], Any]:
-    """Compiles a graph of its own with Inductor under ``patches``, in the midst of another compile."""
-    settings = {**patches, "fx_graph_cache": False, "fx_graph_remote_cache": False, "triton.cudagraphs": False, "cpp_wrapper": False}
-    mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
-    with (
-        apart(),
-        tracing(TracingContext(mode)),
-        inductor_config.patch(settings),
-        functorch_config.patch(bundled_autograd_cache=False),
-    ):
-        return inductor.compile_fx_inner(module, fakes, cudagraphs=BoxedBool(False))

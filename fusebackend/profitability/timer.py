@@ -1,4 +1,4 @@
-"""Times several ways of computing the same against each other, in turn, on the same random inputs."""
+"""Times several functions that compute the same, alternately, on the same random inputs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ import torch
 from fusebackend.profitability.random_inputs import Samples
 
 _MIN_RUNS, _MAX_RUNS = 3, 30
-_LAUNCH_MS = 0.2  # what launching a few kernels may take
+_LAUNCH_MS = 0.2  # enough for launching a few kernels
+_MAX_LAUNCH_MS = 20.0
+_CYCLES_PER_MS = 1.5e6  # of a GPU at 1.5 GHz
 
-# One timing at a time: two would see each other's load.
+# Two timings at once would slow each other down.
 _one_at_a_time = threading.Lock()
 
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Real tensors, no autograd, no autocast, the random state as it was afterwards; one thread at a time."""
+    """A block without fake tensors, autograd and autocast, in one thread at a time; afterwards the random state is as it was."""
     devices = [device.index if device.index is not None else torch.cuda.current_device()] if device.type == "cuda" else []
     with (
         _one_at_a_time,
@@ -45,14 +47,14 @@ def medians_ms(
     draws: int = 3,
     launches: bool = False,
 ) -> list[float]:
-    """The median time of each way in milliseconds, over several draws of random inputs.
+    """The median time of each function in milliseconds, over several draws of random inputs.
 
     On CUDA the L2 cache is flushed before each run.
 
     Args:
-        ways: functions of a list of inputs, which they may empty; the last is the one to trust.
+        ways: functions of a list of inputs, which they may empty. The last decides how inputs are drawn.
         samples: draws the inputs; those that are mutated are restored before each run.
-        seconds: about how long to measure, for all ways and draws together.
+        seconds: about how long to measure, for all functions and draws together.
         draws: how many times inputs are drawn.
         launches: on CUDA, whether the time that the CPU takes to launch the kernels counts where it is longer.
     """
@@ -62,9 +64,9 @@ def medians_ms(
     began = time.perf_counter()
     for draw in range(draws):
         if draw and time.perf_counter() - began > 2 * seconds:
-            break  # so slow that the first draw took it all
+            break  # the first draw took all the time
         inputs = samples.draw()
-        # Whole storages, whatever the strides: memory may be used for other things in between.
+        # Whole storages, since a function may use their memory for other results.
         pristine = [(inputs[i].untyped_storage(), inputs[i].untyped_storage().clone()) for i in samples.mutated]
 
         def run(way: Callable, inputs: list[Any] = inputs, pristine: list = pristine) -> float:
@@ -98,7 +100,6 @@ def _cpu_ms(call: Callable[[], Any]) -> float:
 class _CudaTimer:
     def __init__(self, device: torch.device, launches: bool):
         properties = torch.cuda.get_device_properties(device)
-        self._cycles_per_ms = 1.5e6  # a bit less than any GPU that is in use: the wait is rather too long
         self._cache = torch.empty(max(2 * getattr(properties, "L2_cache_size", 0), 1 << 26), dtype=torch.int8, device=device)
         self._launches = launches
         self._launch_ms = _LAUNCH_MS
@@ -107,13 +108,13 @@ class _CudaTimer:
         torch.cuda.synchronize()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._cache.zero_()
-        if not self._launches:  # the GPU waits until all is launched, so that its own time is what is measured
-            torch.cuda._sleep(int(self._launch_ms * self._cycles_per_ms))
+        if not self._launches:  # the GPU waits until everything is launched, so that only its own time is measured
+            torch.cuda._sleep(int(self._launch_ms * _CYCLES_PER_MS))
         began = time.perf_counter()
         start.record()
         call()
         end.record()
-        # Follows what launching takes (a first call, which compiles, is cut off); never so long that the CPU waits much.
-        self._launch_ms = min(max(_LAUNCH_MS, 1.2e3 * (time.perf_counter() - began)), 20.0)
+        # The next wait is a fifth longer than this launch took. The limit is for a first call, which may compile.
+        self._launch_ms = min(max(_LAUNCH_MS, 1.2e3 * (time.perf_counter() - began)), _MAX_LAUNCH_MS)
         torch.cuda.synchronize()
         return start.elapsed_time(end)

@@ -1,13 +1,16 @@
-"""A family of substitutions: everything of it under one name, in one package."""
+"""A family of substitutions: everything of it under one name, in one package. And where the families of this package are found."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
+import pkgutil
 import types
 
 import torch
 
+from fusebackend.log import log
 from fusebackend.rewriting.pattern import Pattern
 
 
@@ -36,7 +39,7 @@ class Family:
 
     @property
     def fuzz(self) -> types.ModuleType:
-        """``CORES``, functions that write one site of the family into a random program, or return False where it does not fit."""
+        """``CORES``: functions that write one site of the family into a random program, or return False where it does not fit."""
         return self._module("fuzz")
 
     @property
@@ -46,3 +49,17 @@ class Family:
 
     def _module(self, name: str) -> types.ModuleType:
         return importlib.import_module(f"{self.package}.{name}")
+
+
+@functools.cache
+def families() -> dict[str, Family]:
+    """The families that ship with this package, by name. One that can't be imported is logged and left out."""
+    patterns = importlib.import_module("fusebackend.patterns")
+    found: dict[str, Family] = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules(patterns.__path__)):
+        try:
+            family = importlib.import_module(f"{patterns.__name__}.{module}").FAMILY
+            found.setdefault(family.name, family)
+        except Exception:
+            log.exception("the patterns of %s could not be loaded and are off", module)
+    return found

@@ -1,8 +1,8 @@
-"""The graph passes that are handed to Inductor, and how they join those that the user has set."""
+"""The graph passes that Inductor is given, and how they join those that the user has set."""
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,21 +12,28 @@ from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from fusebackend import fx_utils as g
-from fusebackend.profitability.policy import Gate
-from fusebackend.report import model as report
-from fusebackend.rewriting.apply import Fuel, rewrite
+from fusebackend.rewriting.apply import rewrite
+from fusebackend.rewriting.fuel import Fuel
+from fusebackend.rewriting.outcome import GraphOutcome
 from fusebackend.rewriting.pattern import Level
-from fusebackend.rewriting.registry import select
+from fusebackend.rewriting.profitability_policy import ProfitabilityPolicy
+from fusebackend.rewriting.switches import select
 
 #: Inductor's configuration entry for each level. Post-grad passes run after Inductor's own, on a cleaner graph.
 SLOTS: dict[Level, str] = {"joint": "joint_custom_pre_pass", "post_grad": "post_grad_custom_post_pass"}
 
 
 class FusePass(CustomGraphPass):
-    """Rewrites one graph with the patterns of one level.
+    """Rewrites each graph of one compile with the patterns of one level.
 
-    Inductor keys its caches by ``uuid()``, never by this object, so each compile has instances of its own, which carry
-    where to report to.
+    Inductor keys its caches by ``uuid()``, never by this object, so each compile has passes of its own.
+
+    Args:
+        names: the option ``fuse.patterns``.
+        uuid: what enters the key of Inductor's caches; None switches them off.
+        report_to: called with the outcome of each graph.
+        code: whether a graph in which nothing was found is reported with its code.
+        prefix: of the graphs' names.
     """
 
     def __init__(
@@ -34,44 +41,40 @@ class FusePass(CustomGraphPass):
         level: Level,
         names: tuple[str, ...],
         uuid: str | None,
-        result: report.Report | None = None,
+        report_to: Callable[[GraphOutcome], None] = lambda outcome: None,
         *,
         strict: bool = False,
         fuel: Fuel | None = None,
         check: bool = False,
-        gate: Gate | None = None,
+        policy: ProfitabilityPolicy | None = None,
         code: bool = False,
         prefix: str = "",
-        done: Callable[[], None] = lambda: None,
     ):
         self.level = level
         self.names = names
-        # Taken now: a backward is compiled later, when other patterns may be switched on, under the same cache key.
+        # Selected now: a backward is compiled later, under the same cache key, when other patterns may be switched on.
         self.patterns = [p for p in select(names) if p.level == level]
-        self.result = result if result is not None else report.Report()
-        self.strict = strict
-        self.fuel = fuel
-        self.check = check
-        self.gate = gate
-        # The graphs before forward and backward are parted are of interest only where something was found in them.
-        self.code = code if level == "post_grad" else None
-        self.prefix = prefix
-        self.done = done
+        self.report_to = report_to
+        self._settings: dict[str, Any] = dict(strict=strict, fuel=fuel, check=check, policy=policy)
+        self._policy = policy
+        # Graphs in which forward and backward are still together are shown only where something was found in them.
+        self._code = code if level == "post_grad" else None
+        self._prefix = prefix
         self._uuid = uuid
-        self.seen: dict[str, int] = {}
+        self.seen: dict[str, int] = {}  # how many graphs had each name
+        self.outcomes: dict[str, GraphOutcome] = {}
 
     def __call__(self, graph: fx.Graph) -> None:
-        began = time.perf_counter()
         name = self.graph_name(graph)
-        self.result.drop_graph(name)
-        options: dict[str, Any] = {"strict": self.strict, "fuel": self.fuel, "check": self.check, "code": self.code, "gate": self.gate}
         try:
-            rewrite(graph, self.patterns, name, self.result, **options)
+            outcome = rewrite(graph, self.patterns, name, code=self._code, **self._settings)
         finally:
-            if self.gate is not None:
-                self.gate.close()
-        self.done()
-        self.result.seconds += time.perf_counter() - began
+            if self._policy is not None:
+                self._policy.close()
+        if name in self.outcomes:  # a graph that is compiled a second time, say as a CUDA graph after a race
+            outcome = dataclasses.replace(outcome, seconds=outcome.seconds + self.outcomes[name].seconds)
+        self.outcomes[name] = outcome
+        self.report_to(outcome)
 
     def graph_name(self, graph: fx.Graph) -> str:
         """``forward``, ``backward`` or ``joint``; numbered where one compile has several (subgraphs of control flow)."""
@@ -80,21 +83,21 @@ class FusePass(CustomGraphPass):
         if self.level == "joint":
             kind = "joint" if tangents else "forward (joint level)"
         count = self.seen[kind] = self.seen.get(kind, 0) + 1
-        return f"{self.prefix}{kind}" + (f" #{count}" if count > 1 else "")
+        return f"{self._prefix}{kind}" + (f" #{count}" if count > 1 else "")
 
     def uuid(self) -> str | None:
         return self._uuid
 
     def __reduce__(self):
-        # Inductor's subprocess compiles send their configuration along; what is reported there stays there.
+        # Inductor's subprocesses are sent its configuration; what they would report stays with them.
         return FusePass, (self.level, self.names, self._uuid)
 
     def __deepcopy__(self, memo: dict) -> FusePass:
-        return self  # copies of Inductor's configuration must go on reporting to the same place
+        return self  # a copy of Inductor's configuration must report to the same place
 
 
 class Chain(CustomGraphPass):
-    """Runs several passes in turn, for versions of torch whose slots take one callable. Its parts decide on caching."""
+    """Runs several passes in turn, for versions of torch whose slots take one callable. Code is cached if each pass has a uuid."""
 
     def __init__(self, passes: tuple[Callable[[fx.Graph], None], ...]):
         self.passes = passes
@@ -114,6 +117,6 @@ def chained(slot: str, ours: FusePass, user_patches: dict[str, Any]) -> Any:
     if users is None:
         return ours
     users = tuple(users) if isinstance(users, (list, tuple)) else (users,)
-    if hasattr(custom_graph_pass, "get_custom_graph_passes"):  # lists are taken from some version on
+    if hasattr(custom_graph_pass, "get_custom_graph_passes"):  # later versions take lists
         return [*users, ours]
     return Chain((*users, ours))

@@ -1,7 +1,7 @@
-"""Runs Inductor's pipeline up to its rewritten graph and then that graph as it is, without generating code.
+"""Runs Inductor's pipeline up to the rewritten graph, and then that graph as it is, without generating code.
 
-This is what ``explain`` and ``options={"fuse.interpret": True}`` use: the same decompositions, partitioner and passes,
-ours among them, in a fraction of the time. A result that is right here and wrong compiled points at code generation.
+``explain`` and ``options={"fuse.interpret": True}`` use it: decompositions, partitioner and passes, ours among them, are the same, and it
+takes a fraction of the time. If a result is right here and wrong compiled, the cause is in code generation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch._inductor.virtualized import V
 
 
 def inner_compile(gm: fx.GraphModule, example_inputs: Sequence[Any], *, is_inference: bool = False, **_: Any) -> Callable:
-    """Stands in for Inductor's ``compile_fx_inner``: the steps before code generation, then the graph itself."""
+    """Takes the place of Inductor's ``compile_fx_inner``: the steps before code generation, then the graph itself."""
     inductor.view_to_reshape(gm)
     with torch.no_grad():
         fake_mode = inductor.fake_tensor_prop(gm, example_inputs)

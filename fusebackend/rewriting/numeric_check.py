@@ -1,6 +1,6 @@
 """``options={"fuse.check": "numeric"}``: runs the original region beside each substitution and keeps the errors.
 
-For the search after a wrong number: slower and larger than either way alone, and of no use in production.
+It is for finding the substitution behind a wrong number: both forms run, so it costs their time and memory together.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ compare = ops.define(
 
 
 def numeric_errors() -> list[SiteError]:
-    """The errors found so far, by site. Waits for the device; clear them with :func:`reset`."""
+    """The errors found so far, by site. Waits for the device; :func:`reset` clears them."""
     for site, error, scale in _pending:
         found = _errors.setdefault(site, SiteError(site))
         found.calls += 1

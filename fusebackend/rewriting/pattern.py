@@ -1,26 +1,30 @@
-"""The vocabulary of rewriting: ``Pattern``, ``Match``, ``Reject``, ``Emitter``.
+"""The vocabulary of rewriting: ``Pattern``, ``Match``, ``Reject``, ``Estimate``, ``Emitter``.
 
-A pattern names the operators it anchors on and, shown such a node, answers one of three things: a ``Match``, what to
-replace by what; a ``Reject``, a near miss with its reason, which goes into the report; or ``None``, not a candidate at
-all. Matching never changes the graph; :mod:`fusebackend.rewriting.apply` does, and checks everything before it commits.
+A pattern names the operators it anchors on. Shown such a node, it answers one of three things: a ``Match``, what to replace by what; a
+``Reject``, a near miss with its reason, which is reported; or ``None``, not a candidate. Matching never changes the graph:
+:mod:`fusebackend.rewriting.apply` does, and checks each replacement first.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import hashlib
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import fx
 
+from fusebackend import cache_keys
+
 Level = Literal["joint", "post_grad"]
 
-#: Why a site was left to Inductor. The first four are about what is there; the others about what pays.
-Code = Literal["unsupported", "illegal", "no_kernel", "failed", "fused_neighbour", "estimated_slower", "unmeasured", "measured_slower"]
+#: Why a site was left to Inductor: what is there, what pays, and what the user asked for.
+Code = Literal[
+    "unsupported", "illegal", "no_kernel", "failed",
+    "fused_neighbour", "estimated_slower", "unmeasured", "measured_slower",
+    "overlap", "out_of_fuel",
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +34,11 @@ class Reject:
     Attributes:
         reason: one sentence for the user: what was found, and what is accepted.
         node: the node at which the guard failed; the anchor if None.
-        code: the kind of reason: ``"unsupported"``, a form that no kernel here covers; ``"illegal"``, a replacement would be wrong;
-            ``"no_kernel"``, none for this device; ``"failed"``, the pattern raised; ``"fused_neighbour"``, Inductor would fuse it;
-            ``"estimated_slower"``, ``"unmeasured"``, ``"measured_slower"``, it does not pay, or that is not known.
+        code: the kind of reason.
+            ``"unsupported"``: no kernel covers this form. ``"illegal"``: the replacement would be wrong. ``"no_kernel"``: there is
+            none for this device. ``"failed"``: the pattern raised. ``"fused_neighbour"``: Inductor would fuse the site with a
+            neighbour. ``"estimated_slower"``, ``"measured_slower"``: it does not pay. ``"unmeasured"``: whether it pays is not known.
+            ``"overlap"``: another substitution took a part of it. ``"out_of_fuel"``: the option ``fuse.fuel`` stopped it.
     """
 
     reason: str
@@ -45,10 +51,10 @@ class Estimate:
     """Whether a legal match pays, as far as that can be told without timing it.
 
     Attributes:
-        pays: True, False, or None where it can't be told: such a match is applied only if a timing says so.
-        reason: why not, or why it can't be told, in a sentence for the user; empty where it pays.
+        pays: True, False, or None where it can't be told: such a match is applied only if a measurement says so.
+        reason: why it does not pay, or why that can't be told, in a sentence for the user; empty where it pays.
         code: the kind of reason, as for :class:`Reject`.
-        node: what decides, e.g. the neighbour; None for the anchor.
+        node: the node that decides, e.g. the neighbour; the anchor if None.
     """
 
     pays: bool | None = True
@@ -62,15 +68,15 @@ class Match:
     """What to replace by what.
 
     Attributes:
-        outputs: the nodes whose values the replacement computes, in the order in which ``emit`` returns them. What
-            ``emit`` returns must agree with them in shape, dtype, stride, device and aliasing, or nothing is changed.
-        emit: builds the replacement with the :class:`Emitter` it is given and returns the new node (or a tuple of them).
-            It may use any node that stands before the outputs.
-        interior: further nodes that the replacement makes unnecessary; nobody outside the match may use them.
+        outputs: the nodes whose values the replacement computes, in the order in which ``emit`` returns them. What ``emit`` returns
+            must agree with them in shape, dtype, stride, device and aliasing, or nothing is changed.
+        emit: builds the replacement with the :class:`Emitter` it is given and returns the new node (or a tuple of them). It may use
+            any node that stands before the outputs.
+        interior: further nodes that the replacement makes unnecessary; no node outside the match may use them.
         note: shown in the report, e.g. what was absorbed.
-        unproven: where it can't be told whether the replacement is faster, the reason, as it goes into the report. Such a match is
-            applied only if a timing says so. What :meth:`Pattern.estimate` answers by default.
-        site: what the pattern read there, for its ``estimate``.
+        unproven: why it can't be told whether the replacement is faster, for a pattern without an ``estimate`` of its own. Such a
+            match is applied only if a measurement says so.
+        site: what the pattern parsed at this site, for its ``estimate``.
     """
 
     outputs: tuple[fx.Node, ...]
@@ -88,8 +94,8 @@ class Match:
 class Emitter:
     """Inserts the nodes of a replacement into the graph, each with its fake value computed at once.
 
-    With one output they go right before it. With several, which may lie as far apart as forward and backward, each goes
-    right behind the last of its inputs, so that whoever used an output still finds it in time.
+    With one output they are inserted right before it. With several, which may stand as far apart as forward and backward, each is
+    inserted right behind the last of its inputs, so that it is computed before any user of an output.
     """
 
     def __init__(self, outputs: tuple[fx.Node, ...], fake_mode: Any):
@@ -123,11 +129,11 @@ class Emitter:
 
 
 def inherited_meta(node: fx.Node) -> dict[str, Any]:
-    """What a replacement takes over from the node that it replaces: where it comes from, not what its value is."""
-    return {k: v for k, v in node.meta.items() if k not in _OWN_META}
+    """The metadata that a replacement takes over from the node that it replaces: where it comes from, not what its value is."""
+    return {k: v for k, v in node.meta.items() if k not in _META_OF_VALUES}
 
 
-_OWN_META = frozenset({"val", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals", "original_aten"})
+_META_OF_VALUES = frozenset({"val", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals", "original_aten"})
 
 
 class Pattern(abc.ABC):
@@ -135,9 +141,9 @@ class Pattern(abc.ABC):
 
     Attributes:
         name: how options and reports call it.
-        anchors: the operators at which ``match`` is asked.
+        anchors: the operators at whose nodes ``match`` is called.
         level: ``"post_grad"``, after Inductor's decompositions, on forward and backward graphs alike; or ``"joint"``,
-            before forward and backward are parted, for families that rewrite both together.
+            before forward and backward are partitioned, for families that rewrite both together.
         priority: of two matches that overlap the higher wins, then the larger.
     """
 
@@ -148,15 +154,20 @@ class Pattern(abc.ABC):
 
     @abc.abstractmethod
     def match(self, node: fx.Node) -> Match | Reject | None:
-        """Answers for one anchor node whether it may be replaced, not whether that pays; must not change the graph and must not
-        add guards on symbolic sizes."""
+        """Whether the site around one anchor node may be replaced, not whether that pays.
+
+        Must not change the graph and must not add guards on symbolic sizes.
+        """
 
     def estimate(self, match: Match) -> Estimate:
-        """Whether ``match`` pays where it stands. Asked before the replacement is built; must not change the graph."""
+        """Whether ``match`` pays at its site. Called before the replacement is built; must not change the graph.
+
+        By default a match pays, unless it says itself that this is not known (:attr:`Match.unproven`).
+        """
         return Estimate(None, match.unproven, "unmeasured") if match.unproven else Estimate()
 
     def examples(self) -> list[tuple[Callable, tuple]]:
-        """Functions with arguments that this pattern must be found in; what :func:`fusebackend.verify` runs."""
+        """Functions with arguments in which this pattern must be found; :func:`fusebackend.verify` runs them."""
         return []
 
     def fingerprint(self) -> str:
@@ -164,12 +175,7 @@ class Pattern(abc.ABC):
 
         By default it covers the source of the module that defines the pattern, and the instance's attributes.
         """
-        try:
-            source = inspect.getsource(inspect.getmodule(type(self)) or type(self))
-        except (OSError, TypeError):
-            source = repr(type(self))
-        text = f"{self.name}\0{self.priority}\0{source}\0{sorted(vars(self).items(), key=lambda kv: kv[0])!r}"
-        return hashlib.sha256(text.encode()).hexdigest()
+        return cache_keys.pattern(self)
 
     def __repr__(self) -> str:
         return f"<pattern {self.name}>"

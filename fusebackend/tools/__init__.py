@@ -1,1 +1,1 @@
-"""Tools around a compile: explain, bisect, the demo, compute-sanitizer runs."""
+"""What the command line offers around a compile."""

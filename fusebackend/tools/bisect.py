@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from fusebackend import backend
-from fusebackend.report.model import Substitution
-from fusebackend.rewriting.apply import Fuel
+from fusebackend.rewriting.fuel import Fuel, forced_fuel
+from fusebackend.rewriting.outcome import Substitution
+from fusebackend.tools.object_reference import resolve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ def bisect(check: Callable[[], object], progress: Callable[[str], None] = lambda
 
     def passes(limit: int | None) -> tuple[bool, Fuel]:
         torch._dynamo.reset()
-        with backend.forced_fuel(Fuel(limit)) as fuel:
+        with forced_fuel(Fuel(limit)) as fuel:
             try:
                 ok = check() is not False
             except Exception as error:
@@ -71,3 +71,17 @@ def bisect(check: Callable[[], object], progress: Callable[[str], None] = lambda
         else:
             bad, last = middle, fuel
     return Bisection(total, last.applied[bad - 1], True)
+
+
+def print_bisection(name: str) -> int:
+    """``python -m fusebackend bisect``. Returns 0 if the check passes with all substitutions.
+
+    Args:
+        name: ``package.module:function``, the check.
+
+    Raises:
+        UsageError: there is no such function.
+    """
+    found = bisect(resolve(name, "bisect"), print)
+    print(found)
+    return 0 if found.passes_without and found.culprit is None else 1

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fusebackend import backend
 from fusebackend.native import loader
+from fusebackend.progress import progress_line
 from fusebackend.tools.byte_lm import ByteLM
 
 _MAX_LOSS_DIFFERENCE = 1e-3  # more than fp32 rounding can cause in this model's losses
@@ -71,7 +72,7 @@ def run(steps: int = 20) -> int:
     data = batches((Path(__file__).parent / "demo.txt").read_bytes(), batch, time_steps, steps, device)
     trainers = {how: Trainer(copy.deepcopy(model), how) for how in ("eager", "inductor", "fuse")}
     for how, trainer in trainers.items():
-        with loader.progress_line("starting" if how == "eager" else f"compiling {how}") as progress:
+        with progress_line("starting" if how == "eager" else f"compiling {how}") as progress:
             progress("")
             trainer.step(data[0])
             progress(f"took {trainer.seconds[0]:.0f} s")

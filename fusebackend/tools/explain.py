@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._functorch import config as functorch_config
 
 from fusebackend import backend
+from fusebackend.report.history import collecting
 from fusebackend.report.model import Report
+from fusebackend.tools.object_reference import UsageError, call_factory
 
 
 def explain(fn_or_module: Callable, *args: Any, **kwargs: Any) -> Report:
@@ -38,7 +41,7 @@ def explain(fn_or_module: Callable, *args: Any, **kwargs: Any) -> Report:
     torch._dynamo.reset()
     try:
         with (
-            backend.collecting() as found,
+            collecting() as found,
             # Every operator is called here, and the aliasing check of custom operators fails on tensor subclasses.
             functorch_config.patch(force_non_lazy_backward_lowering=True, check_custom_op_aliasing=False),
             torch.random.fork_rng(),
@@ -59,3 +62,24 @@ def explain(fn_or_module: Callable, *args: Any, **kwargs: Any) -> Report:
 
 def _is_compiled(fn: Callable) -> bool:
     return isinstance(fn, torch._dynamo.eval_frame.OptimizedModule) or hasattr(fn, "_torchdynamo_orig_callable")
+
+
+def print_explanation(factory: str, page: Path | None, dynamic: bool) -> int:
+    """``python -m fusebackend explain``.
+
+    Args:
+        factory: ``package.module:function``, which makes the model and its inputs.
+        page: where to write the report as a page too.
+        dynamic: whether to compile with ``dynamic=True``.
+
+    Raises:
+        UsageError: there is no such factory, or ``page`` does not end in ``.html``.
+    """
+    if page and page.suffix != ".html":  # said before the work, not after it
+        raise UsageError(f"--html writes a page: FILE.html is accepted, got {str(page)!r}")
+    fn, args, kwargs = call_factory(factory, "explain")
+    report = explain(torch.compile(fn, backend="fuse", dynamic=True) if dynamic else fn, *args, **kwargs)
+    print(report)
+    if page:
+        print(f"written: {report.save(page)}")
+    return 0

@@ -9,8 +9,8 @@ import torch
 
 from fusebackend.bench.case import Case
 from fusebackend.bench.random_shapes import size
-from fusebackend.patterns.fp32_matmul.estimate import LEAST_K, pays
-from fusebackend.patterns.fp32_matmul.match import asks_for_fp32
+from fusebackend.patterns.fp32_matmul.estimate import pays
+from fusebackend.patterns.fp32_matmul.match import LEAST_K, asks_for_fp32
 
 #: Linear layers of three models: rows of the activations, and (inputs, outputs) of each layer.
 LAYERS: dict[str, list[tuple[int, list[tuple[int, int]]]]] = {

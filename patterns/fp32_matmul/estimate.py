@@ -51,8 +51,6 @@ NOT_MEASURED = {
     (8, 7): "bf16 at two to four times the rate of fp32 arithmetic, so six products can't pay; not measured",
     (8, 9): "bf16 at two to four times the rate of fp32 arithmetic, so six products can't pay; not measured",
 }
-#: Products of smaller K are left to cuBLAS: with log-normal operands the normwise error of 3072 x 4096 at k = 256 is 1.1 times cuBLAS's.
-LEAST_K = 512
 
 
 def pays(m: int, k: int, n: int, batch: int = 1, costs: Costs = COSTS[9, 0], sm_count: int | None = None) -> bool:
@@ -93,6 +91,4 @@ def estimate(product: Product) -> Estimate:
     if not pays(*sizes, costs, sm_count(product.device)):
         shape = "x".join(map(str, ([batch] if batch > 1 else []) + [m, n, k]))
         return Estimate(False, f"cuBLAS is as fast or faster at {shape} (m, n, k): too small, too thin or too shallow")
-    if k < LEAST_K:
-        return Estimate(False, f"k = {k}: in so shallow a product the error may be up to 1.2 times cuBLAS's", "unsupported")
     return Estimate()

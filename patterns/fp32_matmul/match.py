@@ -22,6 +22,9 @@ from fusebackend.patterns.fp32_matmul.ops import constant, matmul, matmul_planes
 from fusebackend.patterns.fp32_matmul.products import TARGETS, Product, bytes_of_planes, scaled, untransposed
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
 
+#: Products of smaller K are left to cuBLAS: with log-normal operands the normwise error of 3072 x 4096 at k = 256 is 1.1 times cuBLAS's.
+LEAST_K = 512
+
 
 def asks_for_fp32() -> bool:
     """Whether the user's setting is true fp32 for matmuls, whichever of torch's two interfaces it was made through."""
@@ -47,6 +50,9 @@ def accept(node: fx.Node) -> Product | Reject | None:
         return Reject("alpha or beta is not a number but computed", node)
     if product.alpha == 0:
         return Reject("alpha is 0: cuBLAS does not look at the operands, where infinities may be", node, "illegal")
+    depth = g.hint(product.operands[0].shape[-1])
+    if depth is not None and depth < LEAST_K:
+        return Reject(f"k = {depth}: in so shallow a product the error may be up to 1.2 times cuBLAS's", node)
     reason = unavailable(product.device)
     return Reject(reason, node, "no_kernel") if reason else product
 

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 import fusebackend
 from fusebackend.patterns.fp32_matmul import match as matmul_family
-from fusebackend.rewriting import registry
 
 ops = torch.ops.fusebackend
 pytestmark = pytest.mark.cuda
@@ -49,7 +48,6 @@ def test_training_in_cuda_graphs():
 
 def test_streams_side_by_side(interpreted):
     """One compiled function, many calls in flight: workspaces belong to the stream of their call."""
-    registry.all_patterns()
     model = Model().cuda().requires_grad_(False)
     compiled = interpreted(model)
     tokens = [torch.randint(0, 100, (8, 256), device="cuda") for _ in range(8)]
@@ -140,7 +138,6 @@ def product():
 
 @pytest.mark.parametrize("make", [transposed_sum, sorted_sums, convolution, convolution_backward, product])
 def test_memory_that_runs_out_is_torchs_error_and_leaves_nothing_behind(make):
-    registry.all_patterns()
     call = make()
     expected = call()
     allocated = torch.cuda.memory_allocated()

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 import fusebackend
-from fusebackend import Match, Pattern, Reject, Report
+from fusebackend import Estimate, Match, Pattern, Reject, Report
 from fusebackend.testing import assert_pattern
 
 
@@ -19,6 +19,7 @@ def explain(model: torch.nn.Module, x: torch.Tensor) -> None:
     assert_type(report.counts(), dict[str, int])
     assert_type(fusebackend.last_report(), Report | None)
     assert_type(fusebackend.reports(), list[Report])
+    assert_type([e.relative for e in fusebackend.numeric_errors()], list[float])
     assert_type(fusebackend.inductor_configs(mode="max-autotune", options={"fuse.strict": True}), dict[str, Any])
 
 
@@ -31,6 +32,9 @@ class Doubled(Pattern):
         if not isinstance(x, fx.Node):
             return Reject("not a tensor", node)
         return Match((node,), lambda emit: emit.call(torch.ops.aten.mul.Tensor, x, 2), interior=(x,), note="doubled")
+
+    def estimate(self, match: Match) -> Estimate:
+        return Estimate(len(match.nodes) > 1, "a single node is as fast", "estimated_slower")
 
 
 def register() -> None:

@@ -6,8 +6,12 @@ from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import fusebackend
+from fusebackend import cache_keys
 from fusebackend.native import loader
+from fusebackend.options import Options
+from fusebackend.rewriting import registry
 from fusebackend.rewriting.inductor_pass import SLOTS, Chain, FusePass, chained
+from fusebackend.session import code_identity
 
 aten = torch.ops.aten
 
@@ -144,13 +148,14 @@ def test_a_pattern_can_be_left_out(interpreted):
 
 def test_any_edit_of_the_package_makes_another_key(tmp_path, monkeypatch):
     """A guard's helper in another file decides as much as the pattern's own file does."""
-    from fusebackend import backend, patterns
+    from fusebackend import patterns
 
+    registry.all_patterns()  # the real ones, before their folder is another
     monkeypatch.setattr(patterns, "__path__", [str(tmp_path)])
     keys = set()
     for content in ("LIMIT = 1", "LIMIT = 2"):
         (tmp_path / "helper.py").write_text(content)
-        backend._sources_hash.cache_clear()
-        keys.add(backend.uuid(backend.parse(), backend.loader.load()))
-    backend._sources_hash.cache_clear()
+        cache_keys.python_sources.cache_clear()
+        keys.add(code_identity(Options(), loader.load()))
+    cache_keys.python_sources.cache_clear()
     assert len(keys) == 2

@@ -2,6 +2,7 @@
 
 import pytest
 
+import fusebackend
 from fusebackend.__main__ import main
 
 
@@ -20,6 +21,20 @@ def test_patterns_says_why_each_pays(capsys):
 def test_a_wrong_architecture_is_an_error_in_a_line(capsys):
     assert main(["build", "--arch", "hopper"]) == 1
     assert "architecture 'hopper'" in capsys.readouterr().err
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"fusebackend {fusebackend.__version__}\n"
+
+
+def test_help_lists_every_command_and_bench_its_own(capsys):
+    for arguments, words in [(["--help"], ("env", "explain", "bench", "demo")), (["bench", "--help"], ("kernels", "models"))]:
+        with pytest.raises(SystemExit):
+            main(arguments)
+        printed = capsys.readouterr().out
+        assert all(word in printed for word in words)
 
 
 @pytest.mark.codegen

@@ -18,9 +18,11 @@ import pytest
 import torch
 
 import fusebackend
-from fusebackend import Match, Pattern, backend
+from fusebackend import Match, Pattern, cache_keys
 from fusebackend.native import build, cache, loader, manifest, toolchain
-from fusebackend.report import model as report
+from fusebackend.options import Options
+from fusebackend.report import store
+from fusebackend.session import code_identity
 
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }'
 
@@ -38,7 +40,7 @@ def plan(tmp_path, monkeypatch):
     (tmp_path / "csrc" / "bind_cpu.cpp").write_text(SOURCE)
     made = build.Plan(toolchain.Toolchain.find(), (), tmp_path / "csrc")
     monkeypatch.setattr(build, "plan", lambda: made)
-    monkeypatch.setattr(build, "content_hash", lambda root=None: "content")
+    monkeypatch.setattr(cache_keys, "content_hash", lambda root, suffixes=(): "content")
     monkeypatch.setattr(loader, "prebuilt_folders", lambda: [])
     return made
 
@@ -236,14 +238,14 @@ def test_a_build_that_is_killed_is_finished_by_the_next(plan, cache_dir, tmp_pat
 
 TIMING = """
 import pathlib, sys, time, torch, fusebackend
-from fusebackend.profitability import policy as gate, verdict_store as verdicts
+from fusebackend.profitability import measurement_store as verdicts, policy
 
 def timed(self, region, subject):
     pathlib.Path(sys.argv[1]).touch()
     time.sleep(float(sys.argv[2]))
-    return verdicts.Verdict(True, 1.0, 2.0, "region")
+    return verdicts.Measurement(True, 1.0, 2.0, "region")
 
-gate.Gate._time = timed
+policy.Gate._time = timed
 x, y = torch.randn(64, 48), torch.randn(48, 64)
 found = torch.compile(lambda x, y: x.t() + y, backend="fuse", options={"fuse.gate": "measure"})(x, y)
 assert torch.equal(found, x.t() + y)
@@ -277,12 +279,12 @@ def test_a_process_that_is_killed_while_it_times_leaves_the_next_as_it_was(tmp_p
 def test_a_damaged_report_is_as_good_as_none(tmp_path, monkeypatch, garbage):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     full = fusebackend.explain(lambda x, y: x.t() + y, torch.randn(8, 6), torch.randn(6, 8))
-    report.save(full, "name")
-    assert report.load("name").substitutions == full.substitutions
-    text = report._path("name").read_text()
+    store.save(full, "name")
+    assert store.load("name").substitutions == full.substitutions
+    text = store.path("name").read_text()
     data = text[: len(text) // 2] if garbage == "half" else garbage
-    report._path("name").write_bytes(data if isinstance(data, bytes) else data.encode())
-    assert report.load("name") is None
+    store.path("name").write_bytes(data if isinstance(data, bytes) else data.encode())
+    assert store.load("name") is None
 
 
 class Broken(Pattern):
@@ -325,4 +327,4 @@ def test_a_pattern_that_raises_costs_only_its_site(interpreted, temporary_patter
 
 def test_without_a_fingerprint_nothing_is_cached(temporary_pattern):
     temporary_pattern(Broken("fingerprint"))
-    assert backend.uuid(backend.parse(), loader.load()) is None
+    assert code_identity(Options(), loader.load()) is None

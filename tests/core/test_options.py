@@ -1,8 +1,14 @@
 import pytest
 import torch
 
-from fusebackend import backend
-from fusebackend.options import parse
+from fusebackend import options as options_module
+from fusebackend.rewriting.registry import known_names
+from fusebackend.rewriting.switches import select
+from fusebackend.session import inductor_patches
+
+
+def parse(mode=None, options=None):
+    return options_module.parse(mode, options, known_patterns=known_names())
 
 
 @pytest.mark.parametrize(
@@ -38,18 +44,16 @@ def test_a_mode_given_twice_must_agree():
 @pytest.mark.parametrize("mode", list(torch._inductor.list_mode_options()))
 def test_every_mode_gives_inductors_settings(mode):
     expected = torch._inductor.list_mode_options(mode)
-    assert backend._inductor_patches(parse(mode)) == expected
-    assert backend._inductor_patches(parse(None, {"mode": mode})) == expected
+    assert inductor_patches(parse(mode)) == expected
+    assert inductor_patches(parse(None, {"mode": mode})) == expected
 
 
 def test_other_options_go_to_inductor():
     chosen = parse(options={"max-autotune": True, "fuse.strict": True})
-    assert backend._inductor_patches(chosen) == {"max_autotune": True}
+    assert inductor_patches(chosen) == {"max_autotune": True}
 
 
 def test_a_list_that_only_leaves_out_starts_from_all():
-    from fusebackend.rewriting.registry import known_names, select
-
     assert "transpose_add" in {p.name for p in select(("all",))}
     assert "transpose_add" not in {p.name for p in select(("-transpose_add",))}
     assert {p.name for p in select(("transpose_add",))} == {"transpose_add"}

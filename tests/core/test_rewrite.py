@@ -1,5 +1,7 @@
 """Nothing is committed before it was checked: patterns made wrong on purpose must leave the graph and the result alone."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -7,7 +9,6 @@ from torch._subclasses import FakeTensorMode
 import fusebackend
 from fusebackend import Match, Pattern
 from fusebackend import fx_utils as g
-from fusebackend.report.model import Report
 from fusebackend.rewriting.apply import rewrite
 
 aten = torch.ops.aten
@@ -61,9 +62,9 @@ class Noise(Replace):
 
 
 def test_a_random_operator_is_refused():
-    report = Report()
-    assert rewrite(traced_graph(aten.bernoulli.default), [Noise(lambda e, x: e.call(aten.neg.default, x))], "forward", report) == 0
-    assert "aten.bernoulli.default draws random numbers" in report.rejections[0].reason
+    outcome = rewrite(traced_graph(aten.bernoulli.default), [Noise(lambda e, x: e.call(aten.neg.default, x))], "forward")
+    assert not outcome.substitutions
+    assert "aten.bernoulli.default draws random numbers" in outcome.rejections[0].reason
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,26 @@ def test_strict_raises_what_a_pattern_raises(interpreted, temporary_pattern):
     temporary_pattern(Replace(lambda e, x: 1 / 0))
     with pytest.raises(Exception, match="division by zero"):
         run(interpreted, options={"fuse.strict": True})
+
+
+def test_an_estimate_that_raises_costs_only_its_site(temporary_pattern, caplog):
+    class Unsure(Replace):
+        def estimate(self, match):
+            raise RuntimeError("on purpose")
+
+    temporary_pattern(Unsure(lambda e, x: e.call(aten.sin.default, x)))
+    fn = torch.compile(torch.sin, backend="fuse", options={"fuse.interpret": True})
+    assert torch.equal(fn(torch.ones(3)), torch.sin(torch.ones(3)))
+    (miss,) = fusebackend.last_report().rejections
+    assert (miss.reason, miss.code) == ("estimating raised RuntimeError: on purpose", "failed")
+
+
+def test_the_outcome_of_a_graph_is_immutable():
+    outcome = rewrite(traced_graph(aten.sin.default), [Replace(lambda e, x: e.call(aten.mm.default, x, x))], "forward")
+    assert [(r.pattern, r.code) for r in outcome.rejections] == [("test_replace", "failed")]
+    assert outcome.graph == outcome.code.name == "forward" and outcome.code.before == outcome.code.after and outcome.seconds > 0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        outcome.substitutions = ()
 
 
 class Pair(Pattern):
@@ -144,9 +165,9 @@ def test_a_match_across_a_mutation_is_refused():
     for node in (x, s, m, c):
         node.meta["val"] = fake
     torch.fx.GraphModule(torch.nn.Module(), graph)
-    report = Report()
-    assert rewrite(graph, [Pair("test_pair", whole=True)], "forward", report) == 0
-    assert "aten.neg_.default mutates memory" in report.rejections[0].reason
+    outcome = rewrite(graph, [Pair("test_pair", whole=True)], "forward")
+    assert not outcome.substitutions
+    assert "aten.neg_.default mutates memory" in outcome.rejections[0].reason
 
 
 def test_reading_a_size_is_not_fusable():

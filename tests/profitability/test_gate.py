@@ -17,16 +17,12 @@ from torch import nn
 import fusebackend
 from fusebackend.__main__ import main
 from fusebackend.native import loader
-from fusebackend.profitability import distributed as ranks
-from fusebackend.profitability import graph_race as race
-from fusebackend.profitability import policy as gate
-from fusebackend.profitability import region
-from fusebackend.profitability import timer as timing
-from fusebackend.profitability import verdict_store as verdicts
-from fusebackend.profitability.random_inputs import Unfit
-from fusebackend.profitability.verdict_store import Verdict
-from fusebackend.report import model as report
-from fusebackend.rewriting.pattern import Match, Pattern
+from fusebackend.profitability import distributed, graph_race, measurement_store, region, region_timing, timer
+from fusebackend.profitability.distributed import Answer
+from fusebackend.profitability.measurement_store import Measurement
+from fusebackend.profitability.unfit import Unfit
+from fusebackend.report.model import Report
+from fusebackend.rewriting.pattern import Estimate, Match, Pattern
 
 aten = torch.ops.aten
 
@@ -61,6 +57,27 @@ class Replace(Pattern):
 
     def match(self, node):
         return Match((node,), lambda e: e.call(self.new, *node.args), unproven=self.unproven)
+
+
+class Unwanted(Replace):
+    """Estimated to be slower. Counts how often its replacement is built."""
+
+    def __init__(self, name, old, new):
+        super().__init__(name, old, new)
+        self.built = 0
+
+    def match(self, node):
+        def emit(e):
+            self.built += 1
+            return e.call(self.new, *node.args)
+
+        return Match((node,), emit)
+
+    def estimate(self, match):
+        return Estimate(False, "it is too small")
+
+    def fingerprint(self):
+        return self.name
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +133,7 @@ def test_what_is_slow_on_purpose_is_never_chosen(slow, mode, tmp_path):
     assert verdict.replaced_ms > verdict.inductor_ms and verdict.why == "measured" and not verdict.applied
     assert miss.reason in str(found)
     assert miss.reason in found.save(tmp_path / "report.html").read_text()
-    assert report.Report.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert Report.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 @pytest.mark.parametrize("mode", ["measure", "race"])
@@ -131,7 +148,7 @@ def test_what_is_fast_is_kept(fast, mode):
 
 
 def test_a_race_sees_what_the_regions_did_not(slow, monkeypatch):
-    monkeypatch.setattr(gate, "MARGIN", 0.0)  # every region seems to pay
+    monkeypatch.setattr(region_timing, "MARGIN", 0.0)  # every region seems to pay
     x, y = square()
     torch.testing.assert_close(compiled(torch.mm, "race", ["test_slow"])(x, y), x @ y)
     found = fusebackend.last_report()
@@ -152,7 +169,7 @@ class Trained(nn.Module):
 
 @pytest.mark.codegen
 def test_a_race_in_training_leaves_no_trace(slow, monkeypatch):
-    monkeypatch.setattr(gate, "MARGIN", 0.0)
+    monkeypatch.setattr(region_timing, "MARGIN", 0.0)
     model, tokens = Trained(), torch.randint(50, (64,))
     start = {k: v.clone() for k, v in model.state_dict().items()}
 
@@ -173,15 +190,20 @@ def test_a_race_in_training_leaves_no_trace(slow, monkeypatch):
 
 def test_library_calls_are_called_as_they_are(slow, monkeypatch):
     monkeypatch.setattr(region.Region, "is_calls", IS_CALLS)
-    monkeypatch.setattr(gate, "compile_apart", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(region_timing, "compile_apart", lambda *_: pytest.fail("compiled"))
     x, y = square()
     torch.testing.assert_close(compiled(torch.mm, "measure", ["test_slow"])(x, y), x @ y)
     assert "gated out: " in str(fusebackend.last_report())
 
 
 def test_a_race_that_contradicts_its_regions_is_not_believed(fast, monkeypatch):
-    real = race.medians_ms
-    monkeypatch.setattr(race, "medians_ms", lambda *a, **k: [100.0, real(*a, **k)[1] / 100])
+    real = timer.medians_ms
+
+    def medians_ms(*a, launches=None, **k):  # only a race says whether launches count
+        times = real(*a, launches=bool(launches), **k)
+        return times if launches is None else [100.0, times[1] / 100]
+
+    monkeypatch.setattr(timer, "medians_ms", medians_ms)
     x, y = square()
     torch.testing.assert_close(compiled(slow_mm, "race", ["test_fast"])(x, y), x @ y)
     found = fusebackend.last_report()
@@ -200,14 +222,14 @@ def test_symbolic_sizes_are_timed_at_their_hints(slow):
 
 def test_equal_regions_are_timed_once(slow, monkeypatch):
     runs = []
-    real = gate.medians_ms
-    monkeypatch.setattr(gate, "medians_ms", lambda *a, **k: runs.append(1) or real(*a, **k))
+    real = timer.medians_ms
+    monkeypatch.setattr(timer, "medians_ms", lambda *a, **k: runs.append(1) or real(*a, **k))
     x, y = square()
     compiled(lambda x, y: (x @ y, y @ x), "measure", ["test_slow"])(x, y)
     assert len(runs) == 1 and len(fusebackend.last_report().rejections) == 2
 
 
-def test_where_static_guards_cannot_tell_only_a_timing_applies_it(temporary_pattern, monkeypatch):
+def test_where_the_estimate_cannot_tell_only_a_measurement_applies_it(temporary_pattern, monkeypatch):
     temporary_pattern(Replace("test_unproven", slow_mm, mm, unproven="nobody knows"))
     x, y = square()
 
@@ -221,18 +243,49 @@ def test_where_static_guards_cannot_tell_only_a_timing_applies_it(temporary_patt
     assert substitutions("off") == 1
     assert substitutions("measure") == 1
     assert substitutions("auto") == 1, "the kept verdict decides"
-    assert verdicts.clear() == 1
+    assert measurement_store.clear() == 1
     assert substitutions("auto") == 0
+
+
+def test_what_is_estimated_to_be_slower_is_refused_unbuilt_unless_a_kept_verdict_disagrees(temporary_pattern):
+    """The order: the user, a kept verdict, the estimate."""
+    pattern = temporary_pattern(Unwanted("test_unwanted", slow_mm, mm))
+    x, y = square()
+
+    def substitutions(mode):
+        torch._dynamo.reset()
+        pattern.built = 0
+        compiled(slow_mm, mode, ["test_unwanted"])(x, y)
+        return len(fusebackend.last_report().substitutions), pattern.built
+
+    assert substitutions("auto") == (0, 0)
+    (miss,) = fusebackend.last_report().rejections
+    assert (miss.reason, miss.code, miss.node) == ("it is too small", "estimated_slower", "slow_mm")
+    assert substitutions("off") == (1, 1)
+    assert substitutions("measure") == (1, 1)
+    assert substitutions("auto") == (1, 1)
+    x, y = square(24)
+    assert substitutions("auto") == (0, 0), "another site"
+
+
+def test_code_without_a_substitution_is_compiled_again_once_a_verdict_asks_for_it(temporary_pattern):
+    temporary_pattern(Unwanted("test_unwanted", slow_mm, mm))
+    inputs = square()
+    by_default, measuring = (compiled(slow_mm, mode, ["test_unwanted"]) for mode in ("auto", "measure"))
+    assert [from_cache(by_default, inputs) for _ in range(2)] == [False, True]
+    measuring(*inputs)
+    assert [from_cache(by_default, inputs) for _ in range(2)] == [False, True]
+    assert fusebackend.last_report().counts() == {"test_unwanted": 1}
 
 
 # ---- what goes wrong ----
 
 
-def test_a_failure_leaves_the_static_decision(fast, monkeypatch):
+def test_a_failure_leaves_the_decision_to_the_estimate(fast, monkeypatch):
     def fail(*_):
         raise RuntimeError("no compiler today\nsecond line")
 
-    monkeypatch.setattr(gate, "compile_apart", fail)
+    monkeypatch.setattr(region_timing, "compile_apart", fail)
     x, y = square()
     with pytest.raises(Exception, match="no compiler today"):
         compiled(slow_mm, "measure", ["test_fast"])(x, y)
@@ -244,7 +297,7 @@ def test_a_failure_leaves_the_static_decision(fast, monkeypatch):
 
 
 def test_the_time_is_bounded(slow, monkeypatch):
-    monkeypatch.setattr(gate, "medians_ms", lambda *_, **__: pytest.fail("timed"))
+    monkeypatch.setattr(timer, "medians_ms", lambda *_, **__: pytest.fail("timed"))
     compiled(torch.mm, "measure", ["test_slow"], **{"fuse.gate_seconds": 0})(*square())
     found = fusebackend.last_report()
     assert found.counts() == {"test_slow": 1} and "the 0 s of fuse.gate_seconds are spent" in str(found)
@@ -253,7 +306,7 @@ def test_the_time_is_bounded(slow, monkeypatch):
 def test_explain_times_nothing_and_uses_kept_verdicts(slow, monkeypatch):
     fn, inputs = compiled(torch.mm, "measure", ["test_slow"]), square()
     with monkeypatch.context() as patch:
-        patch.setattr(gate, "medians_ms", lambda *_, **__: pytest.fail("timed"))
+        patch.setattr(timer, "medians_ms", lambda *_, **__: pytest.fail("timed"))
         assert fusebackend.explain(fn, *inputs).counts() == {"test_slow": 1}
     fn(*inputs)
     assert "gated out" in str(fusebackend.explain(fn, *inputs))
@@ -274,7 +327,7 @@ SCRIPT = textwrap.dedent(
     if "cached" in sys.argv:
         def fail(*_, **__):
             raise AssertionError("timed again")
-        test_gate.gate.medians_ms = test_gate.race.medians_ms = fail
+        test_gate.timer.medians_ms = fail
     found = {}
     for name, old in ("test_slow", mm), ("test_fast", slow_mm):
         test_gate.compiled(lambda x, y, old=old: old(x, y), "race", [name])(*test_gate.square())
@@ -314,22 +367,22 @@ def from_cache(fn, inputs):
 def test_compiled_code_is_taken_from_the_cache_until_a_verdict_changes(fast):
     fn, inputs = compiled(slow_mm, "measure", ["test_fast"]), square()
     assert [from_cache(fn, inputs) for _ in range(3)] == [False, True, True]
-    ((key, verdict),) = verdicts.stored()
-    verdicts.save(key, Verdict(False, 2.0, 1.0, verdict.how))
+    ((key, verdict),) = measurement_store.stored()
+    measurement_store.save(key, Measurement(False, 2.0, 1.0, verdict.how))
     assert [from_cache(fn, inputs) for _ in range(2)] == [False, True]
     assert not fusebackend.last_report().substitutions
-    verdicts.clear()
+    measurement_store.clear()
     assert [from_cache(fn, inputs) for _ in range(2)] == [False, True]
     assert fusebackend.last_report().substitutions
 
 
 def test_a_damaged_verdict_counts_as_none(slow):
-    folder = gate.cache.directory("gate")
-    verdicts.save("good", Verdict(True, 1.0, 2.0, "region"))
+    folder = measurement_store.folder()
+    measurement_store.save("good", Measurement(True, 1.0, 2.0, "region"))
     for name, text in {"cut": '{"kept": tr', "other": "[]", "zero": '{"kept": 1, "replaced_ms": 0, "inductor_ms": 1, "how": ""}'}.items():
         (folder / f"{name}.json").write_text(text)
-        assert verdicts.load(name) is None
-    assert [key for key, _ in verdicts.stored()] == ["good"]
+        assert measurement_store.load(name) is None
+    assert [key for key, _ in measurement_store.stored()] == ["good"]
 
 
 def test_the_command_line_lists_and_clears(slow, capsys):
@@ -347,31 +400,31 @@ def test_the_command_line_lists_and_clears(slow, capsys):
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_rank_0_decides_for_all(monkeypatch):
-    monkeypatch.setattr(ranks, "are_several", lambda: False)
+    monkeypatch.setattr(distributed, "has_several_ranks", lambda: False)
     store = torch.distributed.HashStore()
-    zero, one = ranks.Ranks(5), ranks.Ranks(5)
+    zero, one = distributed.Ranks(5), distributed.Ranks(5)
     zero._store, zero._rank, one._store, one._rank = store, 0, store, 1
-    verdict = Verdict(False, 2.0, 1.0, "region")
+    measurement = Measurement(False, 2.0, 1.0, "region")
     heard = []
 
     def ask():
-        with one.agreed("k") as agreement:
-            heard.append(agreement.given)
+        with one.agreed("k") as exchange:
+            heard.append(exchange.received)
 
     thread = threading.Thread(target=ask)
     thread.start()
-    with zero.agreed("k") as agreement:
-        assert agreement.given is None
-        agreement.give(verdict, "measured")
+    with zero.agreed("k") as exchange:
+        assert exchange.received is None
+        exchange.send(Answer(measurement, "measured"))
     thread.join()
-    assert heard[0].verdict == verdict
+    assert heard[0].measurement == measurement
     with pytest.raises(RuntimeError), zero.agreed("failed"):
         raise RuntimeError
-    with one.agreed("failed") as agreement:
-        assert agreement.given.verdict is None, "the others go on with the static decision"
-    one._patience = ranks.datetime.timedelta(seconds=0.1)
-    with one.agreed("never told") as agreement:
-        assert agreement.given is None, "nobody waits for ever"
+    with one.agreed("failed") as exchange:
+        assert exchange.received.measurement is None, "the others leave the decision to the estimate"
+    one._patience = distributed.datetime.timedelta(seconds=0.1)
+    with one.agreed("never told") as exchange:
+        assert exchange.received is None, "nobody waits for ever"
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
@@ -382,12 +435,12 @@ def test_graphs_with_collectives_are_not_raced():
     module = torch.fx.GraphModule(nn.Module(), graph_)
     own = fusebackend.rewriting.inductor_pass.FusePass("post_grad", (), None)
     with pytest.raises(Unfit, match="needs the other ranks"):
-        race._Race(None, own, {}, module, [], {}).key()
+        graph_race._Race(None, own, {}, module, [], {}).key()
 
 
 def test_random_state_and_modes_are_as_before():
     state = torch.get_rng_state()
-    with timing.undisturbed(torch.device("cpu")):
+    with timer.undisturbed(torch.device("cpu")):
         torch.randn(3)
         assert not torch.is_grad_enabled()
     assert torch.equal(state, torch.get_rng_state()) and torch.is_grad_enabled()
@@ -407,13 +460,13 @@ def test_auto_times_library_calls_on_cuda(slow, fast, kind):
     found = fusebackend.last_report()
     (verdict,) = found.verdicts
     assert verdict.why == "measured" and verdict.applied == (kind == "fast")
-    assert next(v for _, v in verdicts.stored()).how == "calls"
+    assert next(v for _, v in measurement_store.stored()).how == "calls"
 
 
 @pytest.mark.cuda
 @pytest.mark.codegen
 def test_a_race_under_cuda_graphs(slow, fast, monkeypatch):
-    monkeypatch.setattr(gate, "MARGIN", 0.0)
+    monkeypatch.setattr(region_timing, "MARGIN", 0.0)
     weights = [torch.randn(256, 256, device="cuda", requires_grad=True) for _ in range(2)]  # mm's backward has mm's
     for pattern in ("test_slow", "test_fast"):
         torch._dynamo.reset()

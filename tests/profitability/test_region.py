@@ -69,9 +69,9 @@ def test_equal_regions_have_equal_keys_and_others_do_not():
 
     x, y = two(8)
     first, second = regions(fn, x, y)
-    assert first.key("") == second.key("") != first.key("other versions")
+    assert first.key("", "") == second.key("", "") != first.key("", "other versions")
     (other, _), (strided, _), (dynamic, _) = regions(fn, *two(16)), regions(fn, x.t(), y), regions(fn, x, y, dynamic=True)
-    assert len({first.key(""), other.key(""), strided.key(""), dynamic.key("")}) == 4
+    assert len({found.key("", "") for found in (first, other, strided, dynamic)}) == 4
 
 
 def test_both_forms_of_a_region_run():

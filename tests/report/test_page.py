@@ -18,7 +18,8 @@ from torch import nn
 
 import fusebackend
 from fusebackend.__main__ import main
-from fusebackend.report.model import GraphCode, GraphNode, Rejection, Report, Source, Substitution
+from fusebackend.report.model import Report
+from fusebackend.rewriting.outcome import GraphCode, GraphNode, Rejection, Source, Substitution
 
 VOID = {"meta", "br", "img", "input", "link", "hr", "rect", "path"}
 OURS = set(

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 import fusebackend
 from fusebackend.report.model import Report
+from fusebackend.rewriting.pattern import Code
 
 
 class Model(nn.Module):
@@ -86,6 +88,26 @@ def test_explain_says_when_nothing_was_compiled():
 def test_a_report_survives_json():
     report = fusebackend.explain(Model(), torch.randn(24, 16), torch.randn(16, 24))
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+def test_a_report_has_codes_of_its_reasons_and_loads_without_them():
+    report = fusebackend.explain(lambda x, y: torch.relu(x.t() + y), torch.randn(8, 6), torch.randn(6, 8))
+    data = json.loads(json.dumps(report.to_dict()))
+    assert all(r["code"] in get_args(Code) for r in data["rejections"]) and data["rejections"]
+    for rejection in data["rejections"]:
+        del rejection["code"]
+    assert [(r.reason, r.code) for r in Report.from_dict(data).rejections] == [(r.reason, "") for r in report.rejections]
+
+
+def test_a_report_that_was_read_before_the_backward_was_compiled_shows_it_afterwards():
+    x, y = torch.randn(8, 6, requires_grad=True), torch.randn(6, 8)
+    out = torch.compile(lambda x, y: ((x.t() + y) @ x).sum(), backend="fuse", options={"fuse.interpret": True})(x, y)
+    report = fusebackend.last_report()
+    assert [c.name for c in report.graphs] == ["forward"]
+    seconds = report.seconds
+    out.backward()
+    assert fusebackend.last_report() is report
+    assert [c.name for c in report.graphs] == ["forward", "backward"] and report.seconds > seconds
 
 
 SCRIPT = textwrap.dedent(

@@ -5,7 +5,7 @@ import torch
 
 import fusebackend
 from fusebackend import Match, Pattern
-from fusebackend.rewriting import numeric_check as check
+from fusebackend.rewriting import numeric_check, registry
 from fusebackend.tools.bisect import bisect
 
 aten = torch.ops.aten
@@ -28,12 +28,12 @@ class Scale(Pattern):
 def test_numeric_check_reports_the_error_of_each_site(interpreted, temporary_pattern, device):
     temporary_pattern(Scale("test_right", 1.0, columns=4))
     temporary_pattern(Scale("test_off", 1.5, columns=8))
-    check.reset()
+    numeric_check.reset()
     fn = interpreted(lambda x, y: (torch.sin(x), torch.sin(y)), options={"fuse.check": "numeric"})
     x, y = torch.randn(3, 4, device=device), torch.randn(3, 8, device=device)
     for _ in range(2):
         fn(x, y)
-    right, off = sorted(check.numeric_errors(), key=lambda e: e.absolute)
+    right, off = sorted(fusebackend.numeric_errors(), key=lambda e: e.absolute)
     assert right.site.startswith("test_right in forward") and right.absolute == 0 and right.calls == 2
     assert off.site.startswith("test_off") and off.relative == pytest.approx(0.5)
     assert "test_debugging.py" in str(off) and "(2 calls)" in str(off)
@@ -41,10 +41,10 @@ def test_numeric_check_reports_the_error_of_each_site(interpreted, temporary_pat
 
 @pytest.mark.codegen
 def test_numeric_check_of_generated_code_and_of_a_backward():
-    check.reset()
+    numeric_check.reset()
     fn = torch.compile(lambda x, y, w: ((x.t() + y) @ w).sum(), backend="fuse", options={"fuse.check": "numeric", "fuse.gate": "off"})
     fn(*(torch.randn(s, requires_grad=True) for s in ((6, 8), (8, 6), (6, 5)))).backward()
-    (error,) = check.numeric_errors()
+    (error,) = fusebackend.numeric_errors()
     assert error.absolute == 0 and error.calls == 1
 
 
@@ -85,5 +85,5 @@ def test_verify_finds_fault_with_a_structural_pattern(temporary_pattern):
 
 
 def test_the_families_verify():
-    for pattern in fusebackend.rewriting.registry.all_patterns():
+    for pattern in registry.all_patterns():
         assert fusebackend.verify(pattern).ok, str(fusebackend.verify(pattern))

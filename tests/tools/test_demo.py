@@ -29,7 +29,6 @@ def test_batches_are_the_same_at_every_call_and_hold_excerpts():
     assert all(b.shape == (3, 9) and bool((b.diff() == 1).all()) for b in first)
 
 
-@pytest.mark.xfail(reason="effective once the package and its command line import torch only where they use it")
 def test_the_command_line_does_not_warn_where_numpy_is_not_installed():
     script = (
         "import runpy, sys; sys.modules['numpy'] = None; sys.argv[1:] = ['patterns']; runpy.run_module('fusebackend', run_name='__main__')"

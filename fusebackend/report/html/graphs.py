@@ -10,7 +10,7 @@ from fusebackend.report.html.code_listing import Listing, listing
 from fusebackend.report.html.identifiers import GraphIdentifiers, Side
 from fusebackend.report.html.neighbourhoods import HOPS, Mark, Neighbourhood, neighbourhoods
 from fusebackend.report.html.svg import Drawing, drawing
-from fusebackend.report.model import GraphCode
+from fusebackend.rewriting.outcome import GraphCode
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fusebackend.report.html.neighbourhoods import IndexedGraph, Mark, Neighbourhood
-from fusebackend.report.model import GraphCode
+from fusebackend.rewriting.outcome import GraphCode
 
 #: The graph before (``"b"``) or after (``"a"``) rewriting.
 Side = Literal["b", "a"]

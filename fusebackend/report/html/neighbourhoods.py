@@ -10,7 +10,7 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from fusebackend.report.model import GraphCode, GraphNode
+from fusebackend.rewriting.outcome import GraphCode, GraphNode
 
 #: A graph of at most this many nodes is drawn whole.
 MAX_NODES_DRAWN_WHOLE = 32

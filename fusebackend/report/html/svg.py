@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from fusebackend.report.html.layered_layout import Point, layered
-from fusebackend.report.model import GraphNode
+from fusebackend.rewriting.outcome import GraphNode
 
 _BOX_HEIGHT, _LAYER_HEIGHT, _MARGIN = 38.0, 66.0, 14.0
 _CHARACTER_WIDTH = 6.7  # of the 11 px monospace font

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fusebackend.report.html.graphs import Location
 from fusebackend.report.html.neighbourhoods import Mark
-from fusebackend.report.model import Rejection, Source, Substitution
+from fusebackend.rewriting.outcome import Rejection, Source, Substitution
 
 if TYPE_CHECKING:
     from fusebackend.report.model import Report

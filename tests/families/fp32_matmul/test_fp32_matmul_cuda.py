@@ -11,8 +11,7 @@ import torch
 
 import fusebackend
 from fusebackend.backend import fuse
-from fusebackend.patterns.fp32_matmul.estimate import LEAST_K
-from fusebackend.patterns.fp32_matmul.match import unavailable
+from fusebackend.patterns.fp32_matmul.match import LEAST_K, unavailable
 from fusebackend.patterns.fp32_matmul.ops import constant, reference_planes
 
 ops = torch.ops.fusebackend

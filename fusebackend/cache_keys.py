@@ -1,0 +1,349 @@
+"""What the keys of all caches are made of.
+
+Callers pass values in; what a key contains is decided and read here alone.
+
+===================  ==========================================  ===========================================================
+key                  names                                       made of
+===================  ==========================================  ===========================================================
+``compiled_code``    Inductor's compiled graphs                  version, Python sources, options, native library, patterns
+                     (``uuid`` of our passes)                    (:func:`magnitudes` and :func:`decisions` are appended)
+``report``           a compile's report and decisions            ``compiled_code``, graph, inputs, mode, Inductor's options
+``site``             kept measurements of one match              :func:`measuring`, matched operators, the match's note
+``region``           one kept measurement                        ``site``, the region in both forms, builds of its operators
+``race``             one kept measurement of a whole graph       :func:`measuring`, the graph, how it is compiled
+``native_library``   a built library                             sources, architectures, flags, compilers, torch
+``native_objects``   the folder of its object files              source folder, torch
+``kernel_sources``   a folder of a user's kernel sources         names and contents of the files
+===================  ==========================================  ===========================================================
+
+A pattern is identified by its ``fingerprint()``: :func:`pattern` by default, :func:`traced_pattern` where it is given as PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import inspect
+import math
+import os
+import re
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+
+NATIVE_SOURCES = (".cu", ".cuh", ".h", ".cpp")
+
+# The options that change the compiled code. ``strict`` and ``interpret`` do not: the one raises, the other compiles nothing.
+_OPTIONS_OF_CODE = ("patterns", "fuel", "check", "gate", "gate_seconds")
+
+
+class UnidentifiableError(ValueError):
+    """Nothing can be said about a value that would be the same in every process; the message says which value and why."""
+
+
+def _digest(*parts: str, length: int = 64) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:length]
+
+
+# ---- compiled code, its report and its decisions ----
+
+
+def compiled_code(version: str, options: Mapping[str, Any], library: Sequence[str], fingerprints: Iterable[str]) -> str:
+    """Everything of ours that compiled code depends on.
+
+    Args:
+        options: the parsed options, of which those that change the code are taken.
+        library: the native library's key, its architectures, and why there is none.
+        fingerprints: of the patterns that are on, by descending priority.
+    """
+    chosen = repr([options[name] for name in _OPTIONS_OF_CODE])
+    return "fusebackend-" + _digest(version, python_sources(), chosen, *library, *fingerprints)
+
+
+@functools.lru_cache
+def python_sources() -> str:
+    """Hash of this package's Python files and of its families': a match depends on more files than the one that defines its pattern."""
+    families = importlib.import_module("fusebackend.patterns")
+    return "".join(content_hash(root, (".py",)) for root in (Path(__file__).parent, *map(Path, families.__path__)))
+
+
+def magnitudes(gm: fx.GraphModule) -> str:
+    """The symbolic sizes that this compile sees, each to a factor of 16.
+
+    Estimates read the hints of symbolic sizes, and the guards of Inductor's cache do not: without this, code that was compiled for a
+    few rows would serve a million.
+    """
+    values = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")]
+    sizes = (s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,)) if isinstance(s, torch.SymInt))
+    return "".join(f"-{round(math.log2(max(1, hint)) / 4)}" for s in sizes if (hint := g.hint(s)) is not None)
+
+
+def report(gm: fx.GraphModule, example_inputs: Iterable[Any], code: str, mode: str | None, inductor_options: Any) -> str:
+    """One compile, by what the backend was given.
+
+    Args:
+        code: :func:`compiled_code` with :func:`magnitudes`.
+        mode, inductor_options: as the user gave them to ``torch.compile``.
+    """
+    digest = hashlib.sha256(f"{code}\0{mode}\0{inductor_options!r}".encode())
+    settings = (torch.__version__, torch.is_grad_enabled(), *_numeric_settings())
+    digest.update(repr(settings).encode())
+    # The placeholders' fake values have symbolic sizes where the compile is dynamic; the inputs themselves may not.
+    values = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")]
+    for fake, given in zip(values, example_inputs):
+        value = given if fake is None else fake
+        strides = tuple(value.stride()) if isinstance(value, torch.Tensor) else ""
+        digest.update(f"{g.spec(value)}{strides}{getattr(value, 'requires_grad', None)}{getattr(value, 'device', None)}".encode())
+    for module in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
+        digest.update(module.graph.python_code("self").src.encode())
+    return digest.hexdigest()[:32]
+
+
+def decisions(before: str, now: Mapping[str, bool | None], measured_since: Iterable[str]) -> str:
+    """Appended to the key of compiled code once a kept measurement contradicts what the code was compiled with.
+
+    Args:
+        before: what was appended until now.
+        now: for each region that was decided on, what would be decided today; None where it would be measured.
+        measured_since: the sites that were refused unmeasured and have a kept measurement now.
+    """
+    return _digest(before, repr(sorted(now.items())), repr(sorted(measured_since)), length=16)
+
+
+def _numeric_settings() -> tuple[bool, str]:
+    return torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+
+
+# ---- patterns ----
+
+
+def pattern(instance: Any) -> str:
+    """A pattern, by its sources and the instance's attributes, its priority among them.
+
+    The sources are those of the module that defines it, and of the whole package for a family that ships here: an estimate stands in a
+    file beside the match.
+    """
+    kind = type(instance)
+    family = re.match(r"fusebackend\.patterns\.\w+", kind.__module__)
+    try:
+        module = inspect.getmodule(kind)
+        source = content_hash(Path(inspect.getfile(kind)).parent, (".py",)) if family else inspect.getsource(module or kind)
+    except (OSError, TypeError):
+        source = repr(kind)
+    attributes = sorted(vars(instance).items(), key=lambda item: item[0])
+    return _digest(instance.name, str(instance.priority), source, repr(attributes))
+
+
+def traced_pattern(name: str, level: str, priority: int, check: str, variants: Iterable[Iterable[str]]) -> str:
+    """A pattern that is given as PyTorch.
+
+    Args:
+        check: :func:`function` of its own check.
+        variants: for each example the traces of search function and replacement as code, the stand-ins of number arguments, what the
+            inputs are, and the builds behind the replacement's operators. The traces hold what the functions and their closures came
+            to, so the functions themselves do not enter.
+    """
+    return _digest(name, level, str(priority), check, *(part for parts in variants for part in parts))
+
+
+def function(value: Any, where: str, _seen: frozenset[int] = frozenset()) -> str:
+    """A text that identifies a function in every process, with all that it closes over and the globals that it reads.
+
+    Args:
+        where: names ``value`` in an error.
+
+    Raises:
+        UnidentifiableError: it reads a value of a type that cannot be told apart across processes.
+    """
+    if value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype, torch._ops.OpOverload, torch.Size)):
+        return repr(value)
+    if id(value) in _seen:
+        return "recursion"
+    seen = _seen | {id(value)}
+    if isinstance(value, (tuple, list, set, frozenset)):
+        items = [function(v, where, seen) for v in value]
+        return f"{type(value).__name__}({', '.join(sorted(items) if isinstance(value, (set, frozenset)) else items)})"
+    if isinstance(value, dict):
+        return f"dict({', '.join(f'{function(k, where, seen)}: {function(v, where, seen)}' for k, v in value.items())})"
+    if inspect.ismodule(value) or inspect.isclass(value) or inspect.isbuiltin(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
+    if inspect.isfunction(value):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or ())
+        closed = [f"{n}={function(c.cell_contents, f'{where} closes over {n!r}', seen)}" for n, c in cells]
+        codes = _codes(value.__code__)
+        names = sorted({n for code in codes for n in code.co_names if n in value.__globals__})
+        read = [f"{n}={function(value.__globals__[n], f'{where} reads the global {n!r}', seen)}" for n in names]
+        text = [(c.co_code, c.co_names, [repr(k) for k in c.co_consts if not inspect.iscode(k)]) for c in codes]
+        return repr((text, closed, read, function(value.__defaults__, where, seen)))
+    raise UnidentifiableError(
+        f"{where}, a {type(value).__name__}: compiled graphs are cached by what a pattern does, and this can't be told across "
+        "processes; numbers, strings, dtypes, containers of them, functions, classes and modules are accepted"
+    )
+
+
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    """A function's code and that of the functions inside it."""
+    return [code, *(inner for constant in code.co_consts if inspect.iscode(constant) for inner in _codes(constant))]
+
+
+# ---- kept measurements ----
+
+
+def measuring(machine: str, library: str, inductor_settings: Mapping[str, Any], fingerprints: Sequence[str]) -> str:
+    """What a measurement depends on besides what is measured.
+
+    Args:
+        machine: :func:`machine` of the device.
+        library: the native library's key.
+        inductor_settings: Inductor's configuration; plain values are taken.
+        fingerprints: of the patterns whose replacements are measured.
+    """
+    plain = (bool, int, float, str, type(None))
+    settings = sorted((k, v) for k, v in inductor_settings.items() if isinstance(v, plain))
+    return _digest(repr((machine, torch.__version__, library, *_numeric_settings(), settings, list(fingerprints))))
+
+
+def site(measured_with: str, matched: str, note: str) -> str:
+    """The measurements of one match, whatever stands around it and whatever it would be replaced by.
+
+    Args:
+        measured_with: :func:`measuring`.
+        matched: :func:`graph_text` of the matched nodes.
+        note: the match's note.
+    """
+    return _digest(measured_with, note, matched, length=16)
+
+
+def region(site: str, measured_with: str, both_forms: str, visible: Sequence[bool], builds: Sequence[str]) -> str:
+    """One measurement of a match with its neighbours: :func:`site_of` gives the first argument back.
+
+    Args:
+        both_forms: :func:`graph_text` of the region's nodes and of their replacement.
+        visible: which of the region's outputs the whole graph returns.
+        builds: the builds behind the replacement's operators, for those of users.
+    """
+    return f"{site}-{_digest(measured_with, repr(list(visible)), repr(list(builds)), both_forms, length=32)}"
+
+
+def site_of(region: str) -> str:
+    """The site that is a part of :func:`region`'s key."""
+    return region.partition("-")[0]
+
+
+def race(measured_with: str, graph: str, compiled_as: tuple) -> str:
+    """One measurement of a whole graph.
+
+    Args:
+        graph: its :func:`graph_text`.
+        compiled_as: whether as a CUDA graph, a backward, for inference; and the option ``fuse.patterns``.
+    """
+    return _digest("race", measured_with, repr(compiled_as), graph, length=32)
+
+
+def machine(device: torch.device) -> str:
+    """The kind of device, in words that people read too."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return f"{properties.name}, {properties.multi_processor_count} SMs, CUDA {torch.version.cuda}"
+    return f"{_cpu_name()}, {os.cpu_count()} CPUs, {torch.get_num_threads()} threads"
+
+
+@functools.lru_cache
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return "CPU"
+
+
+def graph_text(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], symbols: Mapping[Any, int]) -> str:
+    """Part of a graph as text that is the same for parts that differ only in names.
+
+    Args:
+        inputs: what the part reads: named by shape, strides, dtype and device type.
+        nodes: the part, in order: named by operator and arguments.
+        outputs: what is read of it.
+        symbols: the symbols in the inputs' sizes, each with its hint.
+
+    Raises:
+        UnidentifiableError: a node that is neither a call nor a constant tensor.
+    """
+    import sympy
+
+    renamed = {s: sympy.Symbol(f"d{i}", integer=True, positive=True) for i, s in enumerate(symbols)}
+
+    def size(value: Any) -> str:
+        return str(value.node.expr.xreplace(renamed)) if isinstance(value, torch.SymInt) else str(value)
+
+    def text(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return f"%{number[value]}"
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(text, value))}]"
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{k}: {text(v)}' for k, v in value.items())}}}"
+        return value.type if isinstance(value, torch.device) else size(value)
+
+    number: dict[fx.Node, int] = {}
+    lines = [f"{size} = {hint}" for size, hint in zip(renamed.values(), symbols.values())]
+    for node in inputs:
+        value = g.value(node)
+        number[node] = len(number)
+        if isinstance(value, torch.Tensor):
+            shape, strides = (",".join(map(size, s)) for s in (value.shape, value.stride()))
+            lines.append(f"{value.dtype} {value.device.type} ({shape}) ({strides})")
+        else:
+            lines.append(size(value))
+    for node in nodes:
+        if node.op == "get_attr" and g.is_tensor(node):
+            number[node] = len(number)
+            lines.append(f"%{number[node]} constant {g.spec(g.value(node))} {g.value(node).stride()}")
+            continue
+        if node.op != "call_function":
+            raise UnidentifiableError(f"it holds {node.op} {node.name}")
+        number.setdefault(node, len(number))
+        lines.append(f"%{number[node]} {g.describe(node)} {text(node.args)} {text(node.kwargs)}")
+    lines.append(text(list(outputs)))
+    return "\n".join(lines)
+
+
+# ---- native libraries ----
+
+
+def content_hash(root: Path, suffixes: tuple[str, ...] = NATIVE_SOURCES) -> str:
+    """Hash of the paths and contents of the files below ``root`` that have one of these suffixes."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if p.suffix in suffixes):
+        digest.update(f"{path.relative_to(root)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def native_library(sources: str, architectures: Sequence[str], flags: Iterable[Sequence[str]], compiler_versions: Iterable[str]) -> str:
+    """A built library.
+
+    Args:
+        sources: :func:`content_hash` of the sources.
+        flags: of each compiler. Include folders do not enter: what they hold does.
+    """
+    chosen = [repr([f for f in each if not f.startswith(("-I", "-isystem"))]) for each in flags]
+    return _digest(sources, repr(tuple(architectures)), *chosen, *compiler_versions, torch.__version__, length=24)
+
+
+def native_objects(root: Path) -> str:
+    """The folder of object files, which libraries of one source folder share."""
+    return _digest(repr((root, torch.__version__)), length=12)
+
+
+def kernel_sources(files: Mapping[str, bytes]) -> str:
+    """A user's kernel sources."""
+    return _digest(repr(sorted(files.items())), length=24)

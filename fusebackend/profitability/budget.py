@@ -1,0 +1,65 @@
+"""How much time one compile may spend on timing, and the line that shows what is timed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from fusebackend.progress import progress_line
+
+# What may be spent by default: a share of the time since the compile began, but no more than these seconds, since a backward may be
+# compiled long after.
+_DEFAULT_SHARE, _DEFAULT_SECONDS = 0.05, 10.0
+
+
+class Budget:
+    """The time that one compile may spend on timing.
+
+    Args:
+        seconds: the option ``fuse.gate_seconds``.
+    """
+
+    def __init__(self, seconds: float):
+        self.spent = 0.0
+        self._seconds = seconds
+        self._began = time.perf_counter()
+        self._line = contextlib.ExitStack()
+        self._show: Callable[[str], None] | None = None
+
+    def why_spent(self) -> str | None:
+        """None while there is time left, then why nothing more is timed."""
+        return None if self.spent < self._seconds else f"not timed: the {self._seconds:g} s of fuse.gate_seconds are spent"
+
+    def has_default_share(self) -> bool:
+        """Whether something may be timed for which nobody asked."""
+        return self.spent < min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (time.perf_counter() - self._began))
+
+    @contextlib.contextmanager
+    def spending(self) -> Iterator[None]:
+        """Counts the time of the block."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent += time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def not_spending(self) -> Iterator[None]:
+        """Within :meth:`spending`, the time of the block is not counted."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent -= time.perf_counter() - began
+
+    def show(self, subject: str) -> None:
+        """Shows what is timed."""
+        if self._show is None:
+            self._show = self._line.enter_context(progress_line("timing"))
+        self._show(f"{subject} ({self.spent:.0f} s of at most {self._seconds:g})")
+
+    def close(self) -> None:
+        """Ends the line."""
+        self._line.close()
+        self._show = None

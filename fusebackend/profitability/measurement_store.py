@@ -1,0 +1,103 @@
+"""Measurements kept on disk: one small file each, so that processes that write at once can't spoil each other's.
+
+A measurement is about one region of a graph on one kind of device with one set of versions, all of which is in its key
+(:func:`fusebackend.cache_keys.region`). A file that can't be read counts as none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fusebackend import cache_keys
+from fusebackend.log import log
+from fusebackend.native import cache
+from fusebackend.rewriting.outcome import both_times
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """The outcome of one timing.
+
+    Attributes:
+        kept: whether the substitution pays.
+        replaced_ms, inductor_ms: median times with the replacement and without, in milliseconds.
+        how: ``"region"``, both compiled by Inductor with their neighbours; ``"calls"``, library calls one against the other;
+            ``"race"``, two whole graphs.
+        subject: what was timed, for people.
+        machine: the device it was timed on.
+    """
+
+    kept: bool
+    replaced_ms: float
+    inductor_ms: float
+    how: str
+    subject: str = ""
+    machine: str = ""
+
+    def __str__(self) -> str:
+        return f"{'kept' if self.kept else 'gated out'}: {both_times(self.replaced_ms, self.inductor_ms)}"
+
+
+def load(key: str) -> Measurement | None:
+    """The measurement of that key, or None.
+
+    Raises:
+        cache.CacheError: the cache directory can't be used.
+    """
+    return _read(folder() / f"{key}.json")
+
+
+def save(key: str, measurement: Measurement) -> None:
+    """Keeps a measurement for later processes. Where the cache can't be written, nothing is kept."""
+    try:
+        cache.write_atomically(folder() / f"{key}.json", json.dumps(dataclasses.asdict(measurement)).encode())
+    except (OSError, cache.CacheError) as error:
+        log.debug("verdict not kept: %s", error)
+
+
+def sites() -> frozenset[str]:
+    """The sites of which a measurement is kept (:func:`fusebackend.cache_keys.site`); none where the cache directory can't be used."""
+    try:
+        return frozenset(cache_keys.site_of(name) for name in os.listdir(folder()))
+    except (OSError, cache.CacheError) as error:
+        log.debug("no kept verdicts: %s", error)
+        return frozenset()
+
+
+def stored() -> Iterator[tuple[str, Measurement]]:
+    """All kept measurements with their keys, oldest first."""
+    for path in sorted(folder().glob("*.json"), key=lambda p: p.stat().st_mtime):
+        measurement = _read(path)
+        if measurement is not None:
+            yield path.stem, measurement
+
+
+def clear() -> int:
+    """Forgets all measurements, unreadable ones too. Returns their number."""
+    found = list(folder().glob("*.json"))
+    for path in found:
+        path.unlink(missing_ok=True)
+    return len(found)
+
+
+def folder() -> Path:
+    """Where measurements are kept."""
+    return cache.directory("gate")
+
+
+def _read(path: Path) -> Measurement | None:
+    try:
+        data = json.loads(path.read_bytes())
+        measurement = Measurement(**data)
+        if not isinstance(measurement.kept, bool) or not all(t > 0 for t in (measurement.replaced_ms, measurement.inductor_ms)):
+            raise ValueError(f"no measurement: {data}")
+        return measurement
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        log.debug("kept verdict %s not readable: %s", path.name, error)
+        return None

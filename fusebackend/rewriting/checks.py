@@ -1,0 +1,78 @@
+"""Whether a match may be replaced, and whether what was built may replace it. Nothing is committed before these checks.
+
+The replacement's fake outputs must agree with the originals' in shape, dtype, stride, device and aliasing; nobody else may use what
+the match removes; no mutation may lie between the matched nodes, nor between the replacement and what it reads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from fusebackend import fx_utils as g
+from fusebackend.rewriting.pattern import Emitter, Match, Reject
+
+
+def why_not_replaceable(match: Match) -> Reject | None:
+    """Why the matched nodes may not be replaced by anything; None if they may."""
+    inside = set(match.nodes)
+    for node in match.interior:
+        outsider = next((u for u in node.users if u not in inside), None)
+        if outsider is not None:
+            return Reject(f"{g.describe(node)} inside the match is also used by {g.describe(outsider)}", node, "illegal")
+    random = next((n for n in match.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
+    if random is not None:
+        return Reject(f"{g.describe(random)} draws random numbers: replacing it would draw others", random, "illegal")
+    mutation = g.mutation_between(min(inside), max(inside))
+    if mutation is not None:
+        return Reject(f"{g.describe(mutation)} mutates memory between the matched nodes", mutation, "illegal")
+    return None
+
+
+def difference(match: Match, new: tuple[fx.Node, ...], emitter: Emitter) -> str | None:
+    """Why the nodes ``new`` may not take the place of the match's outputs; None if they may."""
+    if len(new) != len(match.outputs):
+        return f"{len(match.outputs)} outputs became {len(new)}"
+    inside, emitted = set(match.nodes), set(emitter.nodes)
+    inputs = {i for n in emitted for i in n.all_input_nodes} - emitted
+    for node in inputs:
+        if node in inside:
+            return f"it uses {node.name}, which it replaces"
+    for node in emitted:
+        late = next((i for i in node.all_input_nodes if not i < node), None)
+        if late is not None:
+            return f"it uses {late.name}, which is computed later"
+        for source in node.all_input_nodes:
+            overwritten = next((u for u in source.users if g.is_mutating(u) and u.args[0] is source and u < node), None)
+            if overwritten is not None and not any(overwritten < n for n in source.users if n in inside):
+                return f"it uses {source.name} after {overwritten.name} has overwritten it"
+    for old, replacement in zip(match.outputs, new):
+        early = next((u for u in old.users if u not in inside and not replacement < u), None)
+        if early is not None:
+            return f"{early.name} needs it before all its inputs are there"
+    for old, replacement in zip(match.outputs, new):
+        found = g.difference(g.value(old), g.value(replacement))
+        if found:
+            return found
+        for node in inputs:
+            if _share_storage(g.value(node), g.value(old)) != _share_storage(g.value(node), g.value(replacement)):
+                return f"it and the original differ in whether the output aliases {node.name}"
+    return None
+
+
+def mutated_input(emitter: Emitter) -> str | None:
+    """Why a replacement in a joint graph may not read what it reads; None if it may.
+
+    An original whose backward reads only what was computed from an input does not mind that the program mutates the input afterwards. A
+    replacement that reads the input itself, to compute that again, would read the new values.
+    """
+    emitted = set(emitter.nodes)
+    mutated = next((i for n in emitter.nodes for i in n.all_input_nodes if i not in emitted and g.is_mutated_input(i)), None)
+    return None if mutated is None else f"it reads {mutated.name}, which the program mutates later on"
+
+
+def _share_storage(a: object, b: object) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return StorageWeakRef(a.untyped_storage()) == StorageWeakRef(b.untyped_storage())

@@ -1,0 +1,95 @@
+"""Describes FX nodes and graphs for reports: source lines, shapes, code."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.rewriting.outcome import GraphNode, Source, Substitution
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n\s+(?P<code>[^\n]*))?')
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def source_of(node: fx.Node) -> Source:
+    """The innermost line outside torch of the stack that made ``node``."""
+    frames = [m.groupdict() for m in _FRAME.finditer(node.meta.get("stack_trace") or "")]
+    outside = [f for f in frames if not f["file"].startswith(_TORCH)] or frames
+    if not outside:
+        return Source()
+    frame = outside[-1]
+    return Source(frame["file"], int(frame["line"]), frame["function"], (frame["code"] or "").strip())
+
+
+def substitution(
+    pattern: str, graph: str, nodes: Iterable[fx.Node], outputs: Sequence[fx.Node], new_nodes: Sequence[fx.Node], note: str
+) -> Substitution:
+    """Describes a replacement. To be called before the old nodes are removed."""
+    old = sorted(set(nodes))
+    inputs, results = _operands(outputs, new_nodes)
+    return Substitution(
+        pattern=pattern,
+        graph=graph,
+        source=source_of(outputs[0]),
+        replaced=tuple(g.describe(n) for n in old),
+        replacement=tuple(g.describe(n) for n in new_nodes if not g.is_view(n)),
+        inputs=inputs,
+        outputs=results,
+        node=outputs[0].name,
+        note=note,
+        replaced_nodes=tuple(n.name for n in old),
+        new_nodes=tuple(n.name for n in new_nodes),
+    )
+
+
+def shapes(outputs: Sequence[fx.Node], new_nodes: Sequence[fx.Node]) -> str:
+    """``f32[8, 4] -> f32[4, 8]``: what a replacement reads and computes."""
+    inputs, results = _operands(outputs, new_nodes)
+    return f"{', '.join(inputs)} -> {', '.join(results)}"
+
+
+def _operands(outputs: Sequence[fx.Node], new_nodes: Sequence[fx.Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    inputs = dict.fromkeys(i for n in new_nodes for i in n.all_input_nodes if i not in new_nodes)
+    return tuple(g.spec(g.value(n)) for n in inputs if g.is_tensor(n)), tuple(g.spec(g.value(n)) for n in outputs)
+
+
+def graph_code(graph: fx.Graph) -> str:
+    """The graph as code with shapes, strides and devices."""
+    assert graph.owning_module is not None
+    return graph.owning_module.print_readable(print_output=False, include_stride=True, include_device=True)
+
+
+def graph_nodes(graph: fx.Graph, known: tuple[GraphNode, ...] = ()) -> tuple[GraphNode, ...]:
+    """The graph's nodes in order.
+
+    Args:
+        known: the nodes of the graph before it was rewritten, most of which are unchanged.
+    """
+    before = {n.name: n for n in known}
+    sources: dict[str, Source] = {}  # many nodes share a stack, which takes long to parse
+    found = []
+    for node in graph.nodes:
+        inputs = tuple([i.name for i in node.all_input_nodes])
+        old = before.get(node.name)
+        if old is not None and old.inputs == inputs:
+            found.append(old)
+            continue
+        stack = node.meta.get("stack_trace") or ""
+        if stack not in sources:
+            sources[stack] = source_of(node)
+        target = g.describe(node) if node.op == "call_function" else node.op
+        spec = _spec(g.value(node)) if node.op != "output" else ""
+        found.append(GraphNode(node.name, target, inputs, spec, sources[stack]))
+    return tuple(found)
+
+
+def _spec(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_spec, value))
+    return "" if value is None else g.spec(value)

@@ -1,0 +1,154 @@
+"""What happened to one graph: substitutions, rejections, verdicts, and its code before and after. All of it is immutable.
+
+A pass returns a :class:`GraphOutcome`; reports are made of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+import os
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A line of the user's program. ``str`` gives ``file:line in function: code``."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    code: str = ""
+
+    def __str__(self) -> str:
+        if not self.file:
+            return "(no source line)"
+        changed = "" if linecache.getline(self.file, self.line).strip() in ("", self.code) else " (file changed since)"
+        return f"{self.short}{changed} in {self.function}: {self.code}"
+
+    @property
+    def short(self) -> str:
+        """``model.py:12``"""
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
+
+
+@dataclasses.dataclass(frozen=True)
+class Substitution:
+    """One region that was replaced.
+
+    Attributes:
+        pattern: the pattern's name.
+        graph: ``"forward"``, ``"backward"`` or ``"joint"``, numbered where one compile has several.
+        source: the user's line that the first replaced output comes from.
+        replaced: the operators that were removed.
+        replacement: the operators that were inserted.
+        inputs, outputs: shapes and dtypes, e.g. ``bf16[24300, 11520]``.
+        node: the name of the first replaced output in the graph's ``before`` code.
+        note: what the pattern says about the match, e.g. what was absorbed.
+        replaced_nodes, new_nodes: the names of all removed nodes, in the ``before`` code, and of all inserted ones, in ``after``.
+    """
+
+    pattern: str
+    graph: str
+    source: Source
+    replaced: tuple[str, ...]
+    replacement: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    node: str
+    note: str = ""
+    replaced_nodes: tuple[str, ...] = ()
+    new_nodes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejection:
+    """A near miss: the pattern's anchor was there, and the site was left to Inductor.
+
+    Attributes:
+        reason: one sentence for the user.
+        node: the name of the node that decided, in the graph's ``before`` code.
+        code: the kind of reason, as in :class:`fusebackend.rewriting.pattern.Reject`; empty in reports kept by older versions.
+    """
+
+    pattern: str
+    graph: str
+    source: Source
+    reason: str
+    node: str
+    code: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the gate found about one match, or about a whole graph (``pattern`` is empty).
+
+    Attributes:
+        applied: whether the substitution was made.
+        replaced_ms, inductor_ms: median times with the replacement and without; None where nothing was timed.
+        why: where the times come from (``"measured"``, ``"cached"``), or why there are none.
+    """
+
+    pattern: str
+    graph: str
+    source: Source
+    applied: bool
+    replaced_ms: float | None
+    inductor_ms: float | None
+    why: str
+
+    def __str__(self) -> str:
+        what = "kept" if self.applied else "gated out" if self.replaced_ms is not None else "left to Inductor"
+        if self.replaced_ms is None or self.inductor_ms is None:
+            return f"{what}; {self.why}"
+        return f"{what}: {both_times(self.replaced_ms, self.inductor_ms)} ({self.why})"
+
+
+def both_times(replaced_ms: float, inductor_ms: float) -> str:
+    """``1.23 ms replaced against 0.98 ms by Inductor``"""
+    ours, theirs = (f"{t:.0f}" if t >= 100 else f"{t:.3g}" for t in (replaced_ms, inductor_ms))
+    return f"{ours} ms replaced against {theirs} ms by Inductor"
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphNode:
+    """One node of a graph, as it is drawn: its operator, the names of the nodes it reads, shape and dtype."""
+
+    name: str
+    target: str
+    inputs: tuple[str, ...] = ()
+    spec: str = ""
+    source: Source = Source()
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphCode:
+    """One graph as readable code and as nodes in topological order.
+
+    ``after`` equals ``before`` where nothing was rewritten. Both are empty where there was no near miss either: so it is in most graphs
+    of most compiles, and writing them down takes milliseconds.
+    """
+
+    name: str
+    before: str
+    after: str
+    nodes: int
+    nodes_before: tuple[GraphNode, ...] = ()
+    nodes_after: tuple[GraphNode, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphOutcome:
+    """What one pass did to one graph, and what was decided about the graph as a whole.
+
+    Attributes:
+        graph: the graph's name within its compile.
+        code: the graph before and after; None where it is not shown.
+        seconds: how long matching, rewriting and timing took, over all the times that this graph was compiled.
+    """
+
+    graph: str
+    substitutions: tuple[Substitution, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    code: GraphCode | None = None
+    seconds: float = 0.0

@@ -1,0 +1,202 @@
+"""One compile: what enters its cache keys, what Inductor is given, and its report."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import compile_fx as inductor
+from torch._inductor import config as inductor_config
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from fusebackend import __version__, cache_keys
+from fusebackend.log import log, warn_once
+from fusebackend.native.loader import Native
+from fusebackend.options import Options
+from fusebackend.profitability.decision_record import DecisionRecord
+from fusebackend.profitability.graph_race import racing
+from fusebackend.profitability.policy import Gate
+from fusebackend.report import history, store
+from fusebackend.report.model import Report
+from fusebackend.rewriting import interpret
+from fusebackend.rewriting.fuel import Fuel, fuel_for
+from fusebackend.rewriting.inductor_pass import SLOTS, FusePass, chained
+from fusebackend.rewriting.outcome import GraphOutcome
+from fusebackend.rewriting.pattern import Level
+from fusebackend.rewriting.switches import select
+
+
+class Session:
+    """One compile of a Dynamo graph, or one configuration for Inductor.
+
+    Args:
+        options: what the user asked for.
+        library: the native library, or why there is none.
+        gm, example_inputs: as the backend is given them; None for a configuration, whose compile is not ours: nothing is timed and its
+            report is not kept.
+
+    Attributes:
+        report: of this compile; the backward, which is compiled at its first call, is added to it then.
+        config_patches: Inductor's configuration for the user's mode and options, with our passes behind the user's.
+        inner_compile: what Inductor compiles graphs with.
+    """
+
+    def __init__(self, options: Options, library: Native, gm: fx.GraphModule | None = None, example_inputs: Sequence[Any] = ()):
+        began = time.perf_counter()
+        self.report = Report(notes=[library.reason] if library.reason else [])
+        self._outcomes: dict[str, GraphOutcome] = {}
+        self._ended = False
+        opaque = sorted({type(i).__name__ for i in example_inputs if _is_opaque(i)})
+        if opaque:
+            options = dataclasses.replace(options, patterns=())
+            self.report.notes.append(
+                f"{', '.join(opaque)}: inputs of a tensor subclass that is not traced through; all is left to Inductor"
+            )
+
+        collected = history.collected() if gm is not None else None
+        self._explained, interpreted = collected is not None, options.interpret or collected is not None
+        # Several graphs of one explanation are told apart by number.
+        self._prefix = f"{len(collected)}: " if collected else ""
+
+        fuel = fuel_for(options.fuel)
+        code_key = code_identity(options, library) if options.cacheable and fuel is None else None
+        if code_key is not None and gm is not None:
+            code_key += cache_keys.magnitudes(gm)
+        self._key = _report_key(gm, example_inputs, code_key, options) if gm is not None and code_key and not interpreted else None
+        decisions = store.path(self._key).with_suffix(".gate.json") if self._key else None
+        self._record = DecisionRecord(decisions, remeasures=options.gate != "auto")
+
+        uuid = None if code_key is None else f"{code_key}{self._record.token}"
+        self._configure(options, uuid, fuel, interpreted, timing=gm is not None and not interpreted)
+        self._seconds = time.perf_counter() - began
+        self._update_report()
+
+    def _configure(self, options: Options, uuid: str | None, fuel: Fuel | None, interpreted: bool, timing: bool) -> None:
+        patches = inductor_patches(options)
+        without: dict[str, Any] = {slot: patches.get(slot, getattr(inductor_config, slot)) for slot in SLOTS.values()}  # our passes
+        gate = None
+        if options.gate != "off":
+            gate = Gate(options.gate, options.gate_seconds, {**patches, **without}, self._record, timing=timing, strict=options.strict)
+        levels: set[Level] = {"post_grad"}  # without patterns too: it records the graph
+        levels.update(p.level for p in select(options.patterns))
+        passes = {
+            level: FusePass(
+                level,
+                options.patterns,
+                uuid,
+                self.add,
+                strict=options.strict,
+                fuel=fuel,
+                check=options.check == "numeric",
+                policy=gate,
+                code=self._explained,
+                prefix=self._prefix,
+            )
+            for level in levels
+        }
+        patches.update({SLOTS[level]: chained(SLOTS[level], own, patches) for level, own in passes.items()})
+        self.config_patches = {**patches, **(interpret.PATCHES if interpreted else {})}
+        self.inner_compile: Callable = interpret.inner_compile if interpreted else inductor.compile_fx_inner
+        if gate is not None and options.gate == "race" and timing and fuel is None:
+            self.inner_compile = racing(gate, passes["post_grad"], without)
+
+    def add(self, outcome: GraphOutcome) -> None:
+        """Puts the outcome of a graph into the report, in place of an earlier one, and keeps the report."""
+        began = time.perf_counter()
+        self._outcomes[outcome.graph] = outcome
+        self._update_report()
+        if self._key:
+            store.save(self.report, self._key)
+            self._record.save()
+        if self._ended:  # a backward, compiled at its first call: this compile was traced without it
+            store.trace(self.report)
+        self._seconds += time.perf_counter() - began
+        self.report.seconds += time.perf_counter() - began
+
+    def end(self) -> None:
+        """Once Inductor has compiled: completes the report with graphs whose code came from Inductor's cache."""
+        if self._key:
+            self._complete_from_cache(self._key)
+        store.trace(self.report)
+        self._ended = True
+
+    def _complete_from_cache(self, key: str) -> None:
+        """Our passes do not see a graph whose code comes from the cache: its outcome is in the kept report."""
+        kept = store.load(key)
+        seen = {name for name, outcome in self._outcomes.items() if outcome.code is not None}
+        for outcome in _outcomes_of(kept) if kept is not None else ():
+            if outcome.graph in seen:
+                continue
+            # A race looks its measurement up before Inductor looks up the code: it has reported here already.
+            raced = self._outcomes[outcome.graph].verdicts if outcome.graph in self._outcomes else ()
+            verdicts = [dataclasses.replace(v, why="cached") for v in outcome.verdicts if v.pattern or not raced]
+            self._outcomes[outcome.graph] = dataclasses.replace(outcome, verdicts=(*raced, *verdicts))
+        self._update_report()
+        if "forward" not in seen:
+            self.report.from_cache = True
+            if kept is None:
+                self.report.notes.append("the compiled code came from Inductor's cache, and the report of that compile is not kept")
+        else:
+            store.save(self.report, key)
+
+    def _update_report(self) -> None:
+        outcomes = self._outcomes.values()
+        self.report.substitutions = [s for o in outcomes for s in o.substitutions]
+        self.report.rejections = [r for o in outcomes for r in o.rejections]
+        self.report.graphs = [o.code for o in outcomes if o.code is not None]
+        self.report.verdicts = [v for o in outcomes for v in o.verdicts]
+        self.report.seconds = self._seconds + sum(o.seconds for o in outcomes)
+
+
+def inductor_patches(options: Options) -> dict[str, Any]:
+    """Inductor's configuration for the user's mode and options, without our passes."""
+    # torch.compile's own wrapper knows what a mode means, checks types, and sets what CUDA graphs need.
+    return dict(torch._TorchCompileInductorWrapper(options.mode, dict(options.inductor), None).config)
+
+
+def code_identity(options: Options, library: Native) -> str | None:
+    """Identifies everything of ours that compiled code depends on; None if a pattern can't say what it does: nothing is cached then."""
+    fingerprints = []
+    for pattern in select(options.patterns):
+        try:
+            fingerprints.append(pattern.fingerprint())
+        except Exception as error:
+            if options.strict:
+                raise
+            warn_once(f"pattern {pattern.name!r}: fingerprint raised {type(error).__name__}: {error} (Inductor's caches are off)")
+            return None
+    described = (library.key, repr(library.architectures), str(library.reason))
+    return cache_keys.compiled_code(__version__, vars(options), described, fingerprints)
+
+
+def _report_key(gm: fx.GraphModule, example_inputs: Sequence[Any], code_key: str, options: Options) -> str | None:
+    try:
+        return cache_keys.report(gm, example_inputs, code_key, options.mode, options.inductor)
+    except Exception as error:  # a report must never cost a compile
+        log.warning("the report of this compile can't be kept: %s: %s", type(error).__name__, error)
+        return None
+
+
+def _outcomes_of(report: Report) -> list[GraphOutcome]:
+    """What a kept report says, by graph."""
+
+    def of(graph: str, items: Iterable[Any]) -> tuple:
+        return tuple(i for i in items if i.graph == graph)
+
+    return [
+        GraphOutcome(c.name, of(c.name, report.substitutions), of(c.name, report.rejections), of(c.name, report.verdicts), c)
+        for c in report.graphs
+    ]
+
+
+def _is_opaque(value: Any) -> bool:
+    """A tensor subclass that reaches the compiled code as it is, where torch's first-call check refuses any custom operator."""
+    if isinstance(value, torch.nn.Parameter):
+        value = value.data
+    plain = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+    return isinstance(value, torch.Tensor) and type(value) not in plain and not is_traceable_wrapper_subclass(value)

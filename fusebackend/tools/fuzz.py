@@ -1,0 +1,34 @@
+"""``python -m fusebackend fuzz``: random programs against eager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusebackend.tools.object_reference import UsageError
+
+
+def fuzz(*, count: int | None, minutes: float | None, device: str, save_to: Path, **settings: Any) -> int:
+    """Fuzzes and prints what was found. Returns 1 if a program gave something else than eager.
+
+    Args:
+        count, minutes: when to stop; a minute if neither is given.
+        settings: further arguments of :func:`fusebackend.fuzz.run.fuzz`.
+
+    Raises:
+        UsageError: hypothesis is not installed.
+    """
+    try:
+        from fusebackend.fuzz import run
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise UsageError("fuzz needs hypothesis: pip install 'fusebackend[test]'") from error
+
+    if minutes is None and count is None:
+        minutes = 1.0
+    result = run.fuzz(count=count, minutes=minutes, device=device, save_to=save_to, say=lambda line: print(line, flush=True), **settings)
+    print(f"torch {torch.__version__}, {device}, seed {settings['start']}: {result}")
+    return 1 if result.wrong else 0

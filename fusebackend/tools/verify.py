@@ -1,0 +1,67 @@
+"""``verify``: compares patterns with what they replace."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from fusebackend.declarative.traced_pattern import TracedPattern
+from fusebackend.declarative.verify import Check, Verification, verify_traced
+from fusebackend.rewriting import registry
+from fusebackend.rewriting.pattern import Pattern
+from fusebackend.testing import PatternAssertion, assert_pattern
+
+
+def verify(pattern: Pattern | str, *, seed: int = 0) -> Verification:
+    """Verifies a pattern, given itself or by name.
+
+    A pattern that is given as PyTorch is compared with its search function on random inputs. For a structural pattern its own
+    ``examples()`` are compiled and compared with eager, and must be substituted.
+
+    Args:
+        seed: of the random inputs.
+
+    Raises:
+        ValueError: no pattern of that name.
+    """
+    if isinstance(pattern, str):
+        pattern = registry.get(pattern)
+    if isinstance(pattern, TracedPattern):
+        return verify_traced(pattern, seed=seed)
+    result = Verification(pattern.name)
+    with torch.random.fork_rng(), torch.enable_grad():
+        torch.manual_seed(seed)
+        for device in ["cpu"] + (["cuda"] if torch.cuda.is_available() else []):
+            result.checks += [dataclasses.replace(c, what=f"{device}, {c.what}") for c in _examples(pattern, device)]
+    return result
+
+
+def _examples(pattern: Pattern, device: str) -> Iterator[Check]:
+    for fn, arguments in pattern.examples():
+        given = [a.to(device) if isinstance(a, torch.Tensor) else a for a in arguments]
+        what = f"example {', '.join(str(tuple(a.shape)) for a in given if isinstance(a, torch.Tensor))}"
+        try:
+            assert_pattern(fn, *given, pattern=pattern.name)
+            yield Check(what, True)
+        except PatternAssertion as error:
+            yield Check(what, False, str(error))
+
+
+def print_verifications(names: Sequence[str], module: str | None) -> int:
+    """``python -m fusebackend verify``. Returns 0 if all checks passed.
+
+    Args:
+        names: of patterns; none means all.
+        module: imported first, since it registers patterns.
+    """
+    if module:
+        sys.path.insert(0, str(Path.cwd()))
+        importlib.import_module(module)
+    results = [verify(name) for name in names or [p.name for p in registry.all_patterns()]]
+    print("\n".join(map(str, results)))
+    return 0 if all(r.ok for r in results) else 1
