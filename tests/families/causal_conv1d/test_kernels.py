@@ -1,4 +1,4 @@
-"""causal_conv1d and its backward against the same convolution in fp64, on every kind of row that has its own path."""
+"""``causal_conv1d`` and its backward against the same convolution in fp64, for each kind of row that a kernel treats differently."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 31, 64, 129, 768, 1134])
-def test_short_kernels(device, dtype, channels_last, length):
+def test_2_to_4_taps_match_fp64_at_any_length(device, dtype, channels_last, length):
     if device == "cuda" and dtype == torch.float64:
-        pytest.skip("fp64 is for the CPU")
+        pytest.skip("there are no CUDA kernels for fp64")
     for channels, taps, silu in ((8, 4, True), (5, 4, False), (16, 3, True), (1, 2, False)):
         Case(2, channels, length, taps, dtype, device, channels_last=channels_last, silu=silu).check()
 
@@ -33,7 +33,7 @@ def test_short_kernels(device, dtype, channels_last, length):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length, taps", [(64, 64), (129, 129), (768, 768), (700, 31), (500, 128), (60, 200), (1, 300), (1025, 513)])
-def test_long_kernels(device, dtype, length, taps):
+def test_31_to_768_taps_match_fp64_at_any_batch_size(device, dtype, length, taps):
     for batch, channels, silu in ((1, 2, False), (3, 3, True), (9, 1, False), (17, 2, False)):
         Case(batch, channels, length, taps, dtype, device, silu=silu, bias=batch != 3).check()
 
@@ -41,7 +41,7 @@ def test_long_kernels(device, dtype, length, taps):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("taps", [5, 8, 12, 16, 24, 31, 40, 70])
-def test_some_taps(device, channels_last, taps):
+def test_5_to_70_taps_match_fp64_in_both_memory_orders(device, channels_last, taps):
     for dtype in (torch.float32, torch.bfloat16):
         for length in (96, 101):
             Case(24, 66, length, taps, dtype, device, channels_last=channels_last, silu=length == 96).check()
@@ -49,7 +49,7 @@ def test_some_taps(device, channels_last, taps):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("taps", [100, 131, 300])
-def test_many_taps_of_many_channels(device, taps):
+def test_hundreds_of_taps_match_fp64_in_any_memory_order(device, taps):
     for dtype in (torch.float32, torch.bfloat16):
         for channels, length in ((16, 300), (37, 130), (70, 701)):
             for channels_last in (False, True):
@@ -61,7 +61,7 @@ def test_many_taps_of_many_channels(device, taps):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("taps", [3, 4, 9, 31])
-def test_one_memory_order_in_and_the_other_out(device, taps):
+def test_results_and_operands_may_differ_in_memory_order(device, taps):
     for dtype in (torch.float32, torch.bfloat16):
         for channels, length in ((34, 150), (7, 64), (72, 200), (64, 1032), (64, 1028), (40, 1030), (24, 1031)):
             for channels_last in (False, True):
@@ -75,7 +75,7 @@ def test_one_memory_order_in_and_the_other_out(device, taps):
 @pytest.mark.cuda
 @cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_rows_of_thousands(dtype):
+def test_rows_of_thousands_of_samples_match_fp64(dtype):
     Case(2, 2, 8192, 8192, dtype, "cuda").check()
     Case(3, 2, 5000, 4999, dtype, "cuda", silu=True).check()
     Case(4, 2, 20000, 7, dtype, "cuda").check()
@@ -84,7 +84,7 @@ def test_rows_of_thousands(dtype):
 @pytest.mark.cuda
 @cuda
 @pytest.mark.parametrize("length, taps", [(3500, 3500), (4096, 4096), (4097, 6000), (8192, 8192)])
-def test_weight_gradients_of_thousands_of_taps_by_fft(length, taps):
+def test_weight_gradients_of_thousands_of_taps_are_computed_by_fft_and_repeatable(length, taps):
     for dtype, batch, channels_last in ((torch.float32, 1, False), (torch.float32, 5, True), (torch.bfloat16, 16, False)):
         case = Case(batch, 3, length, taps, dtype, "cuda", channels_last=channels_last)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
@@ -97,19 +97,19 @@ def test_weight_gradients_of_thousands_of_taps_by_fft(length, taps):
 
 @pytest.mark.cuda
 @cuda
-def test_an_infinity_spoils_the_gradients_of_the_taps_that_reach_it():
+def test_an_infinity_reaches_only_the_weight_gradients_of_taps_that_meet_it():
     case = Case(3, 2, 4096, 4096, torch.float32, "cuda")
     case.x[1, 1, 1000] = float("inf")
     _, dw, db = case.backward()
-    spoilt = ~torch.isfinite(dw)
-    expected = torch.zeros_like(spoilt)
+    affected = ~torch.isfinite(dw)
+    expected = torch.zeros_like(affected)
     expected[1, 0, 1000:] = True  # tap k of output t is sample t - 4095 + k
-    assert torch.equal(spoilt, expected) and torch.isfinite(db).all()
+    assert torch.equal(affected, expected) and torch.isfinite(db).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("length", [1, 2, 31, 64, 129, 768, 1134, 2048, 8192])
-def test_lengths_odd_channels_and_one_batch_entry(device, length):
+def test_one_batch_entry_of_five_channels_matches_fp64_at_any_length(device, length):
     for taps in (4, 31, 128, *([1024] if length <= 2048 else [])):
         for channels_last in (False, True):
             Case(1, 5, length, taps, torch.float32, device, channels_last=channels_last, silu=taps == 4).check()
@@ -117,7 +117,7 @@ def test_lengths_odd_channels_and_one_batch_entry(device, length):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("taps", [3, 5, 31, 64, 200])
-def test_padding_on_both_sides(device, taps):
+def test_padding_on_both_sides_matches_fp64(device, taps):
     for length in (1, 40, 300):
         left = (taps - 1) // 2
         Case(3, 4, length, taps, torch.float32, device, left=left, out=length).check()
@@ -125,8 +125,8 @@ def test_padding_on_both_sides(device, taps):
             Case(3, 4, length, taps, torch.bfloat16, device, left=0, out=length - taps + 1, silu=True).check()
 
 
-def test_processors_without_avx512():
-    """The kernels of the library's baseline, which PyTorch's variable asks for on any processor."""
+def test_avx2_kernels_match_fp64():
+    """Selected by PyTorch's variable, also on processors with AVX-512."""
     code = """
 import torch
 import fusebackend
@@ -162,7 +162,7 @@ def test_gradients_agree_with_finite_differences():
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("length, taps", [(300, 4), (300, 31), (512, 512)])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_repetition_is_bit_identical(device, length, taps, channels_last):
+def test_repeated_calls_give_the_same_bits(device, length, taps, channels_last):
     case = Case(6, 40, length, taps, torch.float32, device, channels_last=channels_last, silu=True)
     first = case.ours()
     for _ in range(5):
@@ -171,20 +171,20 @@ def test_repetition_is_bit_identical(device, length, taps, channels_last):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("taps", [4, 20, 200])
-def test_only_the_outputs_that_see_an_infinity_are_spoilt(device, taps):
+def test_an_infinity_reaches_only_the_outputs_that_depend_on_it(device, taps):
     case = Case(4, 3, 300, taps, torch.float32, device)
     case.x[1, 2, 150] = float("inf")
     case.x[2, 1, 299] = float("nan")
-    spoilt = ~torch.isfinite(case.forward())
-    expected = torch.zeros_like(spoilt)
+    affected = ~torch.isfinite(case.forward())
+    expected = torch.zeros_like(affected)
     expected[1, 2, 150 : 150 + taps] = True
     expected[2, 1, 299:] = True
-    assert torch.equal(spoilt, expected)
+    assert torch.equal(affected, expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("channels, length", [(16, 64), (16, 61), (16, 62), (16, 60), (17, 64), (66, 1036)])
-def test_an_infinity_in_the_last_sample_spoils_one_tap(device, channels, length):
+def test_an_infinity_in_the_last_sample_reaches_one_weight_gradient(device, channels, length):
     case = Case(2, channels, length, 4, torch.bfloat16, device, channels_last=True, bias=False)
     case.x[1, 3, -1] = float("inf")
     case.channels_last, case.grad = False, case.grad.contiguous()
@@ -195,7 +195,7 @@ def test_an_infinity_in_the_last_sample_spoils_one_tap(device, channels, length)
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_slices_misaligned_rows_and_reversed_weights(device, channels_last):
+def test_sliced_inputs_strided_weights_and_expanded_gradients_match_fp64(device, channels_last):
     for taps in (4, 9, 70):
         case = Case(3, 16, 200, taps, torch.float32, device, channels_last=channels_last)
         whole = torch.randn(3, 40, 203, device=device)
@@ -207,7 +207,7 @@ def test_slices_misaligned_rows_and_reversed_weights(device, channels_last):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_only_wanted_gradients_are_computed(device):
+def test_gradients_that_are_not_needed_come_back_empty(device):
     for taps in (4, 40):
         case = Case(2, 8, 64, taps, torch.float32, device, silu=True)
         whole = case.backward()
@@ -217,7 +217,7 @@ def test_only_wanted_gradients_are_computed(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_empty_tensors(device):
+def test_empty_tensors_give_empty_results_and_zero_weight_gradients(device):
     for shape in ((0, 4, 16), (2, 0, 16), (2, 4, 0)):
         x, weight = torch.randn(shape, device=device), torch.randn(shape[1], 1, 3, device=device)
         y = ops.causal_conv1d(x, weight, None, 2, 0, 0.0, False, False)
@@ -227,7 +227,7 @@ def test_empty_tensors(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_opcheck(device):
+def test_operators_pass_opcheck(device):
     for channels_last in (False, True):
         case = Case(2, 4, 12, 3, torch.float32, device, channels_last=channels_last)
         forward = (case.x, case.weight, case.bias, case.left, case.right, case.shift, True, channels_last)
@@ -248,7 +248,7 @@ def test_opcheck(device):
         torch.library.opcheck(ops.causal_conv1d_backward.default, backward)
 
 
-def test_operands_that_do_not_fit_are_refused():
+def test_operands_of_other_shapes_or_dtypes_are_errors():
     x, weight = torch.randn(2, 4, 8), torch.randn(4, 1, 3)
     for arguments, words in (
         ((x, torch.randn(5, 1, 3), None, 2, 0), "weight must be"),
