@@ -27,7 +27,7 @@ def emit_forward(e: Emitter, site: Forward) -> fx.Node:
 
 
 def emit_backward(e: Emitter, site: Backward) -> list[fx.Node]:
-    """The values of those ``site.results`` that there are."""
+    """The values of the ``site.results`` that are not None."""
     orders = backward_orders(site)
     x = _operand(e, _converted(e, site.conv.x, site.conv.dtype), orders.operands)
     grad = _operand(e, transpose(e, site.grad) if site.transposed else site.grad, orders.operands)

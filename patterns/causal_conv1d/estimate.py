@@ -1,7 +1,7 @@
-"""Which memory order pays: kernels can read and write several, and which of them is fastest depends on who reads the result.
+"""Which memory orders pay. The kernels read and write several; which is fastest depends on what reads the result.
 
-Every site is expected to pay: PyTorch has one simple kernel for all depthwise 1-D convolutions, which Inductor calls, and which pads,
-slices and applies SiLU in kernels of their own. So the patterns keep the answer of :meth:`fusebackend.Pattern.estimate`.
+Every legal match is expected to pay, so the patterns keep the default of :meth:`fusebackend.Pattern.estimate`: Inductor calls PyTorch's one
+simple kernel for depthwise 1-D convolutions, and pads, slices and applies SiLU in kernels of its own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fusebackend.patterns.causal_conv1d.read_forward import Forward, is_causal
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """The memory orders of a launch: True for (batch, time, channels), False for (batch, channels, time), None for that which is there.
+    """The memory orders of an operator's call: True for (batch, time, channels), False for (batch, channels, time).
 
     Attributes:
-        operands: of x, and of the incoming gradient.
-        result: of the result, or of x's gradient.
+        operands: that of x and of the incoming gradient; None if they are used in the order that they have.
+        result: that of the result, or of x's gradient.
     """
 
     operands: bool | None
@@ -32,14 +32,17 @@ class Orders:
 
 
 def forward_orders(site: Forward) -> Orders:
-    """CPU kernels go from any order to any other, so they write the order of ``site.output``. CUDA kernels stay in x's, or transpose."""
+    """The memory orders of a forward.
+
+    CPU kernels read and write any order, so they write that of ``site.output``. CUDA kernels write the order of x, or transpose it.
+    """
     output = g.value(site.output)
     wanted = output.transpose(1, 2) if site.transposed else output
     if output.device.type == "cpu":
         return Orders(None, is_btc(wanted))
     if not _runs_in_btc(site.conv):
         return Orders(False, False)
-    # A result of the graph has eager's strides; any other Inductor reads in whatever order it has.
+    # A result of the graph must have eager's strides. What Inductor's kernels read may have any.
     returned = any(u.op == "output" for u in site.output.users)
     if returned and not is_btc(wanted) and _transposes(site.conv, site.left, size_of(site.right), backward=False):
         return Orders(None, False)
@@ -47,17 +50,18 @@ def forward_orders(site: Forward) -> Orders:
 
 
 def backward_orders(site: Backward) -> Orders:
-    """The same for the gradients: of x's gradient, and of both operands."""
+    """The memory orders of a backward."""
     dx = g.value(site.results[0] or site.conv.x)
     if dx.device.type == "cpu":
         return Orders(None, is_btc(dx))
     if not _runs_in_btc(site.conv):
         return Orders(False, False)
-    # Where the gradient comes into the graph as (batch, channels, time), like eager's results, and x's is wanted so, x alone is transposed.
+    # A gradient that is an input of the graph often is (batch, channels, time), as eager's results are. If x's gradient is to be so too, x
+    # alone is transposed.
     grad, strides = g.value(site.grad), g.hints(g.value(site.grad).stride())
-    comes_so = site.grad.op == "placeholder" and not site.transposed and strides is not None and strides[2] == 1
-    wanted_so = site.results[0] is None or not is_btc(dx)
-    if comes_so and wanted_so and _transposes(site.conv, site.left, grad.shape[2] - g.value(site.conv.x).shape[2], backward=True):
+    grad_is_bct = site.grad.op == "placeholder" and not site.transposed and strides is not None and strides[2] == 1
+    dx_is_bct = site.results[0] is None or not is_btc(dx)
+    if grad_is_bct and dx_is_bct and _transposes(site.conv, site.left, grad.shape[2] - g.value(site.conv.x).shape[2], backward=True):
         return Orders(None, False)
     return Orders(True, True)
 
@@ -69,7 +73,7 @@ def _runs_in_btc(conv: Convolution) -> bool:
 
 
 def _transposes(conv: Convolution, left: Any, right: Any, backward: bool) -> bool:
-    """Whether a CUDA kernel transposes at full speed. Symbolic sizes count as those that were seen: others cost time, nothing else."""
+    """Whether a CUDA kernel transposes at full speed. Symbolic sizes are judged by their hints; others may be slower."""
     sizes, taps = g.hints(g.value(conv.x).shape), g.hint(conv.taps)
     if sizes is None or taps is None:
         return False

@@ -1,4 +1,4 @@
-"""The family's operators: schemas, fakes, what they compute in PyTorch, and what the CUDA kernels say of themselves."""
+"""The family's operators: schemas, fakes, a reference in PyTorch, and queries of what the CUDA kernels support."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def reference(
         weight: (channels, 1, taps).
         bias: (channels,) or None.
         shift: a constant added to every output, before SiLU.
+        silu: whether SiLU is applied.
 
     Returns:
         (batch, channels, time + left + right - taps + 1), in x's dtype.
@@ -79,7 +80,7 @@ def transposes_btc(element_size: int, channels: int, length: int, taps: int, bac
         return _transposes_btc(element_size, channels, length, taps, backward)
 
 
-# Answered by csrc/causal_conv1d/memory_order.h; not for graphs.
+# Implemented by csrc/causal_conv1d/memory_order.h. They do not appear in graphs.
 _prefers_btc = ops.define("causal_conv1d_prefers_btc(int element_size, int taps) -> bool", fake=prefers_btc)
 _transposes_btc = ops.define(
     "causal_conv1d_transposes_btc(int element_size, int channels, int length, int taps, bool backward) -> bool", fake=transposes_btc

@@ -36,7 +36,7 @@ class Backward:
         shift: the constant that was added before SiLU.
         silu: whether SiLU's gradient is included.
         results: the nodes of the gradients of x (cropped), weight and bias; None where it is not used.
-        nodes: all nodes that the gradients take.
+        nodes: all nodes that compute the gradients.
     """
 
     conv: Convolution

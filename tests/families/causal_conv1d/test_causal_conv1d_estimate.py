@@ -1,12 +1,19 @@
-"""Which memory orders the CUDA kernels are given, decided on fake tensors: no GPU is needed."""
+"""What the estimate decides: which memory orders pay, and that no convolution is refused for profit.
+
+The orders of CUDA kernels are decided on fake tensors, so no GPU is needed.
+"""
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import fusebackend
 from fusebackend.patterns.causal_conv1d.estimate import Orders, backward_orders, forward_orders
 from fusebackend.patterns.causal_conv1d.read_backward import Backward
 from fusebackend.patterns.causal_conv1d.read_convolution import Convolution
@@ -90,3 +97,33 @@ def test_cpu_kernels_take_any_order_and_write_the_one_that_is_read():
         assert backward(rows(BCT, FP32, device="cpu"), 4, grad=rows(BCT, FP32, device="cpu"), dx=rows(order, FP32, device="cpu")) == Orders(
             None, order
         )
+
+
+NEIGHBOURS = (lambda x: x, torch.sin, torch.relu, lambda x: 2 * x)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_small_convolutions_beside_pointwise_neighbours_are_applied_with_any_gate(device, seed):
+    """Legal convolutions that profit rules of other families would refuse: results of a few bytes, neighbours that Inductor would fuse."""
+    draw = random.Random(seed)
+    before, after, silu = draw.choice(NEIGHBOURS), draw.choice(NEIGHBOURS), draw.random() < 0.5
+    batch, channels, length, taps = draw.randint(1, 3), draw.randint(2, 5), draw.randint(1, 9), draw.randint(1, 5)
+    x = torch.randn(batch, channels, length, device=device, requires_grad=True)
+    weight = torch.randn(channels, 1, taps, device=device, requires_grad=True)
+
+    def fn(x, weight):
+        y = F.conv1d(F.pad(before(x), (taps - 1, 0)), weight, groups=channels)
+        return after(F.silu(y) if silu else y)
+
+    expected = fn(x, weight)
+    grad = torch.randn_like(expected)
+    for gate in ("auto", "off"):
+        torch._dynamo.reset()
+        options = {"fuse.interpret": True, "fuse.strict": True, "fuse.gate": gate}
+        found = torch.compile(fn, backend="fuse", options=options)(x, weight)
+        torch.testing.assert_close(found, expected)
+        for got, want in zip(torch.autograd.grad(found, (x, weight), grad), torch.autograd.grad(fn(x, weight), (x, weight), grad)):
+            torch.testing.assert_close(got, want)
+        report = fusebackend.last_report()
+        assert sorted(s.pattern for s in report.substitutions) == ["causal_conv1d", "causal_conv1d_backward"], report
+        assert not report.rejections
