@@ -1,30 +1,26 @@
 // From tensors to kernel parameters; shared by the CPU and CUDA bindings.
 //
-//   causal_conv1d(Tensor x, Tensor weight, Tensor? bias, SymInt left, SymInt right, float shift, bool silu,
-//                 bool channels_last) -> Tensor
-//   causal_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, SymInt left, float shift, bool silu,
-//                          bool channels_last, bool need_x, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)
+//   causal_conv1d(Tensor x, Tensor weight, Tensor? bias, SymInt left, SymInt right, float shift, bool silu, bool channels_last) -> Tensor
+//   causal_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, SymInt left, float shift, bool silu, bool channels_last,
+//                          bool need_x, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)
 //
-// x is (batch, channels, time), padded by `left` and `right` zeros; weight (channels, 1, taps). `channels_last` is the memory order of the result (and of x's
-// gradient): (batch, time, channels) instead of (batch, channels, time). A gradient that is not needed comes back empty.
+// x is (batch, channels, time), padded by `left` and `right` zeros, and weight (channels, 1, taps). The result (or x's gradient) lies in
+// memory as (batch, time, channels) if `channels_last`, else as (batch, channels, time). A gradient that is not needed comes back empty.
 #pragma once
-
 #include <optional>
 #include <tuple>
 
-#include "../common/binding.h"
-#include "conv1d.h"
+#include "causal_conv1d/params.h"
+#include "common/binding.h"
 
-namespace fusebackend::conv1d {
+namespace fusebackend::causal_conv1d {
 
-inline Dtype dtype_of(const Tensor& t) {
-  switch (t.scalar_type()) {
-    case ScalarType::Float: return Dtype::kFloat;
-    case ScalarType::Half: return Dtype::kHalf;
-    case ScalarType::BFloat16: return Dtype::kBFloat16;
-    case ScalarType::Double: return Dtype::kDouble;
-    default: STD_TORCH_CHECK(false, "causal_conv1d: dtype must be float32, float16, bfloat16 or float64");
-  }
+using Bias = std::optional<Tensor>;
+
+inline DType dtype_of(const Tensor& t) {
+  const std::optional<DType> dtype = to_dtype(t.scalar_type());
+  STD_TORCH_CHECK(dtype && is_floating(*dtype), "causal_conv1d: dtype must be float32, float16, bfloat16 or float64");
+  return *dtype;
 }
 
 inline Strides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
@@ -39,8 +35,8 @@ inline void check_operand(const Tensor& t, const Tensor& x, const char* name) {
                   "causal_conv1d: ", name, " must have x's dtype and device");
 }
 
-inline void check_operands(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  STD_TORCH_CHECK(x.dim() == 3 && weight.dim() == 3, "causal_conv1d: x must be (batch, channels, time) and weight (channels, 1, taps)");
+// `length` is the result's.
+inline void check_operands(const Tensor& x, const Tensor& weight, const Bias& bias, int64_t left, int64_t length) {
   STD_TORCH_CHECK(weight.size(0) == x.size(1) && weight.size(1) == 1 && weight.size(2) >= 1, "causal_conv1d: weight must be (", x.size(1),
                   ", 1, taps)");
   check_operand(weight, x, "weight");
@@ -48,51 +44,52 @@ inline void check_operands(const Tensor& x, const Tensor& weight, const std::opt
     STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == x.size(1), "causal_conv1d: bias must be (", x.size(1), ",)");
     check_operand(*bias, x, "bias");
   }
-}
-
-inline void check_lengths(const Tensor& x, const Tensor& weight, int64_t left, int64_t length) {
+  STD_TORCH_CHECK(length >= 0, "causal_conv1d: more taps than padded samples");
   constexpr int64_t kLimit = int64_t{1} << 29;  // kernels count samples of a row in 32 bits
-  STD_TORCH_CHECK(x.size(2) < kLimit && weight.size(2) < kLimit && length >= 0 && length < kLimit && left > -kLimit && left < kLimit,
+  STD_TORCH_CHECK(x.size(2) < kLimit && weight.size(2) < kLimit && length < kLimit && left > -kLimit && left < kLimit,
                   "causal_conv1d: rows of 2^29 samples or more are not supported");
 }
 
+inline void check_rank(const Tensor& x, const Tensor& weight) {
+  STD_TORCH_CHECK(x.dim() == 3 && weight.dim() == 3, "causal_conv1d: x must be (batch, channels, time) and weight (channels, 1, taps)");
+}
+
 // The result's length, with everything checked.
-inline int64_t check_forward(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t left, int64_t right) {
-  check_operands(x, weight, bias);
+inline int64_t check_forward(const Tensor& x, const Tensor& weight, const Bias& bias, int64_t left, int64_t right) {
+  check_rank(x, weight);
   const int64_t length = x.size(2) + left + right - weight.size(2) + 1;
-  STD_TORCH_CHECK(length >= 0, "causal_conv1d: more taps than padded samples");
-  check_lengths(x, weight, left, length);
+  check_operands(x, weight, bias, left, length);
   return length;
 }
 
-inline void check_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t left) {
-  check_operands(x, weight, bias);
+inline void check_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, const Bias& bias, int64_t left) {
+  check_rank(x, weight);
   STD_TORCH_CHECK(grad.dim() == 3 && grad.size(0) == x.size(0) && grad.size(1) == x.size(1),
                   "causal_conv1d_backward: grad must have x's batch and channels");
   check_operand(grad, x, "grad");
-  check_lengths(x, weight, left, grad.size(2));
+  check_operands(x, weight, bias, left, grad.size(2));
 }
 
 // What the parameters of both directions have in common.
 template <typename Params>
-void set_operands(Params& p, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t left, double shift) {
+void set_operands(Params& p, const Tensor& x, const Tensor& weight, const Bias& bias, int64_t left, double shift) {
   p.x = x.data_ptr();
   p.w = weight.data_ptr();
   p.batch = x.size(0), p.channels = x.size(1), p.in_len = x.size(2);
   p.taps = weight.size(2), p.left = left;
-  p.xs = strides_of(x);
-  p.w_c = weight.stride(0), p.w_k = weight.stride(2);
-  if (bias) p.bias = bias->data_ptr(), p.bias_c = bias->stride(0);
+  p.x_stride = strides_of(x);
+  p.w_stride = {weight.stride(0), weight.stride(2)};
+  if (bias) p.bias = bias->data_ptr(), p.bias_stride = bias->stride(0);
   p.shift = shift;
   p.dtype = dtype_of(x);
 }
 
-inline ConvParams forward_params(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t left, const Tensor& out,
-                                 double shift, bool silu) {
+inline ConvParams forward_params(const Tensor& x, const Tensor& weight, const Bias& bias, int64_t left, const Tensor& out, double shift,
+                                 bool silu) {
   ConvParams p = {};
   set_operands(p, x, weight, bias, left, shift);
   p.out = out.data_ptr();
-  if (out.dim() == 3) p.out_len = out.size(2), p.outs = strides_of(out);
+  if (out.dim() == 3) p.out_len = out.size(2), p.out_stride = strides_of(out);
   p.epilogue = silu ? Epilogue::kSilu : Epilogue::kNone;
   p.x_dtype = p.out_dtype = p.dtype;
   return p;
@@ -103,7 +100,7 @@ struct Backward {
   BackwardParams params = {};
   Tensor dx, dw, db;
 
-  Backward(const Tensor& grad, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t left, double shift, bool silu,
+  Backward(const Tensor& grad, const Tensor& x, const Tensor& weight, const Bias& bias, int64_t left, double shift, bool silu,
            bool channels_last, bool need_x, bool need_weight, bool need_bias)
       : dx(need_x ? empty_rows(x, x.size(0), x.size(1), x.size(2), channels_last) : empty_like_sized(x, {0})),
         dw(empty_like_sized(x, need_weight ? to_vector(weight.sizes()) : std::vector<int64_t>{0})),
@@ -111,13 +108,13 @@ struct Backward {
     BackwardParams& p = params;
     set_operands(p, x, weight, bias, left, shift);
     p.dy = grad.data_ptr();
-    if (need_x) p.dx = dx.data_ptr(), p.dxs = strides_of(dx);
+    if (need_x) p.dx = dx.data_ptr(), p.dx_stride = strides_of(dx);
     if (need_weight) p.dw = dw.data_ptr();
     if (need_bias) p.db = db.data_ptr();
     p.out_len = grad.size(2);
-    p.dys = strides_of(grad);
+    p.dy_stride = strides_of(grad);
     p.silu = silu;
   }
 };
 
-}  // namespace fusebackend::conv1d
+}  // namespace fusebackend::causal_conv1d

@@ -1,53 +1,35 @@
-// Channels as the lanes of vectors: a block is as many as a vector has. Where they are contiguous nothing is transposed but the taps;
-// where time is, the samples are, which pays for many taps: no load of theirs crosses a cache line.
+// Channels as the lanes of vectors: a block is as many channels as a vector has lanes. Where channels are contiguous, only the taps are
+// transposed. Where time is, samples are too, which pays for many taps, since no load of theirs crosses a cache line.
 #pragma once
 #include <algorithm>
 #include <type_traits>
 
-#include "cpu_rows.h"
+#include "causal_conv1d/cpu_inner_loops.h"
+#include "causal_conv1d/cpu_rows.h"
 
-namespace fusebackend::conv1d {
+namespace fusebackend::causal_conv1d {
 namespace {
-
-// A vector of the type of sums.
-template <typename T, typename A>
-inline V<A> load_block(const T* p) {
-  if constexpr (std::is_same_v<A, Acc<T>>) {
-    return vload_as(p);
-  } else {
-    V<A> v;
-    for (int i = 0; i < VecOf<A>::kSize; ++i) v[i] = load(p[i]);
-    return v;
-  }
-}
-template <typename T, typename A>
-inline void store_block(T* p, V<A> v) {
-  if constexpr (std::is_same_v<A, Acc<T>>) {
-    vstore_as(p, v);
-  } else {
-    for (int i = 0; i < VecOf<A>::kSize; ++i) p[i] = to_storage<T>(v[i]);
-  }
-}
 
 // Transposes `lanes` rows, `pitch` apart, of n numbers into a block, and back.
 template <typename A>
 void rows_to_block(A* block, const A* rows, int64_t pitch, int64_t lanes, int64_t n) {
-  store_rows<A, A>(Plane<A>{block, 1, VecOf<A>::kSize}, rows, pitch, 0, lanes, n);
+  store_rows<A, A>(View<A>{block, 1, VecOf<A>::kSize}, rows, pitch, 0, lanes, n);
 }
 template <typename A>
 void block_to_rows(A* rows, int64_t pitch, const A* block, int64_t lanes, int64_t n) {
-  load_rows<A, A>(rows, pitch, Plane<const A>{block, 1, VecOf<A>::kSize}, 0, lanes, 0, n, n);
+  load_rows<A, A>(rows, pitch, View<const A>{block, 1, VecOf<A>::kSize}, 0, lanes, 0, n, n);
 }
 
 // Samples [first, last) of a block that begins with `channel`, zeros outside [0, len). `rows` is scratch.
 template <typename T, typename A>
-void load_lanes(A* block, const Plane<const T>& src, int64_t channel, int64_t lanes, int64_t first, int64_t last, int64_t len, A* rows, int64_t pitch) {
+void load_lanes(A* block, const View<const T>& src, int64_t channel, int64_t lanes, int64_t first, int64_t last, int64_t len, A* rows,
+                int64_t pitch) {
   constexpr int W = VecOf<A>::kSize;
   const int64_t begin = std::clamp<int64_t>(0, first, last), end = std::clamp<int64_t>(len, begin, last);
   std::fill(block, block + (begin - first) * W, A(0));
   std::fill(block + (end - first) * W, block + (last - first) * W, A(0));
   block += (begin - first) * W;
-  if (!src.across()) {
+  if (!src.channels_contiguous()) {
     if constexpr (std::is_same_v<T, A>) {
       if (src.t == 1) return rows_to_block(block, src.row(channel) + begin, src.c, lanes, end - begin);
     }
@@ -57,19 +39,19 @@ void load_lanes(A* block, const Plane<const T>& src, int64_t channel, int64_t la
   const T* from = src.row(channel) + begin * src.t;
   for (int64_t t = begin; t < end; ++t, block += W, from += src.t) {
     if (lanes == W) {
-      vstore(block, load_block<T, A>(from));
+      vstore(block, vload_as<A>(from));
     } else {
       T some[W] = {};
       std::copy(from, from + lanes, some);
-      vstore(block, load_block<T, A>(some));
+      vstore(block, vload_as<A>(some));
     }
   }
 }
 
 template <typename T, typename A>
-void store_lanes(const Plane<T>& dst, int64_t channel, const A* block, int64_t lanes, int64_t n, A* rows, int64_t pitch) {
+void store_lanes(const View<T>& dst, int64_t channel, const A* block, int64_t lanes, int64_t n, A* rows, int64_t pitch) {
   constexpr int W = VecOf<A>::kSize;
-  if (!dst.across()) {
+  if (!dst.channels_contiguous()) {
     if constexpr (std::is_same_v<T, A>) {
       if (dst.t == 1) return block_to_rows(dst.row(channel), dst.c, block, lanes, n);
     }
@@ -79,26 +61,24 @@ void store_lanes(const Plane<T>& dst, int64_t channel, const A* block, int64_t l
   T* to = dst.row(channel);
   for (int64_t t = 0; t < n; ++t, block += W, to += dst.t) {
     if (lanes == W) {
-      store_block<T, A>(to, vload(block));
+      vstore_as<A>(to, vload(block));
     } else {
       for (int64_t i = 0; i < lanes; ++i) to[i] = to_storage<T>(block[i]);
     }
   }
 }
 
-constexpr int kLaneRegs = FUSE_VECTOR_BYTES == 64 ? 16 : 8;  // more than kRegs: fewer loads, and blocks of that many samples are small
-
-// acc[r] += sum_j w[j] * x[r + j]: samples are `stride` numbers apart, taps follow each other.
+// acc[r] += sum_j w[j] * x[r + j], samples being `stride` numbers apart.
 template <int J, int R, typename T, typename A>
 inline void add_lane_taps(V<A> (&acc)[R], const T* x, int64_t stride, const A* w) {
-  asm("" : "+r"(x));  // else samples would be carried from call to call, and there are too few registers
+  asm("" : "+r"(x));  // else the compiler would keep samples from call to call, for which there are too few registers
   V<A> wj[J];
 #pragma GCC unroll 4
   for (int j = 0; j < J; ++j) wj[j] = vload(w + VecOf<A>::kSize * j);
 #pragma GCC unroll 32
   for (int i = 0; i < R + J - 1; ++i, x += stride) {
-    V<A> samples = load_block<T, A>(x);
-    asm("" : "+v"(samples));  // else each use would load it again
+    V<A> samples = vload_as<A>(x);
+    asm("" : "+v"(samples));  // else the compiler would load it again at each use
 #pragma GCC unroll 4
     for (int j = 0; j < J; ++j) {
       if (i - j >= 0 && i - j < R) acc[i - j] += wj[j] * samples;
@@ -124,8 +104,8 @@ inline void convolve_lane_block(A* y, const T* x, int64_t stride, const A* w, in
   } while (k < end);
 }
 
-// As convolve, for n samples of a block; those of x are `stride` apart.
-template <typename T, typename A, int R = kLaneRegs>
+// As convolve, for n samples of a block, those of x being `stride` apart.
+template <typename T, typename A, int R = kConvolveAccumulators>
 void convolve_lanes(A* y, const T* x, int64_t stride, const A* w, int64_t n, int64_t taps, V<A> start, int64_t zeros, int64_t end) {
   int64_t t = 0;
   for (; n - t >= R; t += R) {
@@ -138,4 +118,4 @@ void convolve_lanes(A* y, const T* x, int64_t stride, const A* w, int64_t n, int
 }
 
 }  // namespace
-}  // namespace fusebackend::conv1d
+}  // namespace fusebackend::causal_conv1d

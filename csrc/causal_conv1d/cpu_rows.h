@@ -1,12 +1,14 @@
-// Rows on the CPU: into scratch with zeros around them, convolved and correlated there, and back.
+// Rows on the CPU: samples from a tensor into scratch, in the type of sums and with zeros around them, and back; a channel's taps and bias.
 #pragma once
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "cpu_vectors.h"
+#include "causal_conv1d/cpu_vectors.h"
+#include "causal_conv1d/params.h"
+#include "common/integer_math.h"
 
-namespace fusebackend::conv1d {
+namespace fusebackend::causal_conv1d {
 namespace {
 
 // dst[i] <- src[i * stride] for i in [0, len), zeros elsewhere in [first, last); dst begins with i = first.
@@ -17,7 +19,7 @@ void load_row(A* dst, const T* src, int64_t stride, int64_t first, int64_t last,
   int64_t i = begin;
   if constexpr (std::is_same_v<A, Acc<T>>) {
     if (stride == 1) {
-      for (; i + VecOf<A>::kSize <= end; i += VecOf<A>::kSize) vstore(dst + (i - first), vload_as(src + i));
+      for (; i + VecOf<A>::kSize <= end; i += VecOf<A>::kSize) vstore(dst + (i - first), vload_as<A>(src + i));
     }
   }
   for (; i < end; ++i) dst[i - first] = load(src[i * stride]);
@@ -29,7 +31,7 @@ void store_row(T* dst, const A* src, int64_t stride, int64_t n) {
   int64_t i = 0;
   if constexpr (std::is_same_v<A, Acc<T>>) {
     if (stride == 1) {
-      for (; i + VecOf<A>::kSize <= n; i += VecOf<A>::kSize) vstore_as(dst + i, vload(src + i));
+      for (; i + VecOf<A>::kSize <= n; i += VecOf<A>::kSize) vstore_as<A>(dst + i, vload(src + i));
     }
   }
   for (; i < n; ++i) dst[i * stride] = to_storage<T>(src[i]);
@@ -47,40 +49,44 @@ inline void exchange_blocks(V<float> (&v)[VecOf<float>::kSize], std::index_seque
     v[i + D] = __builtin_shuffle(a, b, V<int32_t>{static_cast<int32_t>(I & D ? W + I : I + D)...});
   }
 }
-// As many rows as a vector has lanes, in place.
+// Transposes as many rows as a vector has lanes, in place.
 template <int D = 1>
 inline void transpose(V<float> (&v)[VecOf<float>::kSize]) {
   exchange_blocks<D>(v, std::make_index_sequence<VecOf<float>::kSize>());
   if constexpr (2 * D < VecOf<float>::kSize) transpose<2 * D>(v);
 }
 
-// Element (channel, time) of a tensor for one batch entry.
+// The elements (channel, time) of one batch entry.
 template <typename T>
-struct Plane {
+struct View {
   T* data;
-  int64_t c, t;
+  int64_t c, t;  // strides
 
   T* row(int64_t channel) const { return data + channel * c; }
-  bool across() const { return c == 1 && t != 1; }
+  bool channels_contiguous() const { return c == 1 && t != 1; }
 };
 
-// Scratch of the calling thread, for the way between fp32 and double.
-template <typename A>
-A* row_scratch(int64_t n) {
-  thread_local std::vector<A> memory;
+template <typename T>
+View<T> view(void* data, const Strides& s, int64_t b) { return {static_cast<T*>(data) + b * s.b, s.c, s.t}; }
+template <typename T>
+View<const T> view(const void* data, const Strides& s, int64_t b) { return {static_cast<const T*>(data) + b * s.b, s.c, s.t}; }
+
+// Scratch of the calling thread for conversions between float and double, for which there are no transposes of vectors.
+inline float* float_scratch(int64_t n) {
+  thread_local std::vector<float> memory;
   if (static_cast<int64_t>(memory.size()) < n) memory.resize(n);
   return memory.data();
 }
 
-// Rows channel to channel + rows, each as load_row does, `pitch` apart. Where channels are contiguous, as many as fill vectors are
-// transposed, all of one sample at once.
+// Rows channel to channel + rows, each as by load_row, `pitch` apart. Where channels are contiguous, all rows of a sample are read at once,
+// and as many as fill vectors are transposed.
 template <typename T, typename A>
-void load_rows(A* dst, int64_t pitch, const Plane<const T>& src, int64_t channel, int64_t rows, int64_t first, int64_t last, int64_t len) {
+void load_rows(A* dst, int64_t pitch, const View<const T>& src, int64_t channel, int64_t rows, int64_t first, int64_t last, int64_t len) {
   const T* from = src.row(channel);
-  if (!src.across() || rows == 1) {
+  if (!src.channels_contiguous() || rows == 1) {
     for (int64_t r = 0; r < rows; ++r) load_row<T, A>(dst + r * pitch, from + r * src.c, src.t, first, last, len);
-  } else if constexpr (std::is_same_v<A, double> && std::is_same_v<T, float>) {  // by way of fp32
-    float* narrow = row_scratch<float>(rows * pitch);
+  } else if constexpr (std::is_same_v<A, double> && std::is_same_v<T, float>) {
+    float* narrow = float_scratch(rows * pitch);
     load_rows<T, float>(narrow, pitch, src, channel, rows, first, last, len);
     std::copy(narrow, narrow + rows * pitch, dst);
   } else {
@@ -93,7 +99,7 @@ void load_rows(A* dst, int64_t pitch, const Plane<const T>& src, int64_t channel
         for (int64_t r = 0; r < whole; r += W) {
           V<A> v[W];
 #pragma GCC unroll 16
-          for (int j = 0; j < W; ++j) v[j] = vload_as(from + (i + j) * src.t + r);
+          for (int j = 0; j < W; ++j) v[j] = vload_as<A>(from + (i + j) * src.t + r);
           transpose(v);
 #pragma GCC unroll 16
           for (int j = 0; j < W; ++j) vstore(dst + (r + j) * pitch + (i - first), v[j]);
@@ -112,12 +118,12 @@ void load_rows(A* dst, int64_t pitch, const Plane<const T>& src, int64_t channel
 }
 
 template <typename T, typename A>
-void store_rows(const Plane<T>& dst, const A* src, int64_t pitch, int64_t channel, int64_t rows, int64_t n) {
+void store_rows(const View<T>& dst, const A* src, int64_t pitch, int64_t channel, int64_t rows, int64_t n) {
   T* to = dst.row(channel);
-  if (!dst.across() || rows == 1) {
+  if (!dst.channels_contiguous() || rows == 1) {
     for (int64_t r = 0; r < rows; ++r) store_row<T, A>(to + r * dst.c, src + r * pitch, dst.t, n);
   } else if constexpr (std::is_same_v<A, double> && std::is_same_v<T, float>) {
-    float* narrow = row_scratch<float>(rows * pitch);
+    float* narrow = float_scratch(rows * pitch);
     std::copy(src, src + rows * pitch, narrow);
     store_rows<T, float>(dst, narrow, pitch, channel, rows, n);
   } else {
@@ -132,7 +138,7 @@ void store_rows(const Plane<T>& dst, const A* src, int64_t pitch, int64_t channe
           for (int j = 0; j < W; ++j) v[j] = vload(src + (r + j) * pitch + i);
           transpose(v);
 #pragma GCC unroll 16
-          for (int j = 0; j < W; ++j) vstore_as(to + (i + j) * dst.t + r, v[j]);
+          for (int j = 0; j < W; ++j) vstore_as<A>(to + (i + j) * dst.t + r, v[j]);
         }
       }
     }
@@ -142,130 +148,36 @@ void store_rows(const Plane<T>& dst, const A* src, int64_t pitch, int64_t channe
   }
 }
 
-constexpr int kRegs = 8;  // vectors of outputs, or taps, held at a time: the latency of FMA times its rate
+template <typename T, typename A, typename Params>
+A channel_bias(const Params& p, int64_t c) {
+  return static_cast<A>(p.shift) + (p.bias ? load(static_cast<const T*>(p.bias)[c * p.bias_stride]) : A(0));
+}
+template <typename T, typename A, typename Params>
+void load_taps(A* dst, const Params& p, int64_t c) {
+  load_row<T, A>(dst, static_cast<const T*>(p.w) + c * p.w_stride.c, p.w_stride.k, 0, p.taps, p.taps);
+}
+
+// Memory whose element `first` begins a cache line.
 template <typename A>
-int64_t round_up(int64_t n) { return (n + VecOf<A>::kSize - 1) / VecOf<A>::kSize * VecOf<A>::kSize; }
-
-// acc += taps m + W*j for m in [first, last), j in [0, J). Taps a vector apart see the same samples from neighbouring outputs: they
-// share loads.
-template <int J, int R, typename A>
-inline void add_taps(V<A> (&acc)[R], const A* x, const A* w, int first, int last) {
-  constexpr int W = VecOf<A>::kSize;
-#pragma GCC unroll 1
-  for (int m = first; m < last; ++m) {
-    V<A> wk[J];
-#pragma GCC unroll 4
-    for (int j = 0; j < J; ++j) wk[j] = in_all(w[m + W * j]);
-#pragma GCC unroll 32
-    for (int i = 0; i < R + J - 1; ++i) {
-      V<A> samples = vload(x + m + W * i);
-      asm("" : "+v"(samples));  // else each use would load it again
-#pragma GCC unroll 4
-      for (int j = 0; j < J; ++j) {
-        if (i - j >= 0 && i - j < R) acc[i - j] += wk[j] * samples;
-      }
-    }
+class Scratch {
+ public:
+  explicit Scratch(int64_t n, int64_t first = 0) : memory_(n + 2 * kLine) {
+    const int64_t offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory_.data()) / sizeof(A)) + first;
+    data_ = memory_.data() + (kLine - offset % kLine) % kLine;
   }
-}
+  A* data() { return data_; }
 
-// y, or what it holds already, += acc, and acc begins anew.
-template <int R, typename A>
-inline void end_chain(V<A> (&acc)[R], A* y, bool& begun) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    A* to = y + r * VecOf<A>::kSize;
-    vstore(to, begun ? acc[r] + vload(to) : acc[r]);
-    acc[r] = V<A>{};
-  }
-  begun = true;
-}
+ private:
+  static constexpr int64_t kLine = 64 / sizeof(A);
+  std::vector<A> memory_;
+  A* data_;
+};
 
-// In fp32 no chain of additions is longer: what chains add up to rounds less than one long chain, which is what eager mode's kernels are.
-constexpr int kChain = 32;
+// Elements from row to row in scratch: no power of two, with which rows would compete for the same sets of the cache.
+inline int64_t row_pitch(int64_t n) { return round_up(n, 16) + 16; }
 
-// R vectors of y[t] = start + sum_k w[k] * x[t + k] for k up to `end`.
-template <int R, typename A>
-inline void convolve_block(A* y, const A* x, const A* w, int64_t k, int64_t end, A start) {
-  constexpr int W = VecOf<A>::kSize;
-  V<A> acc[R];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) acc[r] = in_all(start);
-  bool begun = false;
-  if constexpr (R >= kRegs) {
-    for (; end - k >= 4 * W; k += 4 * W) {
-      for (int m = 0; m < W; m += kChain / 4) {
-        add_taps<4>(acc, x + k, w + k, m, std::min(W, m + kChain / 4));
-        end_chain(acc, y, begun);
-      }
-    }
-  }
-  for (; end - k >= 2 * W; k += 2 * W) {
-    add_taps<2>(acc, x + k, w + k, 0, W);
-    end_chain(acc, y, begun);
-  }
-  const int rest = static_cast<int>(std::max<int64_t>(0, end - k)), paired = std::max(0, rest - W);
-  add_taps<2>(acc, x + k, w + k, 0, paired);
-  add_taps<1>(acc, x + k, w + k, paired, std::min(rest, W));
-  end_chain(acc, y, begun);
-}
-
-// y[t] = start + sum_k w[k] * x[t + k] for t in [0, n), whole vectors, R of them at a time. Taps that meet only zeros are skipped: x is
-// zero before `zeros` and from `end` on.
-template <typename A, int R = kRegs>
-void convolve(A* y, const A* x, const A* w, int64_t n, int64_t taps, A start, int64_t zeros, int64_t end) {
-  constexpr int kBlock = R * VecOf<A>::kSize;
-  int64_t t = 0;
-  for (; n - t >= kBlock; t += kBlock) {
-    convolve_block<R>(y + t, x + t, w, std::max<int64_t>(0, zeros - (t + kBlock - 1)), std::min(taps, end - t), start);
-  }
-  if constexpr (R > 1) convolve<A, R / 2>(y + t, x + t, w, n - t, taps, start, zeros - t, end - t);
-}
-
-// dw[k] += sum_t g[t] * x[t + k] for t in [0, n), R taps at a time.
-template <int R, typename A>
-void correlate(double* dw, const A* g, const A* x, int64_t n, int64_t taps, int64_t zeros, int64_t end) {
-  constexpr int W = VecOf<A>::kSize, kSteps = kRegs / R;  // vectors of samples, so that kRegs sums are under way
-  for (int64_t k = 0; k < taps; k += R) {
-    V<A> acc[kSteps][R] = {};
-    const int64_t t0 = std::max<int64_t>(0, zeros - k - R + 1) / W * W, t1 = std::min(n, end - k);
-    int64_t t = t0;
-    for (; t + W * kSteps <= t1; t += W * kSteps) {
-#pragma GCC unroll 8
-      for (int s = 0; s < kSteps; ++s) {
-        const V<A> gt = vload(g + t + s * W);
-        const A* p = x + t + s * W + k;
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) acc[s][r] += gt * vload(p + r);
-      }
-    }
-    for (int64_t r = 0; r < std::min<int64_t>(R, taps - k); ++r) {
-      for (int s = 0; s < kSteps; ++s) {
-        for (int i = 0; i < W; ++i) dw[k + r] += acc[s][r][i];
-      }
-      for (int64_t i = t; i < t1; ++i) dw[k + r] += static_cast<double>(g[i]) * static_cast<double>(x[i + k + r]);
-    }
-  }
-}
-
-// y <- silu(y), n rounded up to vectors.
-template <typename T, typename A>
-void apply_silu(A* y, int64_t n) {
-  constexpr int W = VecOf<A>::kSize, kTogether = 4;  // so that they hide one another's latencies
-  int64_t t = 0;
-  for (; n - t >= kTogether * W; t += kTogether * W) {
-    V<A> v[kTogether];
-#pragma GCC unroll 4
-    for (int i = 0; i < kTogether; ++i) v[i] = silu_of<T, A>(vload(y + t + i * W));
-#pragma GCC unroll 4
-    for (int i = 0; i < kTogether; ++i) vstore(y + t + i * W, v[i]);
-  }
-  for (; t < n; t += W) vstore(y + t, silu_of<T, A>(vload(y + t)));
-}
-// dy <- dy * silu'(pre)
-template <typename T, typename A>
-void apply_silu_backward(A* dy, const A* pre, int64_t n) {
-  for (int64_t t = 0; t < n; t += VecOf<A>::kSize) vstore(dy + t, silu_backward_of<T, A>(vload(dy + t), vload(pre + t)));
-}
+template <typename A>
+int64_t whole_vectors(int64_t n) { return round_up(n, VecOf<A>::kSize); }
 
 }  // namespace
-}  // namespace fusebackend::conv1d
+}  // namespace fusebackend::causal_conv1d

@@ -1,19 +1,19 @@
 // FFTs of thousands of complex points inside one block's shared memory.
 //
-// Forward transforms decimate in frequency and leave their result in digit-reversed order, inverse ones decimate in time
-// and take it so: nothing is ever reordered. A transform is three passes of 16-point butterflies in registers and one of
-// N / 4096 points, in place; the first reads device memory and the last inverse one writes it.
+// Forward transforms decimate in frequency and leave their result in digit-reversed order; inverse ones decimate in time and take it in that
+// order, so nothing is ever reordered. A transform is three passes of 16-point butterflies in registers and one of N / 4096 points, all in
+// place. The first pass reads device memory, and the last inverse one writes it.
 #pragma once
 #include <cuda_runtime.h>
 
-namespace fusebackend::conv1d {
+namespace fusebackend::causal_conv1d {
 
-// The sum of all threads' values, in every thread; of at most 512.
-__device__ __forceinline__ double sum_of_all(double v) {
+// The sum over at most 512 threads, in every thread.
+__device__ __forceinline__ double block_sum(double v) {
   __shared__ double sums[16];
 #pragma unroll
   for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
-  __syncthreads();  // the last sum has been read
+  __syncthreads();  // `sums` of the call before has been read
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
   __syncthreads();
   v = 0;
@@ -115,20 +115,21 @@ __device__ __forceinline__ void twiddle16(Complex<R> (&v)[16], Complex<R> first,
   }
 }
 
-// RIGHT_ANGLE: of real numbers, each turned by n quarters of N, so that products of spectra are those of polynomials modulo
-// z^N - i: of a convolution of up to 2 N numbers the real parts are the first N, the imaginary ones the others (R. E. Crandall and
-// B. Fagin, "Discrete weighted transforms and large-integer arithmetic", Math. Comp. 62, 1994).
+// RIGHT_ANGLE: real number n is multiplied by e^(i pi n / 2N) first, so that products of spectra are products of polynomials modulo z^N - i:
+// of a convolution of up to 2N numbers the real parts are the first N, the imaginary parts the others (R. E. Crandall and B. Fagin,
+// "Discrete weighted transforms and large-integer arithmetic", Math. Comp. 62, 1994).
 template <typename R, int LOG_N, bool RIGHT_ANGLE = false>
 struct Fft {
   using C = Complex<R>;
   static constexpr int N = 1 << LOG_N;
-  static constexpr int kTurns = 8 / sizeof(R), kThreads = N / 16 / kTurns;
-  static constexpr int kBlocks = N * sizeof(C) > 64 * 1024 ? 1 : 2;  // on an SM: what registers and shared memory allow
+  static constexpr int kRounds = 8 / sizeof(R), kThreads = N / 16 / kRounds;
+  static constexpr int kBlocks = N * sizeof(C) > 64 * 1024 ? 1 : 2;  // that registers and shared memory of an SM allow
   static constexpr int kLast = N >> 12;         // points of the last butterflies
   static constexpr int kPoints = N / kThreads;  // of a thread
   static_assert(kLast >= 1 && kLast <= 4 && kThreads <= 512 && kLast * sizeof(C) % 16 == 0);
 
-  // Padding after the blocks of the third pass keeps them off one another's banks. at(i + S) is at(i) + at(S) for any pass's S.
+  // Where point i lies. Padding after the blocks of the third pass keeps them in different banks. at(i + S) is at(i) + at(S) for the S of
+  // any pass.
   static constexpr __host__ __device__ int at(int i) { return i + i / (N / 256) * kLast; }
   static constexpr int kSharedBytes = (N + N / 16) * sizeof(C);
 
@@ -136,22 +137,22 @@ struct Fft {
   template <int M, typename Load>
   static __device__ __forceinline__ void forward_pass(C* shared, Load&& load) {
     constexpr int S = M / 16;
-    constexpr bool kTurned = RIGHT_ANGLE && M == N;
+    constexpr bool kWeighted = RIGHT_ANGLE && M == N;
 #pragma unroll 1
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int i = threadIdx.x + turn * kThreads, within = i % S, first = i / S * M + within;
-      C* own = shared + at(first);
+    for (int round = 0; round < kRounds; ++round) {
+      const int i = threadIdx.x + round * kThreads, within = i % S, first = i / S * M + within;
+      C* points = shared + at(first);
       C v[16];
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
-        if constexpr (kTurned) v[j] = load(first + S * j) * unit_32<R>(j);
+        if constexpr (kWeighted) v[j] = load(first + S * j) * unit_32<R>(j);
         else if constexpr (M == N) v[j] = load(first + S * j);
-        else v[j] = own[at(S) * j];
+        else v[j] = points[at(S) * j];
       }
       dft16<false>(v);
-      twiddle16<!kTurned>(v, kTurned ? unit(R(0.5) / N * within) : C{1, 0}, unit(R(-2) / M * within));
+      twiddle16<!kWeighted>(v, kWeighted ? unit(R(0.5) / N * within) : C{1, 0}, unit(R(-2) / M * within));
 #pragma unroll
-      for (int j = 0; j < 16; ++j) own[at(S) * j] = v[j];
+      for (int j = 0; j < 16; ++j) points[at(S) * j] = v[j];
     }
     __syncthreads();
   }
@@ -159,21 +160,21 @@ struct Fft {
   template <int M, typename Store>
   static __device__ __forceinline__ void inverse_pass(C* shared, Store&& store) {
     constexpr int S = M / 16;
-    constexpr bool kTurned = RIGHT_ANGLE && M == N;
+    constexpr bool kWeighted = RIGHT_ANGLE && M == N;
 #pragma unroll 1
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int i = threadIdx.x + turn * kThreads, within = i % S, first = i / S * M + within;
-      C* own = shared + at(first);
+    for (int round = 0; round < kRounds; ++round) {
+      const int i = threadIdx.x + round * kThreads, within = i % S, first = i / S * M + within;
+      C* points = shared + at(first);
       C v[16];
 #pragma unroll
-      for (int j = 0; j < 16; ++j) v[j] = own[at(S) * j];
-      twiddle16<!kTurned>(v, kTurned ? unit(R(-0.5) / N * within) : C{1, 0}, unit(R(2) / M * within));
+      for (int j = 0; j < 16; ++j) v[j] = points[at(S) * j];
+      twiddle16<!kWeighted>(v, kWeighted ? unit(R(-0.5) / N * within) : C{1, 0}, unit(R(2) / M * within));
       dft16<true>(v);
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
-        if constexpr (kTurned) store(first + S * j, v[j] * conjugate(unit_32<R>(j)));
+        if constexpr (kWeighted) store(first + S * j, v[j] * conjugate(unit_32<R>(j)));
         else if constexpr (M == N) store(first + S * j, v[j]);
-        else own[at(S) * j] = v[j];
+        else points[at(S) * j] = v[j];
       }
     }
     __syncthreads();
@@ -189,7 +190,7 @@ struct Fft {
     }
   }
 
-  // The transform of load(n), 0 <= n < N, handed to visit(place, value): a thread's own kPoints places.
+  // The transform of load(n), 0 <= n < N, handed to visit(place, value), place < kPoints being this thread's.
   template <typename Load, typename Visit>
   static __device__ __forceinline__ void forward(C* shared, Load&& load, Visit&& visit) {
     forward_pass<N>(shared, load);
@@ -207,7 +208,7 @@ struct Fft {
     }
   }
 
-  // store(n, value), n < N, of the inverse transform (not divided by N) of value(place).
+  // The inverse transform (not divided by N) of value(place), handed to store(n, value), n < N.
   template <typename Value, typename Store>
   static __device__ __forceinline__ void inverse(C* shared, Value&& value, Store&& store) {
 #pragma unroll (RIGHT_ANGLE ? 4 : kPoints)
@@ -227,4 +228,4 @@ struct Fft {
   }
 };
 
-}  // namespace fusebackend::conv1d
+}  // namespace fusebackend::causal_conv1d

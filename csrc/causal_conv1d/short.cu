@@ -1,211 +1,224 @@
+// Launches the kernels for short causal convolutions: short_bct.cuh, short_btc.cuh, short_btc_to_bct.cuh, short_btc_to_bct_ldmatrix.cuh.
 #include <algorithm>
 
-#include "channel_major_plan.cuh"
-#include "conv1d_cuda.h"
-#include "short_channel_major.cuh"
-#include "short_turned.cuh"
-#include "time_major_plan.cuh"
+#include "causal_conv1d/alignment.h"
+#include "causal_conv1d/launchers.h"
+#include "causal_conv1d/short_bct.cuh"
+#include "causal_conv1d/short_btc_to_bct.cuh"
+#include "causal_conv1d/short_btc_to_bct_ldmatrix.cuh"
 
-namespace fusebackend::conv1d {
+namespace fusebackend::causal_conv1d {
 namespace {
 
+static_assert(kTileVec == kTransposeVec);
+
+// f(T{}, K) with the number of taps as a constant.
+template <typename F>
+cudaError_t dispatch(DType dtype, int64_t taps, F&& f) {
+  return dispatch_dtype(dtype, [&](auto type) {
+    switch (taps) {
+      case 2: return f(type, std::integral_constant<int, 2>{});
+      case 3: return f(type, std::integral_constant<int, 3>{});
+      case 4: return f(type, std::integral_constant<int, 4>{});
+      default: return cudaErrorInvalidValue;
+    }
+  });
+}
+
+// ---- (batch, channel, time) ----
+
+template <typename F>
+cudaError_t dispatch_access(RowAccess access, F&& f) {
+  switch (access) {
+    case RowAccess::kAligned: return f(std::integral_constant<RowAccess, RowAccess::kAligned>{});
+    case RowAccess::kMaskedEnds: return f(std::integral_constant<RowAccess, RowAccess::kMaskedEnds>{});
+    default: return f(std::integral_constant<RowAccess, RowAccess::kScalar>{});
+  }
+}
+
+template <typename T, int K>
+cudaError_t bct_forward(const ConvParams& p, cudaStream_t stream) {
+  const RowAccess access = row_access(p.in_len, p.dtype, {{p.x, p.x_stride}, {p.out, p.out_stride}});
+  const RowItems items = row_items(p.batch, p.in_len, p.dtype, access);
+  const dim3 grid(static_cast<unsigned>(p.channels), blocks_per_channel(p.channels, items.count));
+  return dispatch_access(access, [&](auto how) {
+    constexpr RowAccess kAccess = decltype(how)::value;
+    return dispatch_silu<kAccess == RowAccess::kAligned>(p.epilogue == Epilogue::kSilu, [&](auto silu) {
+      short_bct_forward<T, K, 2, decltype(silu)::value, kAccess><<<grid, kRowThreads, 0, stream>>>(p, items);
+      return cudaGetLastError();
+    });
+  });
+}
+
+template <typename T, int K>
+cudaError_t bct_backward(const BackwardParams& p, cudaStream_t stream) {
+  const RowAccess access = row_access(p.in_len, p.dtype, {{p.x, p.x_stride}, {p.dy, p.dy_stride}, {p.dx, p.dx_stride}});
+  const RowItems items = row_items(p.batch, p.in_len, p.dtype, access);
+  const dim3 grid(static_cast<unsigned>(p.channels), p.splits);
+  return dispatch_access(access, [&](auto how) {
+    constexpr RowAccess kAccess = decltype(how)::value;
+    return dispatch_silu<kAccess == RowAccess::kAligned>(p.silu, [&](auto silu) {
+      short_bct_backward<T, K, decltype(silu)::value, kAccess><<<grid, kRowThreads, 0, stream>>>(p, items);
+      return cudaGetLastError();
+    });
+  });
+}
+
+// ---- (batch, time, channel) ----
+
+// Samples of a strip. A strip reads K-1 samples that its neighbour reads as well; backward, twice that.
+constexpr int kStripLen = 32, kBackwardStripLen = 256;
+constexpr int64_t kMaxStripBlocks = 4096;
+
 template <int V>
-Strips plan_strips(int64_t batch, int64_t len, int64_t channels, int samples, int64_t max_blocks) {
+Strips make_strips(int64_t batch, int64_t len, int64_t channels, int strip_len, int64_t max_blocks) {
   Strips s;
-  s.len = samples;
-  s.per_row = FastDiv(static_cast<uint32_t>(ceil_div(len, samples)));
+  s.len = strip_len;
+  s.per_row = FastDiv(static_cast<uint32_t>(ceil_div(len, strip_len)));
   s.count = batch * s.per_row.d;
   s.channel_blocks = FastDiv(static_cast<uint32_t>(ceil_div(channels, 32 * V)));
   s.blocks = static_cast<int>(std::min(ceil_div(s.count, kStripThreads / 32), max_blocks));
   return s;
 }
 
-template <typename F>
-cudaError_t dispatch_taps(int64_t taps, F&& f) {
-  switch (taps) {
-    case 2: return f(std::integral_constant<int, 2>{});
-    case 3: return f(std::integral_constant<int, 3>{});
-    case 4: return f(std::integral_constant<int, 4>{});
-    default: return cudaErrorInvalidValue;
-  }
-}
-
-// Samples a strip (measured on an H200). A strip reads K-1 samples that its neighbours read as well, backward twice that.
-constexpr int kStripLen = 32, kBackwardStripLen = 256;
-constexpr int64_t kMaxStripBlocks = 4096;
-
-template <typename T, int K, int V>
-cudaError_t channel_major_forward(const ConvParams& p, cudaStream_t stream) {
-  const Strips s = plan_strips<V>(p.batch, p.in_len, p.channels, kStripLen, kMaxStripBlocks);
-  return dispatch_silu<(V > 1)>(p.epilogue == Epilogue::kSilu, [&](auto silu) {
-    short_channel_major_forward<T, K, V, 8, decltype(silu)::value><<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
-    return cudaGetLastError();
-  });
-}
-
-// Strips of the turning kernels: shorter than those measured best where blocks would be too few to fill the device.
-constexpr int kTurnStrip = 256, kTurnBackwardStrip = 1024;
-TurnStrips turn_strips(int64_t batch, int64_t channels, int64_t len, int strip) {
-  while (strip > 64 && batch * ceil_div(len, strip) * ceil_div(channels, kTurnBlock) < int64_t{sm_count()} * 6) strip /= 2;
-  return {strip, static_cast<int>(ceil_div(len, strip))};
-}
-
-using Rows = std::initializer_list<std::pair<const void*, Strides>>;
-
-// What the turning kernels are for: 16-bit x in rows of channels, the others in rows of samples.
-bool turns(Dtype dtype, int64_t batch, int64_t channels, int64_t len, const Strides& xs, Rows rows) {
-  if (dtype == Dtype::kFloat || !channel_major(xs, channels) || batch > 65535 || len > (1 << 20)) return false;
-  return std::all_of(rows.begin(), rows.end(), [](const auto& row) { return !row.first || row.second.t == 1; });
-}
-
-// Whether 16 bytes of x's channels may be accessed at once.
-bool whole_channels(int64_t channels, const void* x, const Strides& xs) {
-  return channels % kTurnVec == 0 && xs.b % kTurnVec == 0 && xs.t % kTurnVec == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-}
-// Whether `unit` elements of rows of 16-bit samples may.
-bool whole_samples(int unit, int64_t len, Rows rows) {
-  return len % unit == 0 && std::all_of(rows.begin(), rows.end(), [&](const auto& row) {
-           const auto& [data, s] = row;
-           return !data || (s.b % unit == 0 && s.c % unit == 0 && reinterpret_cast<uintptr_t>(data) % (2 * unit) == 0);
-         });
-}
-
-template <typename T, int K>
-cudaError_t turning_forward(const ConvParams& p, cudaStream_t stream) {
-  const TurnStrips s = turn_strips(p.batch, p.channels, p.in_len, kTurnStrip);
-  const dim3 grid(static_cast<unsigned>(ceil_div(p.channels, kTurnBlock)), s.per_row, static_cast<unsigned>(p.batch));
-  short_turning_forward<T, K, 6><<<grid, kTurnThreads, 0, stream>>>(p, s);
-  return cudaGetLastError();
-}
-
-template <typename T, int K, int UNIT>
-cudaError_t turning_backward(const BackwardParams& p, cudaStream_t stream) {
-  const TurnStrips s = turn_strips(p.batch, p.channels, p.in_len, kTurnBackwardStrip);
-  const dim3 grid(static_cast<unsigned>(ceil_div(p.channels, kTurnBlock)), s.per_row, static_cast<unsigned>(p.batch));
-  short_turning_backward<T, K, 4, UNIT><<<grid, kTurnThreads, 0, stream>>>(p, s, whole_channels(p.channels, p.x, p.xs));
-  const cudaError_t e = cudaGetLastError();
-  if (e != cudaSuccess || (!p.dw && !p.db)) return e;
-  return launch_reduce_partials(p.partial, p.splits, p.channels, K, p.dw, p.db, p.dtype, stream);
-}
-
-template <typename T, int K>
-cudaError_t turned_forward(const ConvParams& p, cudaStream_t stream) {
-  if constexpr (sizeof(T) == 2) {
-    if (turns(p.dtype, p.batch, p.channels, p.in_len, p.xs, {{p.out, p.outs}}) && whole_channels(p.channels, p.x, p.xs) &&
-        whole_samples(kTurnVec, p.in_len, {{p.out, p.outs}}))
-      return turning_forward<T, K>(p, stream);
-  }
-  const Strips s = plan_strips<kTurnChannels>(p.batch, p.in_len, p.channels, kTurnLen<T>, kMaxStripBlocks);
-  return dispatch_silu<sizeof(T) == 4>(p.epilogue == Epilogue::kSilu, [&](auto silu) {
-    short_turned_forward<T, K, decltype(silu)::value><<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
-    return cudaGetLastError();
-  });
-}
-
-// Long strips where they are many enough to fill the device.
+// Shorter where strips would be too few to fill the device.
 int backward_strip_len(const BackwardParams& p) {
+  const int64_t threads = p.batch * ceil_div(p.channels, p.dtype == DType::kFloat32 ? 2 : 4), wanted = int64_t{sm_count()} * 512;
   int len = kBackwardStripLen;
-  while (len > 32 && p.batch * ceil_div(p.in_len, len) * ceil_div(p.channels, p.dtype == Dtype::kFloat ? 2 : 4) < int64_t{sm_count()} * 512) len /= 2;
+  while (len > 32 && threads * ceil_div(p.in_len, len) < wanted) len /= 2;
   return len;
 }
 
 template <typename T, int K, int V>
-cudaError_t channel_major_backward(const BackwardParams& p, cudaStream_t stream) {
-  const Strips s = plan_strips<V>(p.batch, p.in_len, p.channels, backward_strip_len(p), p.splits);
-  const cudaError_t e = dispatch_silu<(V > 1)>(p.silu, [&](auto silu) {
-    short_channel_major_backward<T, K, V, 4, decltype(silu)::value><<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
+cudaError_t btc_forward(const ConvParams& p, cudaStream_t stream) {
+  const Strips s = make_strips<V>(p.batch, p.in_len, p.channels, kStripLen, kMaxStripBlocks);
+  return dispatch_silu<(V > 1)>(p.epilogue == Epilogue::kSilu, [&](auto silu) {
+    short_btc_forward<T, K, V, 8, decltype(silu)::value><<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
     return cudaGetLastError();
   });
-  if (e != cudaSuccess || (!p.dw && !p.db)) return e;
-  return launch_reduce_partials(p.partial, s.blocks, p.channels, K, p.dw, p.db, p.dtype, stream);
+}
+
+template <typename T, int K, int V>
+cudaError_t btc_backward(const BackwardParams& p, cudaStream_t stream) {
+  const Strips s = make_strips<V>(p.batch, p.in_len, p.channels, backward_strip_len(p), p.splits);
+  return dispatch_silu<(V > 1)>(p.silu, [&](auto silu) {
+    short_btc_backward<T, K, V, 4, decltype(silu)::value><<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
+    return cudaGetLastError();
+  });
+}
+
+// ---- x (batch, time, channel), everything else (batch, channel, time) ----
+
+constexpr int kTileStripLen = 256, kTileBackwardStripLen = 1024;
+
+// Shorter where blocks would be too few to fill the device.
+TileStrips tile_strips(int64_t batch, int64_t channels, int64_t len, int strip_len) {
+  while (strip_len > 64 && batch * ceil_div(len, strip_len) * ceil_div(channels, kTileChannels) < int64_t{sm_count()} * 6) strip_len /= 2;
+  return {strip_len, static_cast<int>(ceil_div(len, strip_len))};
+}
+
+template <typename Params>
+dim3 tile_grid(const Params& p, const TileStrips& s) {
+  return dim3(static_cast<unsigned>(ceil_div(p.channels, kTileChannels)), s.per_row, static_cast<unsigned>(p.batch));
+}
+
+// What the ldmatrix kernels need at least.
+template <typename Params>
+bool ldmatrix_supported(const Params& p, StridedTensors others) {
+  return p.dtype != DType::kFloat32 && is_btc(p.x_stride, p.channels) && p.batch <= 65535 && p.in_len <= (1 << 20) &&
+         all_present(others, [](const void*, const Strides& s) { return s.t == 1; });
+}
+bool backward_transposes(const BackwardParams& p) { return ldmatrix_supported(p, {{p.dy, p.dy_stride}, {p.dx, p.dx_stride}}); }
+bool forward_transposes(const ConvParams& p) {
+  return is_btc(p.x_stride, p.channels) && p.out_stride.t == 1 && channels_aligned(kTransposeChannels, p.channels, p.dtype, {{p.x, p.x_stride}});
 }
 
 template <typename T, int K>
-cudaError_t time_major_forward(const ConvParams& p, cudaStream_t stream) {
-  const Access access = row_access<T>(p.in_len, {{p.x, p.xs}, {p.out, p.outs}});
-  const ShortRows rows = plan_rows<T>(p.batch, p.in_len, access);
-  const dim3 grid(static_cast<unsigned>(p.channels), time_major_splits(p.channels, rows.items));
-  return dispatch_access(access, [&](auto how) {
-    constexpr Access A = decltype(how)::value;
-    return dispatch_silu<A == Access::kWhole>(p.epilogue == Epilogue::kSilu, [&](auto silu) {
-      short_time_major_forward<T, K, 2, decltype(silu)::value, A><<<grid, kShortThreads, 0, stream>>>(p, rows);
+cudaError_t btc_to_bct_forward(const ConvParams& p, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    if (ldmatrix_supported(p, {{p.out, p.out_stride}}) && channels_aligned(kTileVec, p.channels, p.dtype, {{p.x, p.x_stride}}) &&
+        samples_aligned(kTileVec, p.in_len, p.dtype, {{p.out, p.out_stride}})) {
+      const TileStrips s = tile_strips(p.batch, p.channels, p.in_len, kTileStripLen);
+      short_btc_to_bct_ldmatrix_forward<T, K, 6><<<tile_grid(p, s), kTileThreads, 0, stream>>>(p, s);
       return cudaGetLastError();
-    });
+    }
+  }
+  const Strips s = make_strips<kTransposeChannels>(p.batch, p.in_len, p.channels, kTransposeLen<T>, kMaxStripBlocks);
+  return dispatch_silu<sizeof(T) == 4>(p.epilogue == Epilogue::kSilu, [&](auto silu) {
+    short_btc_to_bct_forward<T, K, decltype(silu)::value><<<s.channel_blocks.d * s.blocks, dim3(32, kStripThreads / 32), 0, stream>>>(p, s);
+    return cudaGetLastError();
   });
 }
 
 template <typename T, int K>
-cudaError_t time_major_backward(const BackwardParams& p, cudaStream_t stream) {
-  const Access access = row_access<T>(p.in_len, {{p.x, p.xs}, {p.dy, p.dys}, {p.dx, p.dxs}});
-  const ShortRows rows = plan_rows<T>(p.batch, p.in_len, access);
-  const cudaError_t e = dispatch_access(access, [&](auto how) {
-    constexpr Access A = decltype(how)::value;
-    return dispatch_silu<A == Access::kWhole>(p.silu, [&](auto silu) {
-      short_time_major_backward<T, K, decltype(silu)::value, A><<<dim3(static_cast<unsigned>(p.channels), p.splits), kShortThreads, 0, stream>>>(p, rows);
-      return cudaGetLastError();
-    });
-  });
-  if (e != cudaSuccess || p.splits == 1 || (!p.dw && !p.db)) return e;
-  return launch_reduce_partials(p.partial, p.splits, p.channels, K, p.dw, p.db, p.dtype, stream);
+cudaError_t btc_to_bct_backward(const BackwardParams& p, cudaStream_t stream) {
+  const TileStrips s = tile_strips(p.batch, p.channels, p.in_len, kTileBackwardStripLen);
+  const bool whole_vectors = channels_aligned(kTileVec, p.channels, p.dtype, {{p.x, p.x_stride}});
+  const auto samples = [&](int vec) { return samples_aligned(vec, p.in_len, p.dtype, {{p.dy, p.dy_stride}, {p.dx, p.dx_stride}}); };
+  auto* kernel = samples(kTileVec) && whole_vectors ? short_btc_to_bct_ldmatrix_backward<T, K, 4, kTileVec>
+                 : samples(4)                       ? short_btc_to_bct_ldmatrix_backward<T, K, 4, 4>
+                 : samples(2)                       ? short_btc_to_bct_ldmatrix_backward<T, K, 4, 2>
+                                                    : short_btc_to_bct_ldmatrix_backward<T, K, 4, 1>;
+  kernel<<<tile_grid(p, s), kTileThreads, 0, stream>>>(p, s, whole_vectors);
+  return cudaGetLastError();
+}
+
+template <typename Params>
+bool short_and_causal(const Params& p) {
+  return p.taps >= kMinShortTaps && p.taps <= kMaxShortTaps && p.left == p.taps - 1 && p.in_len == p.out_len &&
+         p.batch * (p.in_len + 8) < (int64_t{1} << 31);
 }
 
 }  // namespace
 
-bool short_turns(const ConvParams& p) {
-  return channel_major(p.xs, p.channels) && p.outs.t == 1 && p.channels % kTurnChannels == 0 && dispatch_dtype(p.dtype, [&](auto type) {
-           return vector_aligned<decltype(type), kTurnChannels>({{p.x, p.xs}}) ? cudaSuccess : cudaErrorNotSupported;
-         }) == cudaSuccess;
+bool short_forward_supported(const ConvParams& p) {
+  if (!short_and_causal(p) || p.epilogue == Epilogue::kSiluGrad || p.w_stride.k < 0) return false;
+  const MemoryOrder x = memory_order(p.x_stride, p.channels);
+  return x != MemoryOrder::kOther && (x == memory_order(p.out_stride, p.channels) || forward_transposes(p));
 }
 
 cudaError_t launch_short_forward(const ConvParams& p, cudaStream_t stream) {
-  return dispatch_dtype(p.dtype, [&](auto type) {
+  return dispatch(p.dtype, p.taps, [&](auto type, auto taps) {
     using T = decltype(type);
-    return dispatch_taps(p.taps, [&](auto taps) {
-      constexpr int K = decltype(taps)::value;
-      if (channel_major(p.xs, p.channels)) {
-        if (p.outs.t == 1) return turned_forward<T, K>(p, stream);
-        if (p.channels % 4 == 0 && vector_aligned<T, 4>({{p.x, p.xs}, {p.out, p.outs}}))
-          return channel_major_forward<T, K, 4>(p, stream);
-        return channel_major_forward<T, K, 1>(p, stream);
-      }
-      return time_major_forward<T, K>(p, stream);
-    });
+    constexpr int K = decltype(taps)::value;
+    if (!is_btc(p.x_stride, p.channels)) return bct_forward<T, K>(p, stream);
+    if (p.out_stride.t == 1) return btc_to_bct_forward<T, K>(p, stream);
+    const bool aligned = channels_aligned(4, p.channels, p.dtype, {{p.x, p.x_stride}, {p.out, p.out_stride}});
+    return aligned ? btc_forward<T, K, 4>(p, stream) : btc_forward<T, K, 1>(p, stream);
   });
 }
 
-bool short_backward_turns(const BackwardParams& p) {
-  return turns(p.dtype, p.batch, p.channels, p.in_len, p.xs, {{p.dy, p.dys}, {p.dx, p.dxs}});
+bool short_backward_supported(const BackwardParams& p) {
+  if (!short_and_causal(p)) return false;
+  const MemoryOrder x = memory_order(p.x_stride, p.channels);
+  const auto as_x = [&](const Strides& s) { return memory_order(s, p.channels) == x; };
+  return x != MemoryOrder::kOther && (backward_transposes(p) || (as_x(p.dy_stride) && (!p.dx || as_x(p.dx_stride))));
 }
 
 int short_backward_splits(const BackwardParams& p) {
-  if (short_backward_turns(p)) return static_cast<int>(p.batch) * turn_strips(p.batch, p.channels, p.in_len, kTurnBackwardStrip).per_row;
-  if (channel_major(p.xs, p.channels)) {
+  if (backward_transposes(p)) return static_cast<int>(p.batch) * tile_strips(p.batch, p.channels, p.in_len, kTileBackwardStripLen).per_row;
+  if (is_btc(p.x_stride, p.channels)) {
     const int64_t strips = p.batch * ceil_div(p.in_len, backward_strip_len(p));
     return static_cast<int>(std::min<int64_t>(ceil_div(strips, kStripThreads / 32), kMaxStripBlocks));
   }
-  return time_major_splits(p.channels, p.batch * ceil_div(p.in_len, p.dtype == Dtype::kFloat ? 4 : 8));
+  return blocks_per_channel(p.channels, p.batch * ceil_div(p.in_len, 16 / element_size(p.dtype)));
 }
 
 cudaError_t launch_short_backward(const BackwardParams& p, cudaStream_t stream) {
-  return dispatch_dtype(p.dtype, [&](auto type) {
+  const bool in_btc = is_btc(p.x_stride, p.channels);
+  const cudaError_t e = dispatch(p.dtype, p.taps, [&](auto type, auto taps) {
     using T = decltype(type);
-    return dispatch_taps(p.taps, [&](auto taps) {
-      constexpr int K = decltype(taps)::value;
-      if constexpr (sizeof(T) == 2) {
-        if (short_backward_turns(p)) {
-          const auto whole = [&](int unit) { return whole_samples(unit, p.in_len, {{p.dy, p.dys}, {p.dx, p.dxs}}); };
-          if (whole(kTurnVec) && whole_channels(p.channels, p.x, p.xs)) return turning_backward<T, K, kTurnVec>(p, stream);
-          if (whole(4)) return turning_backward<T, K, 4>(p, stream);
-          return whole(2) ? turning_backward<T, K, 2>(p, stream) : turning_backward<T, K, 1>(p, stream);
-        }
-      }
-      if (!channel_major(p.xs, p.channels)) return time_major_backward<T, K>(p, stream);
-      constexpr int V = sizeof(T) == 4 ? 2 : 4;  // more would cost occupancy: taps, sums and two windows are in registers
-      if (p.channels % V == 0 && vector_aligned<T, V>({{p.x, p.xs}, {p.dy, p.dys}, {p.dx, p.dxs}}))
-        return channel_major_backward<T, K, V>(p, stream);
-      return channel_major_backward<T, K, 1>(p, stream);
-    });
+    constexpr int K = decltype(taps)::value;
+    if (!in_btc) return bct_backward<T, K>(p, stream);
+    if constexpr (sizeof(T) == 2) {
+      if (backward_transposes(p)) return btc_to_bct_backward<T, K>(p, stream);
+    }
+    constexpr int V = sizeof(T) == 4 ? 2 : 4;  // more would cost occupancy: taps, sums and two windows are in registers
+    const bool aligned = channels_aligned(V, p.channels, p.dtype, {{p.x, p.x_stride}, {p.dy, p.dy_stride}, {p.dx, p.dx_stride}});
+    return aligned ? btc_backward<T, K, V>(p, stream) : btc_backward<T, K, 1>(p, stream);
   });
+  if (e != cudaSuccess || (!in_btc && p.splits == 1)) return e;  // one block a channel writes dw and db itself
+  return launch_reduce_partials(p, stream);
 }
 
-}  // namespace fusebackend::conv1d
+}  // namespace fusebackend::causal_conv1d

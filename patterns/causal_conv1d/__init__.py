@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fusebackend.patterns.causal_conv1d.match import CausalConv1d, CausalConv1dBackward, causal_conv1d, causal_conv1d_backward
+from fusebackend.patterns.causal_conv1d.match import CausalConv1d, CausalConv1dBackward
+from fusebackend.patterns.causal_conv1d.ops import causal_conv1d, causal_conv1d_backward
 from fusebackend.rewriting.family import Family
 
 FAMILY = Family(

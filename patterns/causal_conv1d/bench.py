@@ -1,4 +1,4 @@
-"""What ``python -m fusebackend bench kernels`` times of this family: its table, and random shapes."""
+"""What ``python -m fusebackend bench kernels`` times of this family: the cases of its page, and random shapes."""
 
 from __future__ import annotations
 
@@ -13,73 +13,75 @@ from fusebackend.bench.random_shapes import FLOATS, size
 
 
 def cases() -> list[Case]:
-    """The table of the README, forward and backward; the floor is a copy. Short ones with bias and SiLU."""
-
-    def cases(name: str, shape: tuple[int, ...], taps: int, dtype: torch.dtype, last: bool, forward: dict, backward: dict):
-        batch, channels, length = shape
-        short = taps <= 4
-
-        def inputs(device: torch.device) -> tuple:
-            def rows():
-                return torch.randn(batch, length, channels, device=device).transpose(1, 2) if last else torch.randn(shape, device=device)
-
-            weight, bias = torch.randn(channels, 1, taps, device=device) / taps**0.5, torch.randn(channels, device=device)
-            return rows().to(dtype).requires_grad_(), *(torch.nn.Parameter(t.to(dtype)) for t in (weight, bias))
-
-        def convolve(x, weight, bias):
-            y = F.conv1d(F.pad(x, (weight.shape[2] - 1, 0)), weight, bias if short else None, groups=weight.shape[0])
-            return F.silu(y) if short else y
-
-        def fft(x, weight, bias):
-            def call():
-                k = torch.fft.rfft(weight.flip(-1).squeeze(1), 2 * length)
-                return torch.fft.irfft(torch.fft.rfft(x, 2 * length) * k, 2 * length)[..., :length]
-
-            return call
-
-        def copy(x, weight, bias):
-            return x.detach().clone()
-
-        peers: dict[str, Callable] = {} if short else {"torch FFT": fft}
-        yield Case(f"{name}, forward", convolve, inputs, copy, goals=forward, peers=peers)
-        gradients = (0, 1, 2) if short else (0, 1)
-        yield Case(f"{name}, backward", convolve, inputs, copy, goals=backward, backward=gradients)
-
+    """Each convolution forward and backward, those of few taps with bias and SiLU. The floor is a copy of x."""
     fp32, bf16 = torch.float32, torch.bfloat16
     if not torch.cuda.is_available():
         return [
-            *cases("long fp32 B4 C64 T256", (4, 64, 256), 256, fp32, False, {}, {}),
-            *cases("short bf16 B2 C256 T512", (2, 256, 512), 4, bf16, False, {}, {}),
+            *_both_directions("long fp32 B4 C64 T256", (4, 64, 256), 256, fp32, False, {}, {}),
+            *_both_directions("short bf16 B2 C256 T512", (2, 256, 512), 4, bf16, False, {}, {}),
         ]
     wide = (8, 4096, 2048)
     return [
-        *cases("long fp32 B32 C768 T768", (32, 768, 768), 768, fp32, False, {"ms": 0.16}, {"ms": 0.40}),
-        *cases("long fp32 B8 C768 T2048", (8, 768, 2048), 2048, fp32, False, {"ms": 0.30}, {}),
-        *cases("long fp32 B4 C768 T8192", (4, 768, 8192), 8192, fp32, False, {"ms": 0.60}, {}),
-        *cases("short bf16 B8 C4096 T2048", wide, 4, bf16, False, {"floor": 1.2}, {"floor": 2.2}),
-        *cases("short bf16 B8 C4096 T2048 as (B, T, C)", wide, 4, bf16, True, {"floor": 1.3}, {"floor": 2.2}),
-        *cases("short fp32 B8 C4096 T2048", wide, 4, fp32, False, {"floor": 1.2}, {"floor": 2.2}),
+        *_both_directions("long fp32 B32 C768 T768", (32, 768, 768), 768, fp32, False, {"ms": 0.16}, {"ms": 0.40}),
+        *_both_directions("long fp32 B8 C768 T2048", (8, 768, 2048), 2048, fp32, False, {"ms": 0.30}, {}),
+        *_both_directions("long fp32 B4 C768 T8192", (4, 768, 8192), 8192, fp32, False, {"ms": 0.60}, {}),
+        *_both_directions("short bf16 B8 C4096 T2048", wide, 4, bf16, False, {"floor": 1.2}, {"floor": 2.2}),
+        *_both_directions("short bf16 B8 C4096 T2048 as (B, T, C)", wide, 4, bf16, True, {"floor": 1.3}, {"floor": 2.2}),
+        *_both_directions("short fp32 B8 C4096 T2048", wide, 4, fp32, False, {"floor": 1.2}, {"floor": 2.2}),
     ]
 
 
+def _both_directions(
+    name: str, shape: tuple[int, ...], taps: int, dtype: torch.dtype, btc: bool, forward_goals: dict, backward_goals: dict
+) -> Iterator[Case]:
+    batch, channels, length = shape
+    short = taps <= 4
+
+    def inputs(device: torch.device) -> tuple:
+        def rows():
+            return torch.randn(batch, length, channels, device=device).transpose(1, 2) if btc else torch.randn(shape, device=device)
+
+        weight, bias = torch.randn(channels, 1, taps, device=device) / taps**0.5, torch.randn(channels, device=device)
+        return rows().to(dtype).requires_grad_(), *(torch.nn.Parameter(t.to(dtype)) for t in (weight, bias))
+
+    def convolve(x, weight, bias):
+        y = F.conv1d(F.pad(x, (weight.shape[2] - 1, 0)), weight, bias if short else None, groups=weight.shape[0])
+        return F.silu(y) if short else y
+
+    def fft(x, weight, bias):
+        def call():
+            k = torch.fft.rfft(weight.flip(-1).squeeze(1), 2 * length)
+            return torch.fft.irfft(torch.fft.rfft(x, 2 * length) * k, 2 * length)[..., :length]
+
+        return call
+
+    def copy(x, weight, bias):
+        return x.detach().clone()
+
+    peers: dict[str, Callable] = {} if short else {"torch FFT": fft}
+    yield Case(f"{name}, forward", convolve, inputs, copy, goals=forward_goals, peers=peers)
+    yield Case(f"{name}, backward", convolve, inputs, copy, goals=backward_goals, backward=(0, 1, 2) if short else (0, 1))
+
+
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
+    """Endless: one direction each, of 2 taps up to as many as samples."""
     while True:
         kind, batch, channels, length = draw.choice(list(FLOATS)), size(draw, 1, 64), size(draw, 4, 8192), size(draw, 16, 8192)
         taps = min(draw.choice([2, 3, 4, 4, 4, 5, 7, 9, 16, 31, 64, 128, length]), length)
         elements = batch * channels * length / scale
         if not 2**16 <= elements <= 2**26 or elements * taps > 2**34:
             continue
-        last, silu, backward = draw.random() < 0.3, draw.random() < 0.5, draw.random() < 0.5
+        btc, silu, backward = draw.random() < 0.3, draw.random() < 0.5, draw.random() < 0.5
 
-        def inputs(device, dtype=FLOATS[kind], batch=batch, channels=channels, length=length, taps=taps, last=last):
-            shape = (batch, length, channels) if last else (batch, channels, length)
+        def inputs(device, dtype=FLOATS[kind], batch=batch, channels=channels, length=length, taps=taps, btc=btc):
+            shape = (batch, length, channels) if btc else (batch, channels, length)
             x = torch.randn(shape, device=device).to(dtype)
             weight = torch.nn.Parameter((torch.randn(channels, 1, taps, device=device) / taps**0.5).to(dtype))
-            return x.transpose(1, 2) if last else x, weight, torch.nn.Parameter(torch.randn(channels, device=device).to(dtype))
+            return x.transpose(1, 2) if btc else x, weight, torch.nn.Parameter(torch.randn(channels, device=device).to(dtype))
 
         def fn(x, weight, bias, silu=silu):
             y = F.conv1d(F.pad(x, (weight.shape[2] - 1, 0)), weight, bias, groups=weight.shape[0])
             return F.silu(y) if silu else y
 
-        what = f"{kind} B{batch} C{channels} T{length} K{taps}{' (B, T, C)' if last else ''}{' silu' if silu else ''}"
+        what = f"{kind} B{batch} C{channels} T{length} K{taps}{' (B, T, C)' if btc else ''}{' silu' if silu else ''}"
         yield Case(f"{what}, {'backward' if backward else 'forward'}", fn, inputs, backward=(0, 1, 2) if backward else ())

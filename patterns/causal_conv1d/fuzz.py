@@ -1,4 +1,4 @@
-"""What the fuzzer draws for this family: the sequences that it looks for, in the spellings that users have, and near misses."""
+"""What the fuzzer draws for this family: convolutions that it replaces, in the ways that users write them, and near misses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from fusebackend.fuzz.builder import Builder
 
 
 def causal_conv1d(b: Builder) -> bool | None:
-    """Depthwise convolutions, left-padded or sliced, and others that look like them."""
+    """A depthwise convolution, padded or sliced, or one that looks like it; then perhaps a constant, SiLU and a transposition."""
     if not b.dtype.is_floating_point or b.special:
-        return False  # what padding times infinity is differs between PyTorch's own kernels
+        return False  # PyTorch's own kernels differ in whether infinity times padding is NaN
     batch, channels, length = b.pick((2, 1, 3, 2, 1, 3, 2, 0)), b.pick((4, 8, 1, 16, 3, 33)), b.pick((9, 16, 33, 64, 5, 1, 130, 17, 40))
     taps = b.pick((4, 3, 2, 4, 3, 1, 7, length, 31, length + 2))
     if b.chance(40):

@@ -8,46 +8,47 @@ from fusebackend.tools.sanitizer import close, random, tolerance
 
 
 def launch_every_kernel() -> None:
-    """Few taps in both memory orders, any taps, long ones on tensor cores, and by FFT; forward and backward."""
+    """Few taps in both memory orders and from one to the other, tens of taps, many on tensor cores, and thousands by FFT."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for btc in (False, True):
+            for channels, length, taps in ((16, 129, 4), (5, 64, 4), (72, 200, 4), (8, 200, 3), (1, 40, 2)):
+                _check(2, channels, length, taps, dtype, btc=btc, silu=taps == 4)
+            _check(2, 4, 100, 31, dtype, btc=btc)
+        _check(2, 3, 100, 8, dtype, left=3)
+        for batch, length, taps in ((2, 129, 129), (4, 100, 100), (9, 300, 300), (17, 64, 33), (3, 700, 31), (2, 700, 640)):
+            _check(batch, 2, length, taps, dtype, silu=batch == 4)
+        _check(2, 2, 4096, 4096, dtype)
+        _check(2, 2, 8192, 8192, dtype)
+
+
+def _check(batch, channels, length, taps, dtype, *, btc=False, left=None, silu=False):
+    """Runs forward and backward on (batch, time, channels) tensors if ``btc``, and then also with results in the other order."""
     ops = torch.ops.fusebackend
 
-    def reference(x, weight, bias, left, silu):
-        n = x.shape[2] + weight.shape[2]
-        spectrum = torch.fft.rfft(x, n) * torch.fft.rfft(weight[:, 0].flip(-1), n)
-        full = torch.fft.irfft(spectrum, n)  # by FFT, for the thousands of taps
-        out = full[..., weight.shape[2] - 1 - left :][..., : x.shape[2]] + bias[:, None] + 0.25
-        return torch.nn.functional.silu(out) if silu else out
+    def rows():
+        shape = (batch, length, channels) if btc else (batch, channels, length)
+        made = random(shape, dtype).cuda()
+        return made.transpose(1, 2) if btc else made
 
-    def check(batch, channels, length, taps, dtype, *, channels_last=False, left=None, silu=False):
-        def rows():
-            shape = (batch, length, channels) if channels_last else (batch, channels, length)
-            made = random(shape, dtype).cuda()
-            return made.transpose(1, 2) if channels_last else made
+    x, grad = rows(), rows()
+    weight, bias = random((channels, 1, taps), dtype).div_(taps**0.5).cuda(), random((channels,), dtype).cuda()
+    left = taps - 1 if left is None else left
+    right = taps - 1 - left
+    out = ops.causal_conv1d(x, weight, bias, left, right, 0.25, silu, btc)
+    gradients = list(ops.causal_conv1d_backward(grad, x, weight, bias, left, 0.25, silu, btc, True, True, True))
+    if btc:
+        close(ops.causal_conv1d(x, weight, bias, left, right, 0.25, silu, False), out.cpu().double(), tolerance(dtype))
+        gradients += ops.causal_conv1d_backward(grad.contiguous(), x, weight, bias, left, 0.25, silu, False, True, True, True)
+    leaves = [t.cpu().double().contiguous().requires_grad_() for t in (x, weight, bias)]
+    exact = _reference(*leaves, left, silu)
+    close(out, exact.detach(), tolerance(dtype))
+    for got, want in zip(gradients, 2 * torch.autograd.grad(exact, leaves, grad.cpu().double())):
+        close(got, want, 2 * tolerance(dtype))
 
-        x, grad = rows(), rows()
-        weight, bias = random((channels, 1, taps), dtype).div_(taps**0.5).cuda(), random((channels,), dtype).cuda()
-        left = taps - 1 if left is None else left
-        right = taps - 1 - left
-        out = ops.causal_conv1d(x, weight, bias, left, right, 0.25, silu, channels_last)
-        if channels_last:  # the other memory order, too
-            turned = ops.causal_conv1d(x, weight, bias, left, right, 0.25, silu, False)
-            close(turned, out.cpu().double(), tolerance(dtype))
-        gradients = list(ops.causal_conv1d_backward(grad, x, weight, bias, left, 0.25, silu, channels_last, True, True, True))
-        if channels_last:
-            gradients += ops.causal_conv1d_backward(grad.contiguous(), x, weight, bias, left, 0.25, silu, False, True, True, True)
-        leaves = [t.cpu().double().contiguous().requires_grad_() for t in (x, weight, bias)]
-        exact = reference(*leaves, left, silu)
-        close(out, exact.detach(), tolerance(dtype))
-        for got, want in zip(gradients, 2 * torch.autograd.grad(exact, leaves, grad.cpu().double())):
-            close(got, want, 2 * tolerance(dtype))
 
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for channels_last in (False, True):
-            for channels, length, taps in ((16, 129, 4), (5, 64, 4), (72, 200, 4), (8, 200, 3), (1, 40, 2)):
-                check(2, channels, length, taps, dtype, channels_last=channels_last, silu=taps == 4)
-            check(2, 4, 100, 31, dtype, channels_last=channels_last)
-        check(2, 3, 100, 8, dtype, left=3)
-        for batch, length, taps in ((2, 129, 129), (4, 100, 100), (9, 300, 300), (17, 64, 33), (3, 700, 31), (2, 700, 640)):
-            check(batch, 2, length, taps, dtype, silu=batch == 4)
-        check(2, 2, 4096, 4096, dtype)
-        check(2, 2, 8192, 8192, dtype)
+def _reference(x, weight, bias, left, silu):
+    """By FFT, which is fast for thousands of taps, too."""
+    n = x.shape[2] + weight.shape[2]
+    full = torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(weight[:, 0].flip(-1), n), n)
+    out = full[..., weight.shape[2] - 1 - left :][..., : x.shape[2]] + bias[:, None] + 0.25
+    return torch.nn.functional.silu(out) if silu else out

@@ -1,13 +1,13 @@
-"""One convolution with random operands: by the operators, and by torch in any dtype."""
+"""One convolution with random operands, computed by the operators, and by torch in any dtype."""
 
 from __future__ import annotations
 
 import torch
 
-from fusebackend.patterns.causal_conv1d import match as family
+from fusebackend.patterns.causal_conv1d.ops import reference
 
 ops = torch.ops.fusebackend
-# What one rounding of the result, and of a few hundred products, may cost.
+# Relative errors in norm that one rounding of the result, and of a few hundred products, may make.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
@@ -66,13 +66,13 @@ class Case:
         leaves = [t.detach().to(dtype).contiguous().requires_grad_() for t in (self.x, self.weight, self.bias) if t is not None]
         padded_right = max(self.right, 0)
         bias = leaves[2] if self.bias is not None else None
-        y = family.reference(leaves[0], leaves[1], bias, self.left, padded_right, self.shift, self.silu)[..., : self.grad.shape[2]]
+        y = reference(leaves[0], leaves[1], bias, self.left, padded_right, self.shift, self.silu)[..., : self.grad.shape[2]]
         return y.detach(), *torch.autograd.grad(y, leaves, self.grad.to(dtype))
 
     def check(self):
         for name, got, want in zip(("out", "dx", "dw", "db"), self.ours(), self.torchs()):
             assert got.shape == want.shape
-            # A sum of random gradients may happen to be near zero; its error is measured against what was summed.
+            # A sum of random gradients may be near zero by chance: its error is relative to what was summed.
             scale = max(want.norm(), self.grad.double().norm()) if name in ("dw", "db") else want.norm().clamp_min(1e-6)
             error = (got.double() - want).norm() / scale
             assert error < TOLERANCE[self.x.dtype], f"{name}: {error:.1e}"

@@ -1,0 +1,87 @@
+"""The family's operators: schemas, fakes, a reference in PyTorch, and queries of what the CUDA kernels support."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusebackend.native import ops
+
+
+def reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    left: int,
+    right: int,
+    shift: float = 0.0,
+    silu: bool = False,
+) -> torch.Tensor:
+    """What ``fusebackend::causal_conv1d`` computes.
+
+    Args:
+        x: (batch, channels, time); zeros are added before (``left``) and after (``right``) along time.
+        weight: (channels, 1, taps).
+        bias: (channels,) or None.
+        shift: a constant added to every output, before SiLU.
+        silu: whether SiLU is applied.
+
+    Returns:
+        (batch, channels, time + left + right - taps + 1), in x's dtype.
+    """
+    out = F.conv1d(F.pad(x, (left, right)), weight, bias, groups=x.shape[1]) + shift
+    return F.silu(out) if silu else out
+
+
+def _empty(x: torch.Tensor, length: Any, channels_last: bool) -> torch.Tensor:
+    if channels_last:
+        return x.new_empty((x.shape[0], length, x.shape[1])).transpose(1, 2)
+    return x.new_empty((x.shape[0], x.shape[1], length))
+
+
+def _fake(x, weight, bias, left, right, shift, silu, channels_last):
+    return _empty(x, x.shape[2] + left + right - weight.shape[2] + 1, channels_last)
+
+
+def _fake_backward(grad, x, weight, bias, left, shift, silu, channels_last, need_x, need_weight, need_bias):
+    return (
+        _empty(x, x.shape[2], channels_last) if need_x else x.new_empty((0,)),
+        x.new_empty(weight.shape if need_weight else (0,)),
+        x.new_empty((x.shape[1] if need_bias else 0,)),
+    )
+
+
+causal_conv1d = ops.define(
+    "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, SymInt left, SymInt right, float shift, bool silu, bool channels_last) -> Tensor",
+    fake=_fake,
+    layout=torch.Tag.needs_exact_strides,
+)
+causal_conv1d_backward = ops.define(
+    "causal_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, SymInt left, float shift, bool silu,"
+    " bool channels_last, bool need_x, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
+    fake=_fake_backward,
+    layout=torch.Tag.needs_exact_strides,
+)
+
+
+def prefers_btc(element_size: int, taps: int) -> bool:
+    """Whether the CUDA kernels are faster on (batch, time, channels) tensors than on copies of them in (batch, channels, time)."""
+    with _disable_current_modes():
+        return _prefers_btc(element_size, taps)
+
+
+def transposes_btc(element_size: int, channels: int, length: int, taps: int, backward: bool) -> bool:
+    """Whether a CUDA kernel for a causal convolution takes x as (batch, time, channels), and everything else as (batch, channels, time),
+    without a copy and at full speed."""
+    with _disable_current_modes():
+        return _transposes_btc(element_size, channels, length, taps, backward)
+
+
+# Implemented by csrc/causal_conv1d/memory_order.h. They do not appear in graphs.
+_prefers_btc = ops.define("causal_conv1d_prefers_btc(int element_size, int taps) -> bool", fake=prefers_btc)
+_transposes_btc = ops.define(
+    "causal_conv1d_transposes_btc(int element_size, int channels, int length, int taps, bool backward) -> bool", fake=transposes_btc
+)
