@@ -51,7 +51,7 @@ def test_generated_code_calls_the_kernel():
 @pytest.mark.codegen
 @pytest.mark.cuda
 def test_cuda_graphs():
-    options = {"mode": "reduce-overhead", "fuse.gate": "off"}
+    options = {"mode": "reduce-overhead", "fuse.gate": "off", "fuse.patterns": ["transpose_add"]}
     compiled = torch.compile(lambda x, y: transposed_sum(x, y) @ x, backend="fuse", options=options)
     for _ in range(5):
         x, y = inputs("cuda", 1000, 900)
