@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,17 @@ _UNWRAPPED = 10**9  # columns: a wrapped line would lose spaces inside quotes
 
 class BuildError(RuntimeError):
     """The library can't be built; the message says what is missing or ends with the compiler's output."""
+
+
+def check_nvcc_arguments(*words: str) -> None:
+    """Refuses what nvcc would hand on to a shell: it puts paths between double quotes in commands of its own, and runs these by a shell.
+
+    Raises:
+        BuildError: a word, or the folder for temporary files, holds a character that means something between double quotes.
+    """
+    for word in (*words, tempfile.gettempdir()):
+        if set(word) & set('"$`\\'):
+            raise BuildError(f'nvcc would run a part of this path as a command: {word!r}; use folders and files without " $ ` and \\')
 
 
 def ninja_file(toolchain: Toolchain, objects: Sequence[tuple[str, Path, list[str]]], library: str, link_arguments: list[str]) -> str:
@@ -46,10 +58,13 @@ def ninja_file(toolchain: Toolchain, objects: Sequence[tuple[str, Path, list[str
             command = f"{escape(compiler)} {dependencies} -MF $out.d $arguments -c $in -o $out"
             writer.rule(rule, command, description="$name", depfile="$out.d", deps="gcc")
     writer.rule("link", f"{escape(toolchain.cxx or '')} $in -o $out $arguments", description="$name")
-    for output, source, arguments in objects:
+    for i, (output, source, arguments) in enumerate(objects):
         rule = "nvcc" if source.suffix == ".cu" else "cxx"
-        path = escape(str(source))  # the writer itself escapes spaces and colons
-        writer.build([output], rule, [path], variables=variables(source.name, arguments))
+        if rule == "nvcc":
+            check_nvcc_arguments(str(source), *arguments)
+        # By a variable: a bar ends a path that stands in the rule itself, and nothing escapes it.
+        writer.variable(f"source{i}", escape(str(source)))
+        writer.build([output], rule, [f"$source{i}"], variables=variables(source.name, arguments))
     writer.build([library], "link", [output for output, _, _ in objects], variables=variables(library, link_arguments))
     writer.default(library)
     return text.getvalue()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -74,6 +75,22 @@ def test_sources_whose_names_differ_in_special_characters_have_objects_of_their_
     for i, name in enumerate(("a$b.cpp", "a$c.cpp", "a b.cpp", "a;b.cpp")):
         (plan.root / name).write_text(f"int numbered_{i}() {{ return {i}; }}")
     assert len(plan.objects()) == 5 and manifest.read(build.build(plan))
+
+
+@pytest.mark.parametrize("name", ["$(touch P)", "`touch P`", 'say "so"', "back\\slash"])
+def test_what_nvcc_would_run_is_refused_before_nvcc_sees_it(tmp_path, cache_dir, monkeypatch, name):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\ntouch {tmp_path}/was_run\n")
+    nvcc.chmod(0o755)
+    tools = toolchain.Toolchain(toolchain.Toolchain.find().cxx, str(nvcc), tmp_path)
+    fake_sources(tmp_path / name)
+    with pytest.raises(build.BuildError, match="nvcc would run a part of this path as a command"):
+        build.build(build.Plan(tools, ("80",), tmp_path / name / "csrc"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))  # where nvcc writes its own files
+    fake_sources(tmp_path / "plain")
+    with pytest.raises(build.BuildError, match="nvcc would run a part of this path as a command"):
+        build.build(build.Plan(tools, ("80",), tmp_path / "plain" / "csrc"))
+    assert not (tmp_path / "was_run").exists()
 
 
 def test_a_line_break_in_a_path_is_refused_with_its_reason(tmp_path, cache_dir, monkeypatch):

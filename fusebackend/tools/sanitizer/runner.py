@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path
 import torch
 
 from fusebackend.native import build, loader
+from fusebackend.native.ninja_build import check_nvcc_arguments
 from fusebackend.rewriting.registry import families
 
 PLANTED_FAULTS = Path(__file__).with_name("planted_faults.cu")
@@ -77,7 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
         logs = chosen.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
         planted = Path(scratch) / "planted_faults"
-        subprocess.run([nvcc, "-arch=native", "-o", str(planted), str(PLANTED_FAULTS)], check=True)
+        check_nvcc_arguments(str(planted), str(PLANTED_FAULTS))
+        subprocess.run([*shlex.split(nvcc), "-arch=native", "-o", str(planted), str(PLANTED_FAULTS)], check=True)
         watched = [sanitizer, "--error-exitcode", str(_FAULT_FOUND), "--print-limit", "20", "--tool"]
         worker = [sys.executable, "-m", "fusebackend.tools.sanitizer.worker"]
         runs = []
