@@ -80,7 +80,7 @@ def test_sources_whose_names_differ_in_special_characters_have_objects_of_their_
 @pytest.mark.parametrize("name", ["$(touch P)", "`touch P`", 'say "so"', "back\\slash"])
 def test_what_nvcc_would_run_is_refused_before_nvcc_sees_it(tmp_path, cache_dir, monkeypatch, name):
     nvcc = tmp_path / "nvcc"
-    nvcc.write_text(f"#!/bin/sh\ntouch {tmp_path}/was_run\n")
+    nvcc.write_text(f'#!/bin/sh\ncase "$*" in *" -c "*) touch {tmp_path}/was_run;; esac\n')
     nvcc.chmod(0o755)
     tools = toolchain.Toolchain(toolchain.Toolchain.find().cxx, str(nvcc), tmp_path)
     fake_sources(tmp_path / name)
