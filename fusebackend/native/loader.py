@@ -80,10 +80,10 @@ def _prebuilt() -> Native | None:
                 if unfit is None:
                     return _load(found)
         except FileNotFoundError as error:
-            unfit = f"there is no {Path(error.filename or manifest.LIBRARY).name} in it"
+            unfit = f"there is no {error.filename}"
         except (manifest.DamagedError, trust.UntrustedError, OSError) as error:
             unfit = str(error)
-        log.warning("the library in %s is not used: %s (`python -m fusebackend build --output FOLDER` builds one)", folder, unfit)
+        log.warning("the library in %s is not used: %s; `python -m fusebackend build --output FOLDER` builds another", folder, unfit)
     return None
 
 

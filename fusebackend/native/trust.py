@@ -110,6 +110,9 @@ def _walk(path: Path, flags: int) -> int:
                 return os.open(name, flags, dir_fd=folder)
         _raise_first(*faults, fault, None if wants_folder else f"{path} is a folder, not a file")
         return os.dup(folder)
+    except OSError as error:
+        error.filename = str(path)  # not the one name that was looked up
+        raise
     finally:
         os.close(folder)
 

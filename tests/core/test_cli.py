@@ -76,7 +76,7 @@ WRONG = [
     ("fuzz --codegen-every -1", 2, "--codegen-every takes"),
     ("fuzz --programs 1 --output file", 2, "--output takes a folder, got 'file'"),
     ("fuzz --programs 1 --output /proc/failures", 2, "--output takes a folder that can be written"),
-    ("verify unknown", 2, "no pattern is called 'unknown'"),
+    ("verify unknown", 2, "no pattern is called 'unknown'. Known: "),
     ("verify transpose_add unknown", 2, "no pattern is called 'unknown'"),
     ("verify --import nosuchmod", 2, "--import: no module 'nosuchmod'"),
     ("verify --import .nosuchmod", 2, "--import takes the name of a module"),

@@ -252,6 +252,16 @@ def test_a_library_below_a_folder_that_the_world_can_write_is_never_loaded(ahead
     assert ahead / manifest.LIBRARY not in loads and f"{ahead.parent} is writable by others" in caplog.text
 
 
+@pytest.mark.parametrize(("logs", "start"), [({}, "fusebackend: "), ({"TORCH_LOGS": "+fusebackend"}, "W")])
+def test_warnings_say_who_speaks_whatever_handler_prints_them(tmp_path, logs, start):
+    program = "from fusebackend.native import loader; loader._prebuilt()"
+    variables = {**os.environ, **logs, "FUSEBACKEND_LIBRARY": str(tmp_path / "nowhere")}
+    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
+    (line,) = (line for line in done.stderr.splitlines() if "nowhere" in line)
+    assert f"fusebackend: the library in {tmp_path}/nowhere is not used: there is no {tmp_path}/nowhere" in line
+    assert line.startswith(start) and "python -m fusebackend build --output FOLDER" in line
+
+
 def test_a_library_without_a_hash_is_never_loaded(ahead, loads, caplog):
     contents = manifest.read(ahead)
     (ahead / manifest.MANIFEST).write_text(json.dumps({k: v for k, v in contents.items() if k != "sha256"}))
