@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fusebackend.tools.command_line import check_folder_to_write
-from fusebackend.tools.object_reference import UsageError
+from fusebackend.tools.object_reference import CommandError
 
 
 def fuzz(*, count: int | None, minutes: float | None, device: str, save_to: Path, **settings: Any) -> int:
@@ -20,7 +20,8 @@ def fuzz(*, count: int | None, minutes: float | None, device: str, save_to: Path
         settings: further arguments of :func:`fusebackend.fuzz.run.fuzz`.
 
     Raises:
-        UsageError: hypothesis is not installed, torch sees no such device, or ``save_to`` can't be written.
+        UsageError: torch sees no such device, or ``save_to`` can't be written.
+        CommandError: hypothesis is not installed.
     """
     check_folder_to_write(save_to, "--output")
     try:
@@ -28,7 +29,7 @@ def fuzz(*, count: int | None, minutes: float | None, device: str, save_to: Path
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
-        raise UsageError("fuzz needs hypothesis: pip install 'fusebackend[test]'") from error
+        raise CommandError("fuzz needs hypothesis: pip install 'fusebackend[test]'") from error
 
     if minutes is None and count is None:
         minutes = 1.0
