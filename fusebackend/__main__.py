@@ -8,34 +8,26 @@ import warnings
 from pathlib import Path
 
 from fusebackend import __version__
-from fusebackend.tools.object_reference import FACTORY_RETURNS, UsageError
+from fusebackend.tools.command_line import Parser, exit_status, positive, whole
+from fusebackend.tools.object_reference import FACTORY_RETURNS
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line; by default that of this process. Returns its exit status."""
+    """Runs a command line; by default that of this process. Returns its exit status: see :mod:`fusebackend.tools.command_line`."""
     # torch warns when it is imported where NumPy is not installed; nothing here needs NumPy.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
     arguments = sys.argv[1:] if arguments is None else arguments
-    chosen = _parser(with_bench=arguments[:1] == ["bench"]).parse_args(arguments)
-    try:
+
+    def run() -> int:
+        chosen = _parser(with_bench=arguments[:1] == ["bench"]).parse_args(arguments)
         return chosen.run(chosen)
-    except (RuntimeError, ValueError) as error:
-        if not _is_the_users(error):
-            raise
-        print(f"fusebackend: {error}", file=sys.stderr)
-        return 1
 
-
-def _is_the_users(error: Exception) -> bool:
-    """Whether the message says all, so that a traceback would not help."""
-    from fusebackend.native import build, cache
-
-    return isinstance(error, (UsageError, ValueError, build.BuildError, cache.CacheError))
+    return exit_status(run)
 
 
 def _parser(with_bench: bool) -> argparse.ArgumentParser:
     """The parser of all commands; that of ``bench`` is given its arguments only where they are asked for."""
-    parser = argparse.ArgumentParser(prog="python -m fusebackend", description="A torch.compile backend of compiled kernels.")
+    parser = Parser(prog="python -m fusebackend", description="A torch.compile backend of compiled kernels.")
     parser.add_argument("--version", action="version", version=f"fusebackend {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
@@ -65,11 +57,11 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
     command.set_defaults(run=_bisect)
 
     command = commands.add_parser("fuzz", help="compare random programs with eager; needs the test extra")
-    command.add_argument("--minutes", type=float, help="stop after so long (default: 1, unless --programs is given)")
-    command.add_argument("--programs", type=int, help="stop after so many")
-    command.add_argument("--seed", type=int, default=0, help="of the first 100 programs, the next 100 have the next (default 0)")
-    command.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    command.add_argument("--codegen-every", type=int, default=0, metavar="N", help="every Nth through Inductor's code generation")
+    command.add_argument("--minutes", type=positive, help="stop after so long (default: 1, unless --programs is given)")
+    command.add_argument("--programs", type=whole(1), help="stop after so many")
+    command.add_argument("--seed", type=whole(0), default=0, help="of the first 100 programs, the next 100 have the next (default 0)")
+    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    command.add_argument("--codegen-every", type=whole(0), default=0, metavar="N", help="every Nth through Inductor's code generation")
     command.add_argument("--output", type=Path, default=Path("fuzz-failures"), help="folder for failures, as files that run")
     command.set_defaults(run=_fuzz)
 
@@ -78,7 +70,7 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
     command.set_defaults(run=_gate)
 
     command = commands.add_parser("demo", help="train a small language model eagerly, with Inductor and with fuse")
-    command.add_argument("--steps", type=int, default=20, help="training steps (default 20)")
+    command.add_argument("--steps", type=whole(1), default=20, help="training steps (default 20)")
     command.set_defaults(run=_demo)
 
     if with_bench:

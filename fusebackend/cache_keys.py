@@ -39,7 +39,8 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 
-NATIVE_SOURCES = (".cu", ".cuh", ".h", ".cpp")
+NATIVE_HEADERS = (".cuh", ".h", ".hpp")
+NATIVE_SOURCES = (".cu", ".cpp", *NATIVE_HEADERS)
 
 # The options that change the compiled code. ``strict`` and ``interpret`` do not: the one raises, the other compiles nothing.
 _OPTIONS_OF_CODE = ("patterns", "fuel", "check", "gate", "gate_seconds")

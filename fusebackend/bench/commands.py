@@ -19,7 +19,7 @@ from fusebackend.bench.rows import Row
 from fusebackend.bench.tables import markdown
 from fusebackend.options import parse
 from fusebackend.rewriting.registry import families, known_names
-from fusebackend.tools.object_reference import UsageError
+from fusebackend.tools.object_reference import UsageError, resolve
 
 
 def kernels(chosen: argparse.Namespace) -> int:
@@ -38,14 +38,13 @@ def models(chosen: argparse.Namespace) -> int:
     if chosen.patterns:
         only_without = all(p.startswith("-") for p in chosen.patterns)
         options.append(("fuse.patterns", (*(["all"] if only_without else []), *chosen.patterns)))
-    parse(None, dict(options), known_patterns=known_names())  # raises before the work, not after it
+    _check_options(dict(options))
+    _check_models(chosen.model)
     jobs = model_steps.jobs(chosen.model, chosen.kind, options, chosen.steps)
     return measure(chosen, "models", _measured(jobs, process_per_job=True), model_steps.HEADING, model_steps.line)
 
 
 def compile_times(chosen: argparse.Namespace) -> int:
-    if chosen.repeats < 1:
-        raise UsageError(f"--repeats takes a number from 1 on, got {chosen.repeats}")
     suited = [g for g in compile_time.GRAPHS if default_device().type == "cuda" or g not in compile_time.LARGE]
     graphs = [g for g in compile_time.GRAPHS if any(text in g for text in chosen.graph)] if chosen.graph else suited
     if not graphs:
@@ -55,12 +54,8 @@ def compile_times(chosen: argparse.Namespace) -> int:
 
 
 def losses(chosen: argparse.Namespace) -> int:
-    parse(None, {"fuse.patterns": chosen.patterns}, known_patterns=known_names())
-    _check_known("--model", [m for m in chosen.model if ":" not in m], MODELS)
-    if chosen.seeds < 2 or chosen.steps < 1 or chosen.batch < 0:
-        raise UsageError(
-            f"--seeds takes a number from 2 on, --steps from 1, --batch from 0; got {chosen.seeds}, {chosen.steps}, {chosen.batch}"
-        )
+    _check_options({"fuse.patterns": chosen.patterns})
+    _check_models(chosen.model)
     optional("scipy.stats", "bench losses")  # raises before the work, not after it
     shared = {"patterns": tuple(chosen.patterns), "seeds": chosen.seeds, "steps": chosen.steps, "batch": chosen.batch, "rate": chosen.rate}
     rows = _numbered(loss_distance.run([loss_distance.Setting(model, **shared) for model in chosen.model]))
@@ -82,6 +77,24 @@ def _check_known(argument: str, given: Iterable[str], known: Iterable[str]) -> N
     for name in given:
         if name not in known:
             raise UsageError(f"{argument} takes {', '.join(known)}; got {name!r}")
+
+
+# The work starts after all arguments were checked, those that workers would look at too.
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    try:
+        parse(None, options, known_patterns=known_names())
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from error
+
+
+def _check_models(models: Iterable[str]) -> None:
+    for model in models:
+        if ":" in model:
+            resolve(model, "--model")
+        elif model not in MODELS:
+            raise UsageError(f"--model takes package.module:factory or one of {', '.join(MODELS)}; got {model!r}")
 
 
 def _option(text: str) -> tuple[str, Any]:

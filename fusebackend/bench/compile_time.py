@@ -23,7 +23,7 @@ import torch
 from fusebackend import backend
 from fusebackend.bench.environment import default_device
 from fusebackend.bench.job import Failure
-from fusebackend.bench.process_pool import MIN_CORES
+from fusebackend.bench.process_pool import MIN_CORES, cancelling
 from fusebackend.bench.rows import Row
 from fusebackend.native import loader
 
@@ -70,7 +70,7 @@ def run(graphs: Sequence[str], repeats: int) -> Iterator[tuple[dict[str, str], R
     cores = os.cpu_count() or 1
     in_parallel = max(1, cores // 4) if cores >= MIN_CORES else 1
     tasks = [(g, i, w) for g in graphs for i in range(repeats) for w in (WAYS if i % 2 == 0 else WAYS[::-1])]
-    with concurrent.futures.ThreadPoolExecutor(in_parallel) as pool:
+    with concurrent.futures.ThreadPoolExecutor(in_parallel) as pool, cancelling(pool):
         found = [(task, pool.submit(_cold_and_warm, task[0], task[2])) for task in tasks]
         for graph in graphs:
             times: dict[tuple[str, str], list[dict[str, float]]] = collections.defaultdict(list)

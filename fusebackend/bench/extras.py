@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from fusebackend.tools.object_reference import UsageError
+from fusebackend.tools.object_reference import CommandError
 
 
-class MissingExtra(UsageError):
+class MissingExtra(CommandError):
     """A package of the ``bench`` extra can't be imported. The message says how to install it."""
 
 

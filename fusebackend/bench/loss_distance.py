@@ -38,7 +38,7 @@ from torch.nn import functional as F
 
 from fusebackend.bench.environment import default_device
 from fusebackend.bench.job import Failure
-from fusebackend.bench.process_pool import MIN_CORES
+from fusebackend.bench.process_pool import MIN_CORES, cancelling
 from fusebackend.bench.rows import Row
 from fusebackend.bench.stats import geometric_mean, geometric_mean_interval
 from fusebackend.native import loader
@@ -93,7 +93,11 @@ def run(settings: Sequence[Setting]) -> Iterator[tuple[dict[str, str], Row | Fai
     """
     cores = len(os.sched_getaffinity(0))
     in_parallel = cores // 2 if default_device().type == "cuda" and cores >= MIN_CORES else 1
-    with tempfile.TemporaryDirectory(prefix="fusebackend-bench-") as folder, concurrent.futures.ThreadPoolExecutor(in_parallel) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="fusebackend-bench-") as folder,
+        concurrent.futures.ThreadPoolExecutor(in_parallel) as pool,
+        cancelling(pool),
+    ):
         started = [[pool.submit(_process, s, run, f"{folder}/{i}") for run in RUNS] for i, s in enumerate(settings)]
         for i, (setting, futures) in enumerate(zip(settings, started)):
             names = {"model": setting.model}

@@ -16,7 +16,7 @@ from fusebackend.bench.environment import describe, environment
 from fusebackend.bench.extras import MissingExtra
 from fusebackend.bench.rows import Row, complete, identity
 from fusebackend.bench.summary import summary
-from fusebackend.tools.object_reference import UsageError
+from fusebackend.tools.command_line import check_file_to_write, check_folder_to_write
 
 
 def measure(chosen: argparse.Namespace, section: str, rows: Iterable[tuple[int, Row]], heading: str, line: Callable[[Row], str]) -> int:
@@ -34,9 +34,10 @@ def measure(chosen: argparse.Namespace, section: str, rows: Iterable[tuple[int, 
         UsageError: what was given to ``--compare`` is no run, or a folder does not exist.
     """
     old = result_file.read(chosen.compare) if chosen.compare else None
-    for path in [p for p in (chosen.output, chosen.plots) if p]:
-        if not path.absolute().parent.is_dir():
-            raise UsageError(f"{path}: there is no folder {path.absolute().parent}")
+    if chosen.output:
+        check_file_to_write(chosen.output, "--output")
+    if chosen.plots:
+        check_folder_to_write(chosen.plots, "--plots")
     run: dict[str, Any] = {"environment": environment(), section: []}
     print(describe(run["environment"]), heading, sep="\n\n", flush=True)
     began, by_position = time.perf_counter(), {}

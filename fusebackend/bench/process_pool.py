@@ -8,11 +8,14 @@ prepared and its turn to measure comes. Without a GPU, or with few cores, jobs r
 from __future__ import annotations
 
 import collections
+import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +36,16 @@ COMPILE_THREADS = 4
 
 #: With fewer cores nothing is gained by compiling in parallel: Inductor's own workers use them.
 MIN_CORES = 8
+
+
+@contextlib.contextmanager
+def cancelling(pool: concurrent.futures.Executor) -> Iterator[None]:
+    """After an error, or Ctrl-C, what ``pool`` has not started yet is not started any more: leaving it would wait for all."""
+    try:
+        yield
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def run(jobs: Sequence[Job], device: torch.device, *, process_per_job: bool) -> Iterator[tuple[Job, Row | Failure]]:
@@ -179,6 +192,7 @@ def _work(connection: Connection, lock_folder: str) -> None:
     from fusebackend.bench.environment import default_device
     from fusebackend.bench.gpu_locks import GpuLocks
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, which ends it
     warnings.simplefilter("ignore")  # Inductor's advice on the models
     sys.stdout = sys.stderr
     locks = GpuLocks(lock_folder)

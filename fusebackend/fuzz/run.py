@@ -19,6 +19,7 @@ from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, Primit
 from fusebackend.fuzz.compare import Comparison, check
 from fusebackend.fuzz.programs import Program
 from fusebackend.fuzz.random_programs import programs
+from fusebackend.tools.object_reference import UsageError
 
 #: The number of programs of one seed; the next programs have the next seed.
 CHUNK = 100
@@ -101,7 +102,11 @@ def fuzz(
         codegen_every: one of so many programs goes through Inductor's code generation, which takes seconds; 0 for none.
         save_to: a folder for failures.
         say: called with lines about the progress.
+
+    Raises:
+        UsageError: an argument out of its range, or a device that torch does not see.
     """
+    _check_arguments(count, minutes, start, device, codegen_every)
     result, began = Result(), time.monotonic()
     until = began + (60 * minutes if minutes is not None else float("inf"))
     chunk = 0
@@ -125,6 +130,21 @@ def fuzz(
         say(f"seeds {start} to {start + chunk - 1}: {result}")
     result.seconds = time.monotonic() - began
     return result
+
+
+def _check_arguments(count: int | None, minutes: float | None, start: int, device: str, codegen_every: int) -> None:
+    ranges = {
+        "count": (count is None or count >= 1, count, "a number of programs from 1 on"),
+        "minutes": (minutes is None or 0 < minutes < float("inf"), minutes, "a number above 0"),
+        "start": (start >= 0, start, "a seed from 0 on"),
+        "codegen_every": (codegen_every >= 0, codegen_every, "a number from 0 on"),
+        "device": (device in ("cpu", "cuda"), device, "'cpu' or 'cuda'"),
+    }
+    for name, (accepted, value, what) in ranges.items():
+        if not accepted:
+            raise UsageError(f"fuzz: {name} takes {what}, got {value!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("fuzz: torch sees no GPU: device takes 'cpu' here, got 'cuda'")
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ def device_architectures() -> tuple[str, ...]:
 
 def is_architecture(name: str) -> bool:
     number = name.removesuffix("a")
-    return number.isdigit() and 70 <= int(number) <= 129
+    return number.isascii() and number.isdigit() and 70 <= int(number) <= 129
 
 
 def covers(built: tuple[str, ...], wanted: str) -> bool:

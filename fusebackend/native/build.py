@@ -8,6 +8,10 @@ No GPU is needed to build. A library is named by its key, the hash of everything
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
+import re
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -18,7 +22,7 @@ from fusebackend.native import cache, manifest
 from fusebackend.native.architectures import cpu_baseline, device_architectures, is_architecture
 from fusebackend.native.flags import compile_flags, include_flags, is_for_cuda, is_for_sm90a, link_flags
 from fusebackend.native.ninja_build import BuildError, ninja_file, run_ninja
-from fusebackend.native.toolchain import Toolchain, compiler_version
+from fusebackend.native.toolchain import Toolchain, compiler_flags, compiler_version
 
 
 def sources_root() -> Path:
@@ -52,10 +56,12 @@ class Plan:
         """Hash of sources, flags, compilers and torch's version."""
         kinds = ("any_cuda.cpp", "any.cu") if self.cuda else ("any_cuda.cpp",)
         flags = [compile_flags(Path(kind), self.architectures, self.toolchain) for kind in kinds]
-        compilers = (self.toolchain.cxx, self.toolchain.nvcc if self.cuda else None)
-        return cache_keys.native_library(
-            cache_keys.content_hash(self.root), self.architectures, flags, (compiler_version(c) for c in compilers if c)
-        )
+        compilers = [c for c in (self.toolchain.cxx, self.toolchain.nvcc if self.cuda else None) if c]
+        sources = cache_keys.content_hash(self.root)
+        if self.root != sources_root():  # a user's kernel, which includes our headers
+            sources += cache_keys.content_hash(sources_root(), cache_keys.NATIVE_HEADERS)
+        named = [f"{compiler_version(c)}{' '.join(compiler_flags(c))}" for c in compilers]
+        return cache_keys.native_library(sources, self.architectures, flags, named)
 
     def manifest(self) -> dict[str, object]:
         cxx, nvcc = self.toolchain.cxx, self.toolchain.nvcc if self.cuda else None
@@ -69,15 +75,25 @@ class Plan:
             "nvcc": compiler_version(nvcc) if nvcc else None,
         }
 
-    def ninja_file(self) -> str:
-        roots = list(dict.fromkeys((self.root, sources_root())))
-        objects = []
-        for source in self.sources():
+    def objects(self) -> dict[str, Path]:
+        """The object files, as paths in the folder in which ninja runs, and their sources."""
+
+        def name(source: Path) -> str:
             # Objects of CPU sources serve libraries for any architectures.
             folder = "_".join(("cuda", *self.architectures)) if is_for_cuda(source) else "cpu"
-            name = f"{folder}/{'_'.join(source.relative_to(self.root).parts)}.o"
-            arguments = compile_flags(source, self.architectures, self.toolchain) + include_flags(source, roots, self.toolchain)
-            objects.append((name, source, arguments))
+            parts = source.relative_to(self.root).parts
+            plain = re.sub(r"[^\w.+-]", "_", "_".join(parts), flags=re.ASCII)
+            unlike = "" if plain == "_".join(parts) else f".{hashlib.sha256(os.fsencode(source.name)).hexdigest()[:8]}"
+            return f"{folder}/{plain}{unlike}.o"
+
+        return {name(source): source for source in self.sources()}
+
+    def ninja_file(self) -> str:
+        roots = list(dict.fromkeys((self.root, sources_root())))
+        objects = [
+            (name, source, compile_flags(source, self.architectures, self.toolchain) + include_flags(source, roots, self.toolchain))
+            for name, source in self.objects().items()
+        ]
         return ninja_file(self.toolchain, objects, manifest.LIBRARY, link_flags(self.cuda, self.toolchain))
 
 
@@ -123,7 +139,18 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
         # Keys share one folder of objects, so that an edit recompiles one file. ninja follows headers by depfiles. A compile that was
         # killed leaves no entry in ninja's log, so its half-written object is made again.
         workspace = cache.directory("objects", cache_keys.native_objects(what.root))
-        (workspace / "build.ninja").write_text(what.ninja_file())
-        run_ninja(workspace, held, progress)
+        for attempt in ("with the objects that are there", "with new ones"):
+            had_objects = any(workspace.glob("*/*.o"))
+            cache.write_atomically(workspace / "build.ninja", what.ninja_file().encode())
+            try:
+                run_ninja(workspace, held, progress)
+                break
+            except BuildError:
+                # Everything was compiled, but it can't be linked. An object may be damaged: ninja goes by times, not by contents.
+                linking_failed = all((workspace / name).exists() for name in what.objects())
+                if attempt == "with new ones" or not had_objects or not linking_failed:
+                    raise
+                shutil.rmtree(workspace)
+                workspace = cache.directory("objects", workspace.name)
         manifest.write(target, (workspace / manifest.LIBRARY).read_bytes(), what.manifest(), private=output is None)
     return target

@@ -1,7 +1,6 @@
 """The private per-user directory in which built libraries, timings and reports are kept.
 
-Nothing is loaded from it that another user could have written: a directory that belongs to somebody else, or that others can write, is
-refused.
+Nothing is loaded from it that another user could have written (:mod:`fusebackend.native.trust`).
 """
 
 from __future__ import annotations
@@ -9,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from fusebackend.native import trust
 
 
 class CacheError(RuntimeError):
@@ -20,41 +20,34 @@ class CacheError(RuntimeError):
 
 
 def directory(*parts: str) -> Path:
-    """``$FUSEBACKEND_CACHE_DIR`` or ``~/.cache/fusebackend``, with ``parts`` below it, made with mode 0700.
+    """``$FUSEBACKEND_CACHE_DIR`` or ``~/.cache/fusebackend``, with ``parts`` below it; what is missing is made with mode 0700.
 
     Raises:
-        CacheError: it can't be made, belongs to another user, or is writable by others.
+        CacheError: it can't be made, or somebody else could write it, or put another in its place.
     """
-    root = Path(os.environ.get("FUSEBACKEND_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fusebackend")
     try:
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        check_private(root)
-        path = root.joinpath(*parts)
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        root = Path(os.environ.get("FUSEBACKEND_CACHE_DIR") or _cache_home() / "fusebackend")
+    except RuntimeError as error:
+        raise CacheError(f"no cache directory ({error}): set FUSEBACKEND_CACHE_DIR to a directory of yours") from error
+    path = root.joinpath(*parts)
+    try:
+        make_private(path)
+        trust.check_folder(path)
         return path
-    except OSError as error:
-        raise CacheError(f"cache directory {root}: {error}; set FUSEBACKEND_CACHE_DIR to a directory of yours") from error
+    except (OSError, trust.UntrustedError) as error:
+        raise CacheError(f"cache directory {root}: {error}; or set FUSEBACKEND_CACHE_DIR to a directory of yours") from error
 
 
-def check_private(path: Path, like: Path | None = None) -> None:
-    """Refuses a file or directory that somebody else could have written.
+def _cache_home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
-    Args:
-        path: what is about to be loaded.
-        like: a file that is trusted anyway (our own code, for a library installed beside it): whoever owns that may own
-            ``path`` too, and whichever group may write that may write ``path``. World-writable is refused all the same.
 
-    Raises:
-        CacheError: ``path`` belongs to another user or is writable by others.
-    """
-    info = path.stat()
-    trusted = like.stat() if like else None
-    owners = {os.geteuid(), 0} | ({trusted.st_uid} if trusted else set())
-    if info.st_uid not in owners:
-        raise CacheError(f"{path} belongs to user id {info.st_uid}, not to you ({os.geteuid()}): not used")
-    allowed = trusted.st_mode & stat.S_IWGRP if trusted and trusted.st_gid == info.st_gid else 0
-    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) & ~allowed:
-        raise CacheError(f"{path} is writable by others (mode {stat.filemode(info.st_mode)}): not used; chmod go-w it")
+def make_private(path: Path) -> None:
+    """Makes a folder and those that are missing above it, each of them private whatever the umask: ``Path.mkdir`` has that for the last
+    one only."""
+    if not path.is_dir():
+        make_private(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 @contextlib.contextmanager

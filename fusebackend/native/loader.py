@@ -18,7 +18,7 @@ import torch
 
 from fusebackend import cache_keys
 from fusebackend.log import log
-from fusebackend.native import build, cache, manifest
+from fusebackend.native import build, cache, dynamic_library, manifest, trust
 from fusebackend.native.architectures import architecture_of, covers, cpu_baseline, device_architectures
 from fusebackend.progress import progress_line
 
@@ -75,16 +75,15 @@ def _find_and_load() -> Native:
 def _prebuilt() -> Native | None:
     for folder in prebuilt_folders():
         try:
-            found = manifest.read(folder)
-            if found is None:
-                unfit: str | None = "it is damaged, or there is none"
-            else:
-                unfit = _unfit(found)
+            with manifest.opened(folder, code=Path(__file__) if folder == PACKAGED else None) as found:
+                unfit = _unfit(found.contents)
                 if unfit is None:
-                    return _open(folder, found)
-        except (cache.CacheError, OSError) as error:
+                    return _load(found)
+        except FileNotFoundError as error:
+            unfit = f"there is no {error.filename}"
+        except (manifest.DamagedError, trust.UntrustedError, OSError) as error:
             unfit = str(error)
-        log.warning("the library in %s is not used: %s", folder, unfit)
+        log.warning("the library in %s is not used: %s; `python -m fusebackend build --output FOLDER` builds another", folder, unfit)
     return None
 
 
@@ -114,7 +113,7 @@ def _built() -> Native:
     if gpus and not wanted.cuda:
         reason = "no nvcc found, so there are no CUDA kernels: install the CUDA toolkit, or set CUDA_HOME"
     failed = cache.directory("native") / f"{wanted.key}.failed"
-    if failed.exists() and time.time() - failed.stat().st_mtime < FAILURES_LAST:
+    if failed.exists() and 0 <= time.time() - failed.stat().st_mtime < FAILURES_LAST:
         raise build.BuildError(f"an earlier build failed, see {failed}; `python -m fusebackend build` tries again")
     try:
         with progress_line("building kernels, once for this machine") as progress:
@@ -124,15 +123,13 @@ def _built() -> Native:
         with contextlib.suppress(OSError):
             cache.write_atomically(failed, str(error).encode())
         raise
-    found = manifest.read(folder)
-    if found is None:
-        raise build.BuildError(f"the library that was just built can't be read back from {folder}")
-    return dataclasses.replace(_open(folder, found), reason=reason)
+    try:
+        with manifest.opened(folder) as found:
+            return dataclasses.replace(_load(found), reason=reason)
+    except (FileNotFoundError, manifest.DamagedError, trust.UntrustedError) as error:
+        raise build.BuildError(f"the library that was just built can't be read back: {error}") from error
 
 
-def _open(folder: Path, found: dict) -> Native:
-    library = folder / manifest.LIBRARY
-    for path in (folder, library):
-        cache.check_private(path, like=Path(__file__) if folder == PACKAGED else None)
-    torch.ops.load_library(str(library))
-    return Native(library, tuple(found["architectures"]), found["key"])
+def _load(found: manifest.Opened) -> Native:
+    dynamic_library.load(found.descriptor, found.path)
+    return Native(found.path, tuple(found.contents["architectures"]), found.contents["key"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,13 +24,28 @@ class BuildError(RuntimeError):
     """The library can't be built; the message says what is missing or ends with the compiler's output."""
 
 
+def check_nvcc_arguments(*words: str) -> None:
+    """Refuses what nvcc would hand on to a shell: it puts paths between double quotes in commands of its own, and runs these by a shell.
+
+    Raises:
+        BuildError: a word, or the folder for temporary files, holds a character that means something between double quotes.
+    """
+    for word in (*words, tempfile.gettempdir()):
+        if set(word) & set('"$`\\'):
+            raise BuildError(f'nvcc would run a part of this path as a command: {word!r}; use folders and files without " $ ` and \\')
+
+
 def ninja_file(toolchain: Toolchain, objects: Sequence[tuple[str, Path, list[str]]], library: str, link_arguments: list[str]) -> str:
     """The text of a ninja file that compiles each (object, source, compiler arguments) and links them into ``library``."""
     try:
         from ninja import ninja_syntax
     except ImportError as error:
         raise BuildError(f"{error}: pip install ninja") from error
-    escape = ninja_syntax.escape
+
+    def escape(text: str) -> str:
+        if "\n" in text or "\r" in text:
+            raise BuildError(f"ninja takes no path with a line break: {text!r}; rename that folder or file, or use another")
+        return ninja_syntax.escape(text)
 
     def variables(name: str, arguments: list[str]) -> dict[str, str]:
         return {"name": escape(name), "arguments": escape(shlex.join(arguments))}
@@ -40,10 +58,13 @@ def ninja_file(toolchain: Toolchain, objects: Sequence[tuple[str, Path, list[str
             command = f"{escape(compiler)} {dependencies} -MF $out.d $arguments -c $in -o $out"
             writer.rule(rule, command, description="$name", depfile="$out.d", deps="gcc")
     writer.rule("link", f"{escape(toolchain.cxx or '')} $in -o $out $arguments", description="$name")
-    for output, source, arguments in objects:
+    for i, (output, source, arguments) in enumerate(objects):
         rule = "nvcc" if source.suffix == ".cu" else "cxx"
-        path = str(source).replace("$", "$$")  # the writer itself escapes spaces and colons
-        writer.build([output], rule, [path], variables=variables(source.name, arguments))
+        if rule == "nvcc":
+            check_nvcc_arguments(str(source), *arguments)
+        # By a variable: a bar ends a path that stands in the rule itself, and nothing escapes it.
+        writer.variable(f"source{i}", escape(str(source)))
+        writer.build([output], rule, [f"$source{i}"], variables=variables(source.name, arguments))
     writer.build([library], "link", [output for output, _, _ in objects], variables=variables(library, link_arguments))
     writer.default(library)
     return text.getvalue()
@@ -65,15 +86,34 @@ def run_ninja(folder: Path, lock: int, progress: Callable[[str], None] | None) -
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             text=True,
+            errors="replace",
             env={**os.environ, "NINJA_STATUS": "[%f/%t] "},
             pass_fds=(lock,),  # if this process is killed, ninja goes on, and the next builder must wait for it
+            start_new_session=True,  # see _end
         )
     except OSError as error:
         raise BuildError(f"ninja can't be run ({error}): pip install ninja") from error
     output: list[str] = []
-    for line in process.stdout or ():
-        output.append(line)
-        if progress and line.startswith("["):
-            progress(f"{line.rstrip()} ({time.perf_counter() - began:.0f} s)")
-    if process.wait() != 0:
-        raise BuildError(f"compiling the kernels failed ({' '.join(command)}):\n{''.join(output[-40:])}")
+    try:
+        for line in process.stdout or ():
+            output.append(line)
+            if progress and line.startswith("["):
+                progress(f"{line.rstrip()} ({time.perf_counter() - began:.0f} s)")
+        status = process.wait()
+    except BaseException:  # Ctrl-C
+        _end(process)
+        raise
+    if status != 0:
+        raise BuildError(f"compiling the kernels failed ({shlex.join(command)}):\n{''.join(output[-40:])}")
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends ninja, and the script that started it where ``ninja`` is one: they have a process group of their own. Told to stop, ninja ends
+    its compilers and removes what they have half written."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

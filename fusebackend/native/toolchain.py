@@ -56,3 +56,8 @@ def compiler_version(compiler: str) -> str:
         return f"unusable: {error}"
     lines = [line for line in text.splitlines() if line.strip()]
     return next((line for line in lines if "release" in line), lines[0] if lines else "says nothing")
+
+
+def compiler_flags(compiler: str) -> list[str]:
+    """The options in a compiler's command, e.g. ``-O0`` in ``g++ -O0``."""
+    return [word for word in shlex.split(compiler)[1:] if word.startswith("-")]

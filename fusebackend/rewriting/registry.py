@@ -56,7 +56,7 @@ def known(name: str) -> str:
     """Returns ``name``. ValueError, with the closest name, if no pattern has it."""
     if name not in known_names():
         close = difflib.get_close_matches(name, known_names(), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = f"; did you mean {close[0]!r}?" if close else "."
         raise ValueError(f"no pattern is called {name!r}{hint} Known: {', '.join(known_names())}")
     return name
 

@@ -12,7 +12,8 @@ from torch._functorch import config as functorch_config
 from fusebackend import backend
 from fusebackend.report.history import collecting
 from fusebackend.report.model import Report
-from fusebackend.tools.object_reference import UsageError, call_factory
+from fusebackend.tools.command_line import check_file_to_write
+from fusebackend.tools.object_reference import UsageError, call_factory, users_code
 
 
 def explain(fn_or_module: Callable, *args: Any, **kwargs: Any) -> Report:
@@ -73,12 +74,16 @@ def print_explanation(factory: str, page: Path | None, dynamic: bool) -> int:
         dynamic: whether to compile with ``dynamic=True``.
 
     Raises:
-        UsageError: there is no such factory, or ``page`` does not end in ``.html``.
+        UsageError: there is no such factory, or ``page`` does not end in ``.html`` or can't be written.
+        UsersCodeError: the factory, or what it made, raises.
     """
-    if page and page.suffix != ".html":  # said before the work, not after it
-        raise UsageError(f"--html writes a page: FILE.html is accepted, got {str(page)!r}")
+    if page:  # said before the work, not after it
+        if page.suffix != ".html":
+            raise UsageError(f"--html writes a page: FILE.html is accepted, got {str(page)!r}")
+        check_file_to_write(page, "--html")
     fn, args, kwargs = call_factory(factory, "explain")
-    report = explain(torch.compile(fn, backend="fuse", dynamic=True) if dynamic else fn, *args, **kwargs)
+    with users_code(f"what {factory}() made"):
+        report = explain(torch.compile(fn, backend="fuse", dynamic=True) if dynamic else fn, *args, **kwargs)
     print(report)
     if page:
         print(f"written: {report.save(page)}")

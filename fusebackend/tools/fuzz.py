@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fusebackend.tools.object_reference import UsageError
+from fusebackend.tools.command_line import check_folder_to_write
+from fusebackend.tools.object_reference import CommandError
 
 
 def fuzz(*, count: int | None, minutes: float | None, device: str, save_to: Path, **settings: Any) -> int:
@@ -18,17 +20,21 @@ def fuzz(*, count: int | None, minutes: float | None, device: str, save_to: Path
         settings: further arguments of :func:`fusebackend.fuzz.run.fuzz`.
 
     Raises:
-        UsageError: hypothesis is not installed.
+        UsageError: torch sees no such device, or ``save_to`` can't be written.
+        CommandError: hypothesis is not installed.
     """
+    check_folder_to_write(save_to, "--output")
     try:
         from fusebackend.fuzz import run
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
-        raise UsageError("fuzz needs hypothesis: pip install 'fusebackend[test]'") from error
+        raise CommandError("fuzz needs hypothesis: pip install 'fusebackend[test]'") from error
 
     if minutes is None and count is None:
         minutes = 1.0
     result = run.fuzz(count=count, minutes=minutes, device=device, save_to=save_to, say=lambda line: print(line, flush=True), **settings)
     print(f"torch {torch.__version__}, {device}, seed {settings['start']}: {result}")
-    return 1 if result.wrong else 0
+    if not result.programs:
+        print("fusebackend: no program was compared: give it more --minutes", file=sys.stderr)
+    return 1 if result.wrong or not result.programs else 0

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 
@@ -15,6 +13,7 @@ from fusebackend.declarative.verify import Check, Verification, verify_traced
 from fusebackend.rewriting import registry
 from fusebackend.rewriting.pattern import Pattern
 from fusebackend.testing import PatternAssertion, assert_pattern
+from fusebackend.tools.object_reference import UsageError, import_module
 
 
 def verify(pattern: Pattern | str, *, seed: int = 0) -> Verification:
@@ -58,10 +57,20 @@ def print_verifications(names: Sequence[str], module: str | None) -> int:
     Args:
         names: of patterns; none means all.
         module: imported first, since it registers patterns.
+
+    Raises:
+        UsageError: there is no such module, or no pattern of one of the names.
+        UsersCodeError: the module raises.
     """
     if module:
-        sys.path.insert(0, str(Path.cwd()))
-        importlib.import_module(module)
-    results = [verify(name) for name in names or [p.name for p in registry.all_patterns()]]
+        import_module(module, "--import")
+    try:
+        patterns = [registry.get(name) for name in names] or registry.all_patterns()
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    results = [verify(pattern) for pattern in patterns]
     print("\n".join(map(str, results)))
-    return 0 if all(r.ok for r in results) else 1
+    for result in results:
+        if not result.checks:
+            print(f"fusebackend: {result.pattern}: nothing was compared, since the pattern has no examples", file=sys.stderr)
+    return 0 if all(r.ok and r.checks for r in results) else 1

@@ -27,7 +27,7 @@ def test_rows_of_one_run_only_are_listed(tmp_path):
 def test_a_file_that_is_no_result_is_refused(tmp_path, capsys):
     path = tmp_path / "other.json"
     path.write_text('{"some": "thing"}')
-    assert main(["bench", "table", str(path)]) == 1
+    assert main(["bench", "table", str(path)]) == 2
     assert "no result of `python -m fusebackend bench`" in capsys.readouterr().err
 
 
@@ -38,7 +38,7 @@ def test_several_files_are_one_run_if_they_are_of_one_device_and_commit(tmp_path
     table = capsys.readouterr().out
     assert table.count("a device") == 1 and "`tiny`" in table and "gpt2_small" in table
     other = written(tmp_path / "other.json", a_run(device="another"))
-    assert main(["bench", "table", files[0], other]) == 1
+    assert main(["bench", "table", files[0], other]) == 2
     assert "more than one device: a device and another" in capsys.readouterr().err
 
 

@@ -4,18 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
 
 from fusebackend.native import build, cache, loader, manifest, toolchain
 from fusebackend.native.architectures import covers
-
-
-@pytest.fixture
-def cache_dir(tmp_path, monkeypatch):
-    monkeypatch.setenv("FUSEBACKEND_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def fake_sources(tmp_path, text="int answer() { return 42; }"):
@@ -34,6 +29,7 @@ def test_the_key_follows_sources_architectures_and_torch(tmp_path, monkeypatch):
     key = plan.key
     assert fake_sources(tmp_path).key == key
     assert build.Plan(plan.toolchain, ("80",), plan.root).key != key
+    assert build.Plan(toolchain.Toolchain(f"{plan.toolchain.cxx} -O0", None), (), plan.root).key != key
     assert fake_sources(tmp_path, "int answer() { return 43; }").key != key
     fake_sources(tmp_path)
     monkeypatch.setattr(torch, "__version__", "2.99")
@@ -60,11 +56,48 @@ def test_a_build_is_private_and_found_again(tmp_path, cache_dir):
     assert build.build(plan, progress=lambda line: pytest.fail("built again")) == folder
 
 
-@pytest.mark.parametrize("name", ["two  spaces", "a$dollar", "it's", 'say "so"', "semi;colon & more", "c:d", "ümläut"])
+NAMES = ["two  spaces", "a$dollar", "it's", 'say "so"', "x;touch P;", "$(touch P)", "`touch P`", "|touch P &", "c:d", "ümläut", "-O", "#"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_any_path_is_quoted(tmp_path, monkeypatch, name):
+    """Sources, headers, cache and current folder; and no word of a name is run."""
     monkeypatch.setenv("FUSEBACKEND_CACHE_DIR", str(tmp_path / name / "cache"))
-    folder = build.build(fake_sources(tmp_path / name, '#include "header.h"'))
-    assert manifest.read(folder)
+    plan = fake_sources(tmp_path / name, '#include "header.h"')
+    (tmp_path / name / "csrc" / f"{name}.cpp").write_text("int other() { return 1; }")
+    monkeypatch.chdir(tmp_path / name)
+    assert manifest.read(build.build(plan))
+    assert not list(tmp_path.rglob("P"))
+
+
+def test_sources_whose_names_differ_in_special_characters_have_objects_of_their_own(tmp_path, cache_dir):
+    plan = fake_sources(tmp_path)
+    for i, name in enumerate(("a$b.cpp", "a$c.cpp", "a b.cpp", "a;b.cpp")):
+        (plan.root / name).write_text(f"int numbered_{i}() {{ return {i}; }}")
+    assert len(plan.objects()) == 5 and manifest.read(build.build(plan))
+
+
+@pytest.mark.parametrize("name", ["$(touch P)", "`touch P`", 'say "so"', "back\\slash"])
+def test_what_nvcc_would_run_is_refused_before_nvcc_sees_it(tmp_path, cache_dir, monkeypatch, name):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f'#!/bin/sh\ncase "$*" in *" -c "*) touch {tmp_path}/was_run;; esac\n')
+    nvcc.chmod(0o755)
+    tools = toolchain.Toolchain(toolchain.Toolchain.find().cxx, str(nvcc), tmp_path)
+    fake_sources(tmp_path / name)
+    with pytest.raises(build.BuildError, match="nvcc would run a part of this path as a command"):
+        build.build(build.Plan(tools, ("80",), tmp_path / name / "csrc"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))  # where nvcc writes its own files
+    fake_sources(tmp_path / "plain")
+    with pytest.raises(build.BuildError, match="nvcc would run a part of this path as a command"):
+        build.build(build.Plan(tools, ("80",), tmp_path / "plain" / "csrc"))
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_a_line_break_in_a_path_is_refused_with_its_reason(tmp_path, cache_dir, monkeypatch):
+    with pytest.raises(build.BuildError, match=r"ninja takes no path with a line break: '.*two\\nlines.*'; rename"):
+        build.build(fake_sources(tmp_path / "two\nlines"))
+    monkeypatch.setenv("FUSEBACKEND_CACHE_DIR", str(tmp_path / "two\nlines" / "cache"))
+    assert manifest.read(build.build(fake_sources(tmp_path)))  # ninja does not see this path
 
 
 @pytest.mark.parametrize("words", ["{} -O2", "env {}", "'{}'"])

@@ -255,7 +255,7 @@ def test_the_command_line_explains_and_writes_the_page(tmp_path, capsys):
     ],
 )
 def test_the_command_line_says_what_it_takes(arguments, said, capsys):
-    assert main(["explain", *arguments]) == 1
+    assert main(["explain", *arguments]) == 2
     assert re.search(said, capsys.readouterr().err)
 
 

@@ -9,10 +9,10 @@ launches, which together must be every ``__global__`` function in csrc; and each
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,7 +23,10 @@ from pathlib import Path
 import torch
 
 from fusebackend.native import build, loader
+from fusebackend.native.ninja_build import check_nvcc_arguments
 from fusebackend.rewriting.registry import families
+from fusebackend.tools.command_line import Parser, exit_status, whole
+from fusebackend.tools.object_reference import CommandError
 
 PLANTED_FAULTS = Path(__file__).with_name("planted_faults.cu")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -61,23 +64,29 @@ class Run:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0 if no tool found a fault in a kernel, all kernels were launched, and each tool found its planted fault."""
-    parser = argparse.ArgumentParser(prog="python -m fusebackend.tools.sanitizer", description=__doc__.splitlines()[0])
+    """Returns 0 if no tool found a fault in a kernel, all kernels were launched, and each tool found its planted fault; otherwise see
+    :mod:`fusebackend.tools.command_line`."""
+    return exit_status(lambda: _run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    parser = Parser(prog="python -m fusebackend.tools.sanitizer", description=__doc__.splitlines()[0])
     parser.add_argument("--family", action="append", choices=list(families()), help="run only this family (may be repeated)")
     parser.add_argument("--tool", action="append", choices=TOOLS, help="run only this tool (may be repeated)")
     parser.add_argument("--logs", type=Path, help="folder for the output of the runs")
-    parser.add_argument("--timeout", type=int, default=110, help="seconds for all runs together (default 110)")
+    parser.add_argument("--timeout", type=whole(1), default=110, help="seconds for all runs together (default 110)")
     chosen = parser.parse_args(arguments)
     nvcc, sanitizer = _find_tools()
     if not torch.cuda.is_available():
-        sys.exit("no CUDA device")
+        raise CommandError("torch sees no GPU: the sanitizer needs one")
     loader.load()  # builds the library if it is missing: one of the runs would time out
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         logs = chosen.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
         planted = Path(scratch) / "planted_faults"
-        subprocess.run([nvcc, "-arch=native", "-o", str(planted), str(PLANTED_FAULTS)], check=True)
+        check_nvcc_arguments(str(planted), str(PLANTED_FAULTS))
+        subprocess.run([*shlex.split(nvcc), "-arch=native", "-o", str(planted), str(PLANTED_FAULTS)], check=True)
         watched = [sanitizer, "--error-exitcode", str(_FAULT_FOUND), "--print-limit", "20", "--tool"]
         worker = [sys.executable, "-m", "fusebackend.tools.sanitizer.worker"]
         runs = []
@@ -101,7 +110,7 @@ def _find_tools() -> tuple[str, str]:
     sanitizer = shutil.which("compute-sanitizer") or shutil.which(f"{toolkit.cuda_home}/bin/compute-sanitizer")
     if toolkit.nvcc is None or sanitizer is None:
         missing = "nvcc" if toolkit.nvcc is None else "compute-sanitizer"
-        sys.exit(f"no {missing} found: install the CUDA toolkit, or set CUDA_HOME")
+        raise CommandError(f"no {missing} found: install the CUDA toolkit, or set CUDA_HOME")
     return toolkit.nvcc, sanitizer
 
 
