@@ -17,6 +17,8 @@ from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
 
+from fusebackend import fx_utils as g
+from fusebackend.declarative.replica import replica
 from fusebackend.rewriting import interpret
 from fusebackend.rewriting.pattern import Level
 
@@ -90,7 +92,7 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
         torch.set_grad_enabled(training),
     ):
         try:
-            torch.compile(call, backend=backend, dynamic=True, fullgraph=True)(*tensors)
+            torch.compile(call, backend=backend, dynamic=True, fullgraph=True)(*map(replica, tensors))
         except Exception as error:
             inner = getattr(error, "inner_exception", None)  # Dynamo wraps the exceptions of a backend
             if isinstance(inner, TraceError):
@@ -101,6 +103,11 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
             torch._dynamo.reset_code(call.__code__)
     if not captured:
         raise TraceError("the function has no tensor operation")
+    written = next((n for n in captured[0].nodes if g.is_mutating(n)), None)
+    if written is not None:
+        raise TraceError(
+            f"{getattr(fn, '__name__', fn)} writes to its arguments ({g.describe(written)}); a pattern may only return new tensors"
+        )
     return _trace_of(captured[0], positions, len(tensors))
 
 
