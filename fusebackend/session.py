@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fusebackend import __version__, cache_keys
+from fusebackend.identity import UnidentifiableError
 from fusebackend.log import log, warn_once
 from fusebackend.native.loader import Native
 from fusebackend.options import Options
@@ -165,6 +166,12 @@ def code_identity(options: Options, library: Native) -> str | None:
     for pattern in select(options.patterns):
         try:
             fingerprints.append(pattern.fingerprint())
+        except UnidentifiableError as error:
+            warn_once(
+                f"pattern {pattern.name!r}: {error}: what is compiled with it is not cached. Define it in a file that is imported, and "
+                "let it read only what that file and others hold; or give it a fingerprint() of its own"
+            )
+            return None
         except Exception as error:
             if options.strict:
                 raise

@@ -15,6 +15,7 @@ from fusebackend.declarative.errors import RegistrationError
 from fusebackend.declarative.examples import as_tuples, requires_grad, without_grad
 from fusebackend.declarative.trace import TraceError
 from fusebackend.declarative.variant import Candidate, Variant
+from fusebackend.identity import UnidentifiableError, check_readable
 from fusebackend.native.user_kernels import library_key
 from fusebackend.rewriting.pattern import Level, Match, Pattern, Reject
 
@@ -61,12 +62,18 @@ class TracedPattern(Pattern):
         return rejected
 
     def fingerprint(self) -> str:
+        for what, function in (("its search function", self.search_fn), ("its replacement", self.replace_fn), ("its check", self.when)):
+            check_readable(function, what)
+
         def parts(v: Variant) -> Iterator[str]:
             yield v.search.graph.python_code("self").src
             yield v.replace.graph.python_code("self").src
             yield repr(sorted(v.scalars.items()))
             names = sizes.argument_names(v.search, v.tensors)
             yield from (f"{n.name} {sizes.describe(n, names)}" for n in v.search.inputs if n is not None)
+            yield from (sizes.describe(n, names) for n in v.search.outputs if n is not None)
+            names = sizes.argument_names(v.replace, v.tensors)
+            yield from (sizes.describe(n, names) for n in v.replace.outputs if n is not None)
             yield from (library_key(n.target) for n in v.replace.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
 
         return cache_keys.traced_pattern(self.name, self.level, self.priority, self._identity_of_check(), map(parts, self.variants))
@@ -90,5 +97,5 @@ class TracedPattern(Pattern):
     def _identity_of_check(self) -> str:
         try:
             return cache_keys.function(self.when, f"pattern {self.name!r}: when")
-        except cache_keys.UnidentifiableError as error:
+        except UnidentifiableError as error:
             raise RegistrationError(str(error)) from None
