@@ -129,6 +129,6 @@ def _check_mode(mode: str | None) -> None:
 
 def _unknown(name: str, known: list[str], what: str = "option", listed: list[str] | None = None) -> str:
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"; did you mean {close[0]!r}?" if close else "."
     more = "" if listed is None else ", or any of Inductor's (torch._inductor.list_options())"
     return f"unknown {what} {name!r}{hint} Accepted: {', '.join(listed if listed is not None else known)}{more}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.convert_frame import compile_lock
 from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
@@ -86,6 +87,7 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
         return fn(*tensors)
 
     with (
+        compile_lock,  # before torch 2.13 a configuration is that of all threads, also of one that compiles
         torch._dynamo.config.patch(suppress_errors=False, specialize_float=True),
         functorch_config.patch(force_non_lazy_backward_lowering=True),
         inductor_config.patch({"joint_custom_pre_pass": None, "post_grad_custom_post_pass": None}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from fusebackend.declarative.trace import TraceError
 from fusebackend.declarative.variant import Candidate, Variant
 from fusebackend.identity import UnidentifiableError, check_readable
 from fusebackend.native.user_kernels import library_key
+from fusebackend.rewriting import registry
 from fusebackend.rewriting.pattern import Level, Match, Pattern, Reject
 
 
@@ -77,6 +79,14 @@ class TracedPattern(Pattern):
             yield from (library_key(n.target) for n in v.replace.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
 
         return cache_keys.traced_pattern(self.name, self.level, self.priority, self._identity_of_check(), map(parts, self.variants))
+
+    def __reduce__(self) -> tuple:
+        # Its traces hold fake tensors and functions. Where it is read it must be registered too, as modules do when they are imported.
+        if self.name not in registry.known_names() or registry.get(self.name) is not self:
+            raise pickle.PicklingError(
+                f"pattern {self.name!r} is not registered: a registered pattern is pickled as its name, others are not"
+            )
+        return registry.get, (self.name,)
 
     def _by_name(self, example: Sequence[Any]) -> dict[str, Any]:
         try:
