@@ -17,7 +17,7 @@ from fusebackend.options import parse
 from fusebackend.report import history
 from fusebackend.report.model import Report
 from fusebackend.rewriting import fuel
-from fusebackend.rewriting.registry import all_patterns, known_names
+from fusebackend.rewriting.registry import all_patterns
 from fusebackend.session import Session
 
 
@@ -37,7 +37,8 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         ValueError: an unknown option or mode (see :func:`fusebackend.options.parse`).
     """
     library = loader.load()
-    session = Session(parse(mode, options, known_patterns=known_names()), library, gm, example_inputs)
+    known = all_patterns()
+    session = Session(parse(mode, options, known_patterns=[p.name for p in known]), library, known, gm, example_inputs)
     history.add(session.report)
     compiled: Any = inductor.compile_fx(gm, example_inputs, inner_compile=session.inner_compile, config_patches=session.config_patches)
     session.end()
@@ -69,10 +70,11 @@ def inductor_configs(*, mode: str | None = None, options: dict[str, Any] | None 
         ValueError: an unknown option or mode, or ``fuse.interpret``, which makes no code.
     """
     library = loader.load()
-    chosen = parse(mode, options, known_patterns=known_names())
+    known = all_patterns()
+    chosen = parse(mode, options, known_patterns=[p.name for p in known])
     if chosen.interpret:
         raise ValueError("inductor_configs: fuse.interpret runs graphs without code, and code is what a package holds")
-    session = Session(chosen, library)
+    session = Session(chosen, library, known)
     history.add(session.report)
     return session.config_patches
 

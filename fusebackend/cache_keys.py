@@ -29,7 +29,6 @@ import inspect
 import math
 import os
 import re
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,16 +37,13 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.identity import UnidentifiableError, check_readable, identify, module_source
 
 NATIVE_HEADERS = (".cuh", ".h", ".hpp")
 NATIVE_SOURCES = (".cu", ".cpp", *NATIVE_HEADERS)
 
 # The options that change the compiled code. ``strict`` and ``interpret`` do not: the one raises, the other compiles nothing.
 _OPTIONS_OF_CODE = ("patterns", "fuel", "check", "gate", "gate_seconds")
-
-
-class UnidentifiableError(ValueError):
-    """Nothing can be said about a value that would be the same in every process; the message says which value and why."""
 
 
 def _digest(*parts: str, length: int = 64) -> str:
@@ -129,18 +125,20 @@ def _numeric_settings() -> tuple[bool, str]:
 def pattern(instance: Any) -> str:
     """A pattern, by its sources and the instance's attributes, its priority among them.
 
-    The sources are those of the module that defines it, and of the whole package for a family that ships here: an estimate stands in a
-    file beside the match.
+    For a family that ships here they are those of its whole package: an estimate stands in a file beside the match. Otherwise they are the
+    file that defines the pattern, and whatever its methods read (:mod:`fusebackend.identity`): the functions and constants of other files.
+
+    Raises:
+        UnidentifiableError: its source can't be read, or it reads what can't be told apart across processes.
     """
     kind = type(instance)
-    family = re.match(r"fusebackend\.patterns\.\w+", kind.__module__)
-    try:
-        module = inspect.getmodule(kind)
-        source = content_hash(Path(inspect.getfile(kind)).parent, (".py",)) if family else inspect.getsource(module or kind)
-    except (OSError, TypeError):
-        source = repr(kind)
-    attributes = sorted(vars(instance).items(), key=lambda item: item[0])
-    return _digest(instance.name, str(instance.priority), source, repr(attributes))
+    if re.match(r"fusebackend\.patterns\.\w+", kind.__module__):
+        attributes = sorted(vars(instance).items(), key=lambda item: item[0])
+        return _digest(instance.name, str(instance.priority), content_hash(Path(inspect.getfile(kind)).parent, (".py",)), repr(attributes))
+    for method in ("match", "estimate"):
+        check_readable(getattr(kind, method), f"{kind.__qualname__}.{method}")
+    package = kind.__module__.partition(".")[0]
+    return _digest(instance.name, str(instance.priority), module_source(kind.__module__), identify(instance, "it", package))
 
 
 def traced_pattern(name: str, level: str, priority: int, check: str, variants: Iterable[Iterable[str]]) -> str:
@@ -149,13 +147,13 @@ def traced_pattern(name: str, level: str, priority: int, check: str, variants: I
     Args:
         check: :func:`function` of its own check.
         variants: for each example the traces of search function and replacement as code, the stand-ins of number arguments, what the
-            inputs are, and the builds behind the replacement's operators. The traces hold what the functions and their closures came
-            to, so the functions themselves do not enter.
+            inputs and outputs are, and the builds behind the replacement's operators. The traces hold what the functions and their
+            closures came to, so the functions themselves do not enter.
     """
     return _digest(name, level, str(priority), check, *(part for parts in variants for part in parts))
 
 
-def function(value: Any, where: str, _seen: frozenset[int] = frozenset()) -> str:
+def function(value: Any, where: str) -> str:
     """A text that identifies a function in every process, with all that it closes over and the globals that it reads.
 
     Args:
@@ -164,35 +162,7 @@ def function(value: Any, where: str, _seen: frozenset[int] = frozenset()) -> str
     Raises:
         UnidentifiableError: it reads a value of a type that cannot be told apart across processes.
     """
-    if value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype, torch._ops.OpOverload, torch.Size)):
-        return repr(value)
-    if id(value) in _seen:
-        return "recursion"
-    seen = _seen | {id(value)}
-    if isinstance(value, (tuple, list, set, frozenset)):
-        items = [function(v, where, seen) for v in value]
-        return f"{type(value).__name__}({', '.join(sorted(items) if isinstance(value, (set, frozenset)) else items)})"
-    if isinstance(value, dict):
-        return f"dict({', '.join(f'{function(k, where, seen)}: {function(v, where, seen)}' for k, v in value.items())})"
-    if inspect.ismodule(value) or inspect.isclass(value) or inspect.isbuiltin(value):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
-    if inspect.isfunction(value):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or ())
-        closed = [f"{n}={function(c.cell_contents, f'{where} closes over {n!r}', seen)}" for n, c in cells]
-        codes = _codes(value.__code__)
-        names = sorted({n for code in codes for n in code.co_names if n in value.__globals__})
-        read = [f"{n}={function(value.__globals__[n], f'{where} reads the global {n!r}', seen)}" for n in names]
-        text = [(c.co_code, c.co_names, [repr(k) for k in c.co_consts if not inspect.iscode(k)]) for c in codes]
-        return repr((text, closed, read, function(value.__defaults__, where, seen)))
-    raise UnidentifiableError(
-        f"{where}, a {type(value).__name__}: compiled graphs are cached by what a pattern does, and this can't be told across "
-        "processes; numbers, strings, dtypes, containers of them, functions, classes and modules are accepted"
-    )
-
-
-def _codes(code: types.CodeType) -> list[types.CodeType]:
-    """A function's code and that of the functions inside it."""
-    return [code, *(inner for constant in code.co_consts if inspect.iscode(constant) for inner in _codes(constant))]
+    return identify(value, where, (getattr(value, "__module__", None) or "").partition(".")[0])
 
 
 # ---- kept measurements ----

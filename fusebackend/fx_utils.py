@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.multiprocessing.reductions import StorageWeakRef
 
 aten = torch.ops.aten
 
@@ -123,6 +124,13 @@ def difference(old: Any, new: Any) -> str | None:
     if not same_size(old.storage_offset(), new.storage_offset()):
         return f"storage offset {old.storage_offset()} became {new.storage_offset()}"
     return None
+
+
+def share_storage(a: Any, b: Any) -> bool:
+    """Whether two values are tensors in the same memory. Fake tensors of views know whose memory they see."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return StorageWeakRef(a.untyped_storage()) == StorageWeakRef(b.untyped_storage())
 
 
 def memory_order(tensor: torch.Tensor) -> list[int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fusebackend import __version__, cache_keys
+from fusebackend.identity import UnidentifiableError
 from fusebackend.log import log, warn_once
 from fusebackend.native.loader import Native
 from fusebackend.options import Options
@@ -23,11 +25,11 @@ from fusebackend.profitability.graph_race import racing
 from fusebackend.profitability.policy import Gate
 from fusebackend.report import history, store
 from fusebackend.report.model import Report
-from fusebackend.rewriting import interpret
+from fusebackend.rewriting import describe, interpret
 from fusebackend.rewriting.fuel import Fuel, fuel_for
 from fusebackend.rewriting.inductor_pass import SLOTS, FusePass, chained
-from fusebackend.rewriting.outcome import GraphOutcome
-from fusebackend.rewriting.pattern import Level
+from fusebackend.rewriting.outcome import GraphOutcome, Source
+from fusebackend.rewriting.pattern import Level, Pattern
 from fusebackend.rewriting.switches import select
 
 
@@ -37,6 +39,7 @@ class Session:
     Args:
         options: what the user asked for.
         library: the native library, or why there is none.
+        known: the patterns that are known when the compile begins. Others may come and go while it runs.
         gm, example_inputs: as the backend is given them; None for a configuration, whose compile is not ours: nothing is timed and its
             report is not kept.
 
@@ -46,11 +49,19 @@ class Session:
         inner_compile: what Inductor compiles graphs with.
     """
 
-    def __init__(self, options: Options, library: Native, gm: fx.GraphModule | None = None, example_inputs: Sequence[Any] = ()):
+    def __init__(
+        self,
+        options: Options,
+        library: Native,
+        known: Sequence[Pattern],
+        gm: fx.GraphModule | None = None,
+        example_inputs: Sequence[Any] = (),
+    ):
         began = time.perf_counter()
         self.report = Report(notes=[library.reason] if library.reason else [])
         self._outcomes: dict[str, GraphOutcome] = {}
         self._ended = False
+        self._gm = gm
         opaque = sorted({type(i).__name__ for i in example_inputs if _is_opaque(i)})
         if opaque:
             options = dataclasses.replace(options, patterns=())
@@ -58,13 +69,15 @@ class Session:
                 f"{', '.join(opaque)}: inputs of a tensor subclass that is not traced through; all is left to Inductor"
             )
 
+        self._patterns = select(options.patterns, known)
+
         collected = history.collected() if gm is not None else None
         self._explained, interpreted = collected is not None, options.interpret or collected is not None
         # Several graphs of one explanation are told apart by number.
         self._prefix = f"{len(collected)}: " if collected else ""
 
         fuel = fuel_for(options.fuel)
-        code_key = code_identity(options, library) if options.cacheable and fuel is None else None
+        code_key = code_identity(options, library, self._patterns) if options.cacheable and fuel is None else None
         if code_key is not None and gm is not None:
             code_key += cache_keys.magnitudes(gm)
         self._key = _report_key(gm, example_inputs, code_key, options) if gm is not None and code_key and not interpreted else None
@@ -83,7 +96,7 @@ class Session:
         if options.gate != "off":
             gate = Gate(options.gate, options.gate_seconds, {**patches, **without}, self._record, timing=timing, strict=options.strict)
         levels: set[Level] = {"post_grad"}  # without patterns too: it records the graph
-        levels.update(p.level for p in select(options.patterns))
+        levels.update(p.level for p in self._patterns)
         passes = {
             level: FusePass(
                 level,
@@ -96,6 +109,7 @@ class Session:
                 policy=gate,
                 code=self._explained,
                 prefix=self._prefix,
+                patterns=self._patterns,
             )
             for level in levels
         }
@@ -123,24 +137,29 @@ class Session:
         if self._key:
             self._complete_from_cache(self._key)
         store.trace(self.report)
-        self._ended = True
+        self._ended, self._gm = True, None
 
     def _complete_from_cache(self, key: str) -> None:
         """Our passes do not see a graph whose code comes from the cache: its outcome is in the kept report."""
         kept = store.load(key)
         seen = {name for name, outcome in self._outcomes.items() if outcome.code is not None}
+        lines = describe.lines_of(self._gm) if kept is not None and self._gm is not None else set()
         for outcome in _outcomes_of(kept) if kept is not None else ():
             if outcome.graph in seen:
                 continue
             # A race looks its measurement up before Inductor looks up the code: it has reported here already.
             raced = self._outcomes[outcome.graph].verdicts if outcome.graph in self._outcomes else ()
             verdicts = [dataclasses.replace(v, why="cached") for v in outcome.verdicts if v.pattern or not raced]
-            self._outcomes[outcome.graph] = dataclasses.replace(outcome, verdicts=(*raced, *verdicts))
+            outcome = _with_owners(dataclasses.replace(outcome, verdicts=(*raced, *verdicts)), lines)
+            self._outcomes[outcome.graph] = outcome
+            _log_kept(outcome)
         self._update_report()
         if "forward" not in seen:
             self.report.from_cache = True
             if kept is None:
-                self.report.notes.append("the compiled code came from Inductor's cache, and the report of that compile is not kept")
+                note = "the compiled code came from Inductor's cache, and the report of that compile is not kept"
+                self.report.notes.append(note)
+                log.info(note)
         else:
             store.save(self.report, key)
 
@@ -159,12 +178,22 @@ def inductor_patches(options: Options) -> dict[str, Any]:
     return dict(torch._TorchCompileInductorWrapper(options.mode, dict(options.inductor), None).config)
 
 
-def code_identity(options: Options, library: Native) -> str | None:
-    """Identifies everything of ours that compiled code depends on; None if a pattern can't say what it does: nothing is cached then."""
+def code_identity(options: Options, library: Native, patterns: Sequence[Pattern] | None = None) -> str | None:
+    """Identifies everything of ours that compiled code depends on; None if a pattern can't say what it does: nothing is cached then.
+
+    Args:
+        patterns: those that the options select; None asks for them.
+    """
     fingerprints = []
-    for pattern in select(options.patterns):
+    for pattern in select(options.patterns) if patterns is None else patterns:
         try:
             fingerprints.append(pattern.fingerprint())
+        except UnidentifiableError as error:
+            warn_once(
+                f"pattern {pattern.name!r}: {error}: what is compiled with it is not cached. Define it in a file that is imported, and "
+                "let it read only what that file and others hold; or give it a fingerprint() of its own"
+            )
+            return None
         except Exception as error:
             if options.strict:
                 raise
@@ -192,6 +221,36 @@ def _outcomes_of(report: Report) -> list[GraphOutcome]:
         GraphOutcome(c.name, of(c.name, report.substitutions), of(c.name, report.rejections), of(c.name, report.verdicts), c)
         for c in report.graphs
     ]
+
+
+def _with_owners(outcome: GraphOutcome, lines: set[tuple[str, int]]) -> GraphOutcome:
+    """A kept outcome in which each line says whether it is one of ``lines``, those of the program that is compiled."""
+
+    def owned(items: tuple) -> tuple:
+        return tuple(dataclasses.replace(i, source=owner(i.source)) for i in items)
+
+    @functools.cache
+    def owner(source: Source) -> Source:
+        return dataclasses.replace(source, elsewhere=bool(source.file) and (source.file, source.line) not in lines)
+
+    code = outcome.code
+    if code is not None:
+        code = dataclasses.replace(code, nodes_before=owned(code.nodes_before), nodes_after=owned(code.nodes_after))
+    return dataclasses.replace(
+        outcome,
+        substitutions=owned(outcome.substitutions),
+        rejections=owned(outcome.rejections),
+        verdicts=owned(outcome.verdicts),
+        code=code,
+    )
+
+
+def _log_kept(outcome: GraphOutcome) -> None:
+    """What was logged when the code was compiled, for those who compile it from a cache."""
+    for s in outcome.substitutions:
+        log.info("%s in %s at %s: %s (code from Inductor's cache)", s.pattern, s.graph, s.source, s.note or " ".join(s.replacement))
+    for r in outcome.rejections:
+        log.debug("%s in %s left to Inductor at %s (%s): %s (code from Inductor's cache)", r.pattern, r.graph, r.source, r.node, r.reason)
 
 
 def _is_opaque(value: Any) -> bool:

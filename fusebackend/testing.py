@@ -27,7 +27,8 @@ def assert_pattern(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Report:
-    """Compiles ``fn(*args)`` with ``backend="fuse"`` and only ``pattern``, and asserts what was substituted and that the result is eager's.
+    """Compiles ``fn(*args)`` with ``backend="fuse"`` and only ``pattern``, and asserts what was substituted, and that
+    the result and what is left in the arguments are eager's.
 
     The graph is rewritten as in a real compile but run without code generation, so a test takes a fraction of a second.
     The gate is off: a match is applied whether it pays or not.
@@ -51,9 +52,9 @@ def assert_pattern(
     torch._dynamo.reset()
     options: dict[str, Any] = {"fuse.patterns": [pattern], "fuse.interpret": True, "fuse.gate": "off"}
     with torch.random.fork_rng():
-        expected = _run(fn, args, training)
+        expected, expected_args = _run(fn, args, training)
     with torch.random.fork_rng():
-        got = _run(torch.compile(fn, backend=backend.fuse, options=options, dynamic=dynamic), args, training)
+        got, got_args = _run(torch.compile(fn, backend=backend.fuse, options=options, dynamic=dynamic), args, training)
     report = Report()
     for part in backend.reports():
         report.extend(part)
@@ -71,14 +72,20 @@ def assert_pattern(
         torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, equal_nan=True)
     except AssertionError as error:
         raise PatternAssertion(f"with {pattern!r} the result differs from eager: {error}\n{report}") from error
+    try:
+        torch.testing.assert_close(got_args, expected_args, rtol=rtol, atol=atol, equal_nan=True)
+    except AssertionError as error:
+        raise PatternAssertion(f"with {pattern!r} the call leaves other values in its arguments than eager: {error}\n{report}") from error
     return report
 
 
-def _run(fn: Callable, args: tuple, training: bool) -> Any:
+def _run(fn: Callable, args: tuple, training: bool) -> tuple[Any, list[torch.Tensor]]:
+    """What the call gives, and its tensor arguments as it leaves them."""
     leaves = [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) and a.is_leaf else a for a in args]
+    tensors = [a for a in leaves if isinstance(a, torch.Tensor)]
     outputs = fn(*leaves)
     if not training:
-        return outputs
+        return outputs, tensors
     flat = [o for o in torch.utils._pytree.tree_leaves(outputs) if isinstance(o, torch.Tensor) and o.requires_grad]
-    inputs = [a for a in leaves if isinstance(a, torch.Tensor) and a.requires_grad]
-    return outputs, torch.autograd.grad(flat, inputs, list(map(cotangent, flat)))
+    inputs = [a for a in tensors if a.requires_grad]
+    return (outputs, torch.autograd.grad(flat, inputs, list(map(cotangent, flat)))), tensors

@@ -85,11 +85,23 @@ def register_replacement(
 ) -> TracedPattern:
     """Registers a pattern in one call, with the argument names of Inductor's function. See :func:`register_pattern`."""
     name = name or search_fn.__name__
+    try:
+        registry.check_level(name, level)
+        registry.check_priority(name, priority)
+    except ValueError as error:
+        raise RegistrationError(str(error)) from None
     if name in registry.known_names():
-        taken = ", ".join(registry.known_names())
-        raise RegistrationError(f"pattern name {name!r} is taken; fusebackend.unregister({name!r}) frees it. Taken: {taken}")
+        raise _taken(name)
     pattern = TracedPattern(name, search_fn, replace_fn, example_inputs, when=extra_check, level=level, priority=priority, pin=pin)
     if verify:
         verify_traced(pattern).raise_if_wrong()
-    registry.register(pattern)
+    try:
+        registry.register(pattern)
+    except ValueError as error:
+        raise RegistrationError(str(error)) from None
     return pattern
+
+
+def _taken(name: str) -> RegistrationError:
+    taken = ", ".join(registry.known_names())
+    return RegistrationError(f"pattern name {name!r} is taken; fusebackend.unregister({name!r}) frees it. Taken: {taken}")

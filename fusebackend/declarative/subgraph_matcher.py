@@ -97,14 +97,15 @@ class SubgraphMatcher:
         scalars: the constants in it that match any number, with the name of each.
 
     Attributes:
-        outputs: the pattern's outputs without repetitions.
+        outputs: what the pattern computes and returns, without repetitions. An input that it returns (a gradient that is passed on)
+            is not among them: it stays what it is.
         anchor: the output that depends on most of the pattern, where matching starts.
     """
 
     def __init__(self, pattern: Trace, scalars: Mapping[Any, str]):
         self.pattern = pattern
         self.scalars = scalars
-        self.outputs = [o for o in dict.fromkeys(pattern.outputs) if o is not None]
+        self.outputs = [o for o in dict.fromkeys(pattern.outputs) if o is not None and o.op != "placeholder"]
         self.anchor = max(self.outputs, key=lambda o: len(ancestors(o)))
         self._operators = len([n for n in pattern.graph.nodes if n.op == "call_function" and g.is_tensor(n)])
 

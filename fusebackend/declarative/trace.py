@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.convert_frame import compile_lock
 from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
 
+from fusebackend import fx_utils as g
+from fusebackend.declarative.replica import replica
 from fusebackend.rewriting import interpret
 from fusebackend.rewriting.pattern import Level
 
@@ -84,13 +87,14 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
         return fn(*tensors)
 
     with (
+        compile_lock,  # before torch 2.13 a configuration is that of all threads, also of one that compiles
         torch._dynamo.config.patch(suppress_errors=False, specialize_float=True),
         functorch_config.patch(force_non_lazy_backward_lowering=True),
         inductor_config.patch({"joint_custom_pre_pass": None, "post_grad_custom_post_pass": None}),
         torch.set_grad_enabled(training),
     ):
         try:
-            torch.compile(call, backend=backend, dynamic=True, fullgraph=True)(*tensors)
+            torch.compile(call, backend=backend, dynamic=True, fullgraph=True)(*map(replica, tensors))
         except Exception as error:
             inner = getattr(error, "inner_exception", None)  # Dynamo wraps the exceptions of a backend
             if isinstance(inner, TraceError):
@@ -101,6 +105,11 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
             torch._dynamo.reset_code(call.__code__)
     if not captured:
         raise TraceError("the function has no tensor operation")
+    written = next((n for n in captured[0].nodes if g.is_mutating(n)), None)
+    if written is not None:
+        raise TraceError(
+            f"{getattr(fn, '__name__', fn)} writes to its arguments ({g.describe(written)}); a pattern may only return new tensors"
+        )
     return _trace_of(captured[0], positions, len(tensors))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -15,7 +16,9 @@ from fusebackend.declarative.errors import RegistrationError
 from fusebackend.declarative.examples import as_tuples, requires_grad, without_grad
 from fusebackend.declarative.trace import TraceError
 from fusebackend.declarative.variant import Candidate, Variant
+from fusebackend.identity import UnidentifiableError, check_readable
 from fusebackend.native.user_kernels import library_key
+from fusebackend.rewriting import registry
 from fusebackend.rewriting.pattern import Level, Match, Pattern, Reject
 
 
@@ -61,15 +64,29 @@ class TracedPattern(Pattern):
         return rejected
 
     def fingerprint(self) -> str:
+        for what, function in (("its search function", self.search_fn), ("its replacement", self.replace_fn), ("its check", self.when)):
+            check_readable(function, what)
+
         def parts(v: Variant) -> Iterator[str]:
             yield v.search.graph.python_code("self").src
             yield v.replace.graph.python_code("self").src
             yield repr(sorted(v.scalars.items()))
             names = sizes.argument_names(v.search, v.tensors)
             yield from (f"{n.name} {sizes.describe(n, names)}" for n in v.search.inputs if n is not None)
+            yield from (sizes.describe(n, names) for n in v.search.outputs if n is not None)
+            names = sizes.argument_names(v.replace, v.tensors)
+            yield from (sizes.describe(n, names) for n in v.replace.outputs if n is not None)
             yield from (library_key(n.target) for n in v.replace.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
 
         return cache_keys.traced_pattern(self.name, self.level, self.priority, self._identity_of_check(), map(parts, self.variants))
+
+    def __reduce__(self) -> tuple:
+        # Its traces hold fake tensors and functions. Where it is read it must be registered too, as modules do when they are imported.
+        if self.name not in registry.known_names() or registry.get(self.name) is not self:
+            raise pickle.PicklingError(
+                f"pattern {self.name!r} is not registered: a registered pattern is pickled as its name, others are not"
+            )
+        return registry.get, (self.name,)
 
     def _by_name(self, example: Sequence[Any]) -> dict[str, Any]:
         try:
@@ -90,5 +107,5 @@ class TracedPattern(Pattern):
     def _identity_of_check(self) -> str:
         try:
             return cache_keys.function(self.when, f"pattern {self.name!r}: when")
-        except cache_keys.UnidentifiableError as error:
+        except UnidentifiableError as error:
             raise RegistrationError(str(error)) from None

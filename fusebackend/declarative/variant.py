@@ -62,6 +62,9 @@ class Variant:
         self._check_scalars(pattern)
         self._check_inputs(pattern)
         self._check_outputs(pattern)
+        drawn = next((n for n in self.replace.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
+        if drawn is not None:
+            raise RegistrationError(f"pattern {pattern!r}: the replacement draws random numbers ({g.describe(drawn)})")
         self.matcher = SubgraphMatcher(self.search, self.scalars)
 
     def _trace(self, fn: Callable, arguments: Mapping[str, Any], level: Level) -> Trace:
@@ -104,6 +107,29 @@ class Variant:
             expected, got = sizes.describe(searched, search_names), sizes.describe(replaced, replace_names)
             if expected != got:
                 raise RegistrationError(f"pattern {pattern!r}: {what} differs: the search function gives {expected}, the replacement {got}")
+        pairs = zip(outputs, self.search.outputs, self.replace.outputs)
+        computed = [(what, s, r) for what, s, r in pairs if s is not None and r is not None and s.op != "placeholder"]
+        if not computed:
+            raise RegistrationError(
+                f"pattern {pattern!r}: the search function returns its arguments as they are: there is nothing to replace"
+            )
+        self._check_shared_memory(pattern, computed)
+
+    def _check_shared_memory(self, pattern: str, outputs: Sequence[tuple[str, fx.Node, fx.Node]]) -> None:
+        """What the replacement returns shares memory with what the search function's results do, and with nothing else: a program that
+        writes to the one would otherwise change the other, or no longer do so."""
+        arguments = [*zip(self.tensors, self.search.inputs, self.replace.inputs)]
+        arguments += zip(("a gradient that it is given",) * len(self.search.tangents), self.search.tangents, self.replace.tangents)
+        for i, (what, searched, replaced) in enumerate(outputs):
+            for other, old, new in [*arguments, *outputs[:i]]:
+                before = old is not None and g.share_storage(g.value(old), g.value(searched))
+                after = new is not None and g.share_storage(g.value(new), g.value(replaced))
+                if before != after:
+                    one, another = ("replacement", "search function") if after else ("search function", "replacement")
+                    raise RegistrationError(
+                        f"pattern {pattern!r}: in the {one} {what} shares memory with {other}, in the {another} it does not; "
+                        "return a view where the search function does, and a new tensor (a clone) where it does not"
+                    )
 
     def _names_in_replacement(self, names: Mapping[Any, Any]) -> dict[Any, Any]:
         """Names for the replacement's sizes, taken from the search function's ``names`` of the same arguments.

@@ -2,9 +2,12 @@
 
 For every example, the operators that the replacement calls must pass ``torch.library.opcheck``. On random inputs (of the
 example's sizes, odd sizes, sizes of 1 and 0, with transposed, sliced, misaligned and expanded storage, large and tiny values,
-inf and nan) the replacement must return the search function's shapes and dtypes. Its largest error, against the search
-function in fp64, must be at most four times that of the search function. If the example requires grad, gradients are
-compared in the same way.
+inf and nan: :mod:`fusebackend.declarative.variations`) the replacement must return the search function's shapes and dtypes. Its largest
+error, against the search function in fp64, must be at most four times that of the search function. If the example requires grad,
+gradients are compared in the same way.
+
+Each call is watched (:mod:`fusebackend.declarative.watched_call`): the replacement must not write to its arguments, its operators must do
+what their schemas and fakes say, and a second call must give the same and leave the first result as it was.
 """
 
 from __future__ import annotations
@@ -14,10 +17,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusebackend import fx_utils as g
-from fusebackend.cotangent import cotangent
+from fusebackend.declarative.examples import without_grad
+from fusebackend.declarative.replica import like
+from fusebackend.declarative.variations import variations
+from fusebackend.declarative.watched_call import watched_call
+
+Results = list[tuple[str, torch.Tensor]]
 
 
 class VerificationError(ValueError):
@@ -78,152 +85,92 @@ def _traced(pattern: Any, device: str) -> Iterator[Check]:
         label = ", ".join(f"{n} {g.spec(v)}" for n, v in example.items() if isinstance(v, torch.Tensor))
         if not training:
             yield from _operators(pattern.replace_fn, example, label)
-        for how, arguments in _variations(variant, example):
+        for how, arguments in variations(variant, example):
             yield from _compare(pattern, arguments, f"{label}, {how}", training)
 
 
-class _Recorder(TorchDispatchMode):
-    """Records the first call of each operator that is not part of PyTorch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: dict[Any, tuple] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace not in ("aten", "prims", "prim", "inductor"):
-            self.calls.setdefault(func, (args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
 def _operators(replace_fn: Callable, example: dict[str, Any], label: str) -> Iterator[Check]:
-    with _Recorder() as recorder, torch.no_grad():
-        replace_fn(**{n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in example.items()})
-    for op, (args, kwargs) in recorder.calls.items():
+    with torch.no_grad():
+        call = watched_call(replace_fn, without_grad(example), training=False)
+    for op, (args, kwargs) in call.operators.items():
         try:
             torch.library.opcheck(op, args, kwargs)
             yield Check(f"{label}, opcheck of {op}", True)
         except Exception as error:
-            yield Check(f"{label}, opcheck of {op}", False, str(error).strip().split("\n")[0])
-
-
-def _variations(variant: Any, example: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "as given", example
-    placeholders = dict(zip(variant.tensors, variant.search.inputs))
-    symbols = list(dict.fromkeys(s.node.expr for p in placeholders.values() for s in p.meta["val"].shape if isinstance(s, torch.SymInt)))
-
-    def resized(size_of: Callable[[int], int]) -> dict[str, Any]:
-        sizes = {s: size_of(i) for i, s in enumerate(symbols)}
-        new = dict(example)
-        for name, p in placeholders.items():
-            shape = [int(s.node.expr.subs(sizes)) if isinstance(s, torch.SymInt) else s for s in p.meta["val"].shape]
-            new[name] = _random(example[name], shape)
-        return new
-
-    odd = (7, 13, 5, 11, 3, 17)
-    yield "odd sizes", resized(lambda i: odd[i % 6])
-    yield "larger odd sizes", resized(lambda i: (33, 65, 129, 3, 5, 7)[i % 6])
-    for k in range(len(symbols)):
-        for size in (1, 0):
-            yield f"a size of {size}", resized([size if i == k else odd[i % 6] for i in range(len(symbols))].__getitem__)
-    base = resized(lambda i: odd[i % 6])
-    for how, change in _LAYOUTS.items():
-        yield how, {n: _like(v, change(v.detach())) if isinstance(v, torch.Tensor) else v for n, v in base.items()}
-    for how, change in _VALUES.items():
-        floats = {n for n, v in base.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
-        yield how, {n: _like(v, change(v.detach())) if n in floats else v for n, v in base.items()}
-
-
-def _random(like: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    if like.is_floating_point() or like.is_complex():
-        new = torch.randn(shape, dtype=torch.float64 if like.is_floating_point() else like.dtype).to(like.dtype)
-    elif like.dtype == torch.bool:
-        new = torch.rand(shape) > 0.5
-    else:  # integers may be indices: keep to the example's range
-        low, high = (int(like.min()), int(like.max()) + 1) if like.numel() else (0, 1)
-        new = torch.randint(low, high, shape).to(like.dtype)
-    return _like(like, new.to(like.device))
-
-
-def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    return new.detach().requires_grad_(old.requires_grad)
-
-
-def _sliced(t: torch.Tensor) -> torch.Tensor:
-    return t.repeat_interleave(2, -1)[..., ::2] if t.dim() else t
-
-
-def _misaligned(t: torch.Tensor) -> torch.Tensor:
-    return torch.cat([t.new_zeros(1), t.reshape(-1)])[1:].view(t.shape)
-
-
-def _with_specials(t: torch.Tensor) -> torch.Tensor:
-    special = torch.tensor([float("inf"), -float("inf"), float("nan")], dtype=t.dtype, device=t.device)
-    drawn = torch.randint(12, t.shape, device=t.device)  # at different positions in each argument
-    return torch.where(drawn < 3, special[drawn.clamp(max=2)], t)
-
-
-_LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "transposed storage": lambda t: t.mT.contiguous().mT if t.dim() > 1 else t,
-    "sliced storage": _sliced,
-    "misaligned storage": _misaligned,
-    "expanded storage": lambda t: t[:1].expand(t.shape) if t.dim() > 1 and t.shape[0] else t,
-}
-_VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "large values": lambda t: t * 1e4,
-    "tiny values": lambda t: t * 1e-4,
-    "zeros": torch.zeros_like,
-    "inf and nan": _with_specials,
-}
+            yield Check(f"{label}, opcheck of {op}", False, _first_line(error))
 
 
 def _compare(pattern: Any, arguments: dict[str, Any], what: str, training: bool) -> Iterator[Check]:
     try:
-        expected = _run(pattern.search_fn, arguments, training)
+        expected = watched_call(pattern.search_fn, arguments, training).results
     except Exception:
         return  # the search function does not accept this input
     try:
-        got = _run(pattern.replace_fn, arguments, training)
-    except Exception as error:
-        yield Check(what, False, f"the replacement raised {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-        return
-    try:
-        exact = _run(pattern.search_fn, {n: _double(v) for n, v in arguments.items()}, training)
+        exact = watched_call(pattern.search_fn, {n: _double(v) for n, v in arguments.items()}, training).results
     except Exception:
         exact = expected
+    try:
+        problem = _problem_of_replacement(pattern.replace_fn, arguments, training, expected, exact)
+    except Exception as error:
+        problem = f"the replacement raised {type(error).__name__}: {_first_line(error)}"
+    yield Check(what + (" (with gradients)" if training else ""), problem is None, problem or "")
+
+
+def _problem_of_replacement(
+    replace_fn: Callable, arguments: dict[str, Any], training: bool, expected: Results, exact: Results
+) -> str | None:
+    first = watched_call(replace_fn, arguments, training)
+    kept = [(n, r.clone()) for n, r in first.results]
+    second = watched_call(replace_fn, arguments, training)
+    wrong = next(iter(first.problems), None) or _difference(expected, kept, exact)
+    if wrong:
+        return wrong
+    if any(g.share_storage(a, b) for _, a in first.results for _, b in second.results):
+        return "a second call returns the memory that the first returned"
+    if not all(_same_bits(now, before) for (_, now), (_, before) in zip(first.results, kept)):
+        return "a second call changes what the first returned"
+    wrong = next(iter(second.problems), None) or _difference(expected, second.results, exact)
+    return f"only the first call is right: {wrong}" if wrong else None
+
+
+def _difference(expected: Results, got: Results, exact: Results) -> str | None:
+    if [n for n, _ in expected] != [n for n, _ in got]:
+        return f"it gives {', '.join(n for n, _ in got)}; the search function {', '.join(n for n, _ in expected)}"
     for (name, e), (_, r), (_, x) in zip(expected, got, exact):
         problem = _problem(e, r, x)
         if problem:
-            yield Check(f"{what}, {name}", False, problem)
-            return
-    yield Check(what + (" (with gradients)" if training else ""), True)
+            return f"{name}: {problem}"
+    return None
 
 
-def _run(fn: Callable, arguments: dict[str, Any], training: bool) -> list[tuple[str, torch.Tensor]]:
-    arguments = {n: _like(v, v) if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
-    outputs = [o for o in torch.utils._pytree.tree_leaves(fn(**arguments)) if isinstance(o, torch.Tensor)]
-    results = [(f"output {i}", o) for i, o in enumerate(outputs)]
-    if training:
-        leaves = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and v.requires_grad}
-        gradients = torch.autograd.grad(outputs, list(leaves.values()), list(map(cotangent, outputs)), allow_unused=True)
-        results += [(f"gradient of {n}", d) for n, d in zip(leaves, gradients) if d is not None]
-    return [(n, o.detach()) for n, o in results]
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 def _double(value: Any) -> Any:
-    return _like(value, value.detach().double()) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    return like(value, value.detach().to(torch.complex128 if value.is_complex() else torch.float64))
 
 
 def _problem(expected: torch.Tensor, got: torch.Tensor, exact: torch.Tensor) -> str | None:
     for attribute in ("shape", "dtype", "device"):
         if getattr(expected, attribute) != getattr(got, attribute):
             return f"{attribute} {getattr(expected, attribute)} became {getattr(got, attribute)}"
+    if expected.is_complex():
+        expected, got, exact = (torch.view_as_real(t.resolve_conj()) for t in (expected, got, exact))
     if not expected.is_floating_point():
         return None if torch.equal(expected, got) else "the values differ"
     if expected.numel() == 0:
         return None
-    finite = torch.isfinite(expected) & torch.isfinite(exact)
-    if not torch.equal(expected[~torch.isfinite(expected)].nan_to_num(), got[~torch.isfinite(expected)].nan_to_num()):
+    special = ~torch.isfinite(expected)
+    if not torch.allclose(expected[special], got[special], rtol=0, atol=0, equal_nan=True):
         return "inf or nan are at different positions"
+    finite = ~special & torch.isfinite(exact)
     if not torch.isfinite(got[finite]).all():
         return "inf or nan where the search function gives a finite number"
     truth = exact[finite].double()

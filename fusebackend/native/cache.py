@@ -70,8 +70,12 @@ def lock(name: str, progress: Callable[[str], None] | None = None) -> Iterator[i
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Writes ``data`` so that a reader sees the old content or the new, never a part."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    """Writes ``data`` so that a reader sees the old content or the new, never a part, at whichever instruction the writer is killed.
+
+    Nothing waits for the disk: a machine that loses power may keep an empty file or a part, which readers take for none (they check JSON,
+    or a hash).
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 _library = torch.library.Library("fusebackend", "FRAGMENT")
+_structured: dict[torch._ops.OpOverload, bool] = {}
+_indices: dict[torch._ops.OpOverload, dict[str, str]] = {}
 
 
 def define(
@@ -21,6 +23,8 @@ def define(
     python_kernels: Mapping[str, Callable] | None = None,
     layout: torch.Tag = torch.Tag.flexible_layout,
     tags: tuple[torch.Tag, ...] = (),
+    structured: bool | None = None,
+    indices: Mapping[str, str] | None = None,
 ) -> torch._ops.OpOverload:
     """Defines ``fusebackend::<schema>`` and returns its overload.
 
@@ -31,6 +35,9 @@ def define(
         layout: which memory layouts of its inputs the kernel accepts. The default is any, so that Inductor never copies for it;
             ``torch.Tag.needs_exact_strides`` and ``torch.Tag.needs_fixed_stride_order`` restrict Inductor.
         tags: further tags.
+        structured: whether a kernel that reads the outputs may fault where they hold other values than this operator computes: places in
+            memory, counts that must add up. Integers are, by default. Random numbers never take the place of such a value.
+        indices: the arguments that hold indices, each with the argument that says below what they must be.
 
     An operator without tensor arguments, by which Python asks the library for a fact, has its kernel registered for
     ``CompositeExplicitAutograd``.
@@ -40,4 +47,21 @@ def define(
     for key, kernel in (python_kernels or {}).items():
         _library.impl(name, kernel, key)
     torch.library.register_fake(f"fusebackend::{name}", fake, lib=_library)
-    return getattr(torch.ops.fusebackend, name).default
+    op = getattr(torch.ops.fusebackend, name).default
+    if structured is not None:
+        _structured[op] = structured
+    _indices[op] = dict(indices or {})
+    return op
+
+
+def is_structured(op: torch._ops.OpOverload, output: torch.Tensor) -> bool:
+    """Whether an output means something to kernels that read it, so that no other values will do: as :func:`define` says, and by default
+    integers that an operator computes which is not PyTorch's."""
+    if op.namespace in ("aten", "prims", "inductor"):
+        return False
+    return _structured.get(op, not (output.is_floating_point() or output.is_complex() or output.dtype is torch.bool))
+
+
+def indices_of(op: torch._ops.OpOverload) -> Mapping[str, str]:
+    """The arguments of an operator that hold indices, each with the argument that bounds them, as :func:`define` was told."""
+    return _indices.get(op, {})

@@ -8,12 +8,12 @@ Inductor's cache hits; where one has changed, the key is another one.
 from __future__ import annotations
 
 import dataclasses
-import json
+import re
 from pathlib import Path
+from typing import Any
 
 from fusebackend import cache_keys
-from fusebackend.log import log
-from fusebackend.native import cache
+from fusebackend.native import cache, kept_files
 from fusebackend.profitability import measurement_store
 
 
@@ -69,27 +69,27 @@ class DecisionRecord:
         """Writes the decisions so far. Where the cache can't be written, nothing is kept."""
         if self._path is None or not (self._decisions or self._unmeasured_sites):
             return
-        data = {
-            "token": self.token,
-            "decisions": {k: dataclasses.asdict(d) for k, d in self._decisions.items()},
-            "unmeasured_sites": sorted(self._unmeasured_sites),
-        }
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            cache.write_atomically(self._path, json.dumps(data).encode())
-        except OSError as error:
-            log.debug("decisions not kept: %s", error)
+        kept_files.write(self._path, dataclasses.asdict(_Kept(self.token, self._decisions, sorted(self._unmeasured_sites))))
 
     def _read(self, path: Path) -> None:
-        try:
-            data = json.loads(path.read_bytes())
-            token, sites = str(data["token"]), {str(s) for s in data["unmeasured_sites"]}
-            self._decisions = {k: RegionDecision(**d) for k, d in data["decisions"].items()}
-            self.token, self._unmeasured_sites = token, sites
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.debug("kept decisions not readable: %s", error)
+        kept = kept_files.read(path, _kept)
+        if kept is not None:
+            self.token, self._decisions, self._unmeasured_sites = kept.token, kept.decisions, set(kept.unmeasured_sites)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    token: str
+    decisions: dict[str, RegionDecision]
+    unmeasured_sites: list[str]
+
+
+def _kept(data: Any) -> _Kept:
+    found: _Kept = kept_files.decoded(_Kept, data)
+    for key in (found.token, *found.decisions, *found.unmeasured_sites):
+        if not re.fullmatch(r"[0-9a-f-]*", key):  # names files
+            raise ValueError(f"no key: {key[:100]!r}")
+    return found
 
 
 def _decided_now(region: str, before: RegionDecision, remeasures: bool) -> bool | None:

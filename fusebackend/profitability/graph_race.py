@@ -72,7 +72,9 @@ class _Race:
         key = None
         try:
             key, device = self.key()
-            answer = self.gate.ask(key, lambda: self.timed(device), self.gate.budget.why_spent())
+            answer = self.gate.ask(
+                key, lambda: self.timed(device), self.gate.budget.why_spent(), kept=self.gate.are_identified(self.ours.patterns)
+            )
         except Exception as error:
             answer = Answer(None, self.gate.why_failed("racing", error))
         substituted = answer.measurement is None or answer.measurement.kept

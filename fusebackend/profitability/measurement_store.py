@@ -7,14 +7,14 @@ A measurement is about one region of a graph on one kind of device with one set 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fusebackend import cache_keys
 from fusebackend.log import log
-from fusebackend.native import cache
+from fusebackend.native import cache, kept_files
 from fusebackend.rewriting.outcome import both_times
 
 
@@ -54,15 +54,15 @@ def load(key: str) -> Measurement | None:
 def save(key: str, measurement: Measurement) -> None:
     """Keeps a measurement for later processes. Where the cache can't be written, nothing is kept."""
     try:
-        cache.write_atomically(folder() / f"{key}.json", json.dumps(dataclasses.asdict(measurement)).encode())
-    except (OSError, cache.CacheError) as error:
+        kept_files.write(folder() / f"{key}.json", dataclasses.asdict(measurement))
+    except cache.CacheError as error:
         log.debug("verdict not kept: %s", error)
 
 
 def sites() -> frozenset[str]:
     """The sites of which a measurement is kept (:func:`fusebackend.cache_keys.site`); none where the cache directory can't be used."""
     try:
-        return frozenset(cache_keys.site_of(name) for name in os.listdir(folder()))
+        return frozenset(cache_keys.site_of(name) for name in os.listdir(folder()) if name.endswith(".json"))
     except (OSError, cache.CacheError) as error:
         log.debug("no kept verdicts: %s", error)
         return frozenset()
@@ -70,7 +70,7 @@ def sites() -> frozenset[str]:
 
 def stored() -> Iterator[tuple[str, Measurement]]:
     """All kept measurements with their keys, oldest first."""
-    for path in sorted(folder().glob("*.json"), key=lambda p: p.stat().st_mtime):
+    for path in sorted(folder().glob("*.json"), key=_modified):
         measurement = _read(path)
         if measurement is not None:
             yield path.stem, measurement
@@ -78,10 +78,7 @@ def stored() -> Iterator[tuple[str, Measurement]]:
 
 def clear() -> int:
     """Forgets all measurements, unreadable ones too. Returns their number."""
-    found = list(folder().glob("*.json"))
-    for path in found:
-        path.unlink(missing_ok=True)
-    return len(found)
+    return len([path for path in folder().glob("*.json") if kept_files.remove(path)])
 
 
 def folder() -> Path:
@@ -89,15 +86,19 @@ def folder() -> Path:
     return cache.directory("gate")
 
 
-def _read(path: Path) -> Measurement | None:
+def _modified(path: Path) -> float:
     try:
-        data = json.loads(path.read_bytes())
-        measurement = Measurement(**data)
-        if not isinstance(measurement.kept, bool) or not all(t > 0 for t in (measurement.replaced_ms, measurement.inductor_ms)):
-            raise ValueError(f"no measurement: {data}")
-        return measurement
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        log.debug("kept verdict %s not readable: %s", path.name, error)
-        return None
+        return path.stat().st_mtime
+    except OSError:  # another process cleared it
+        return 0.0
+
+
+def _read(path: Path) -> Measurement | None:
+    return kept_files.read(path, _measurement)
+
+
+def _measurement(data: Any) -> Measurement:
+    found: Measurement = kept_files.decoded(Measurement, data)
+    if found.replaced_ms <= 0 or found.inductor_ms <= 0:
+        raise ValueError("a time is not positive")
+    return found

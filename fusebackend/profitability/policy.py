@@ -73,6 +73,7 @@ class Gate:
         self._answers: dict[str, Answer] = {}  # by region, of this compile
         self._measured_sites: frozenset[str] | None = None
         self._contexts: dict[tuple, str] = {}
+        self._identities: dict[Pattern, str | None] = {}
         self._ranks = Ranks(seconds + 60) if mode != "auto" and timing else None
 
     def refuse_unbuilt(self, proposal: Proposal) -> Reject | None:
@@ -102,7 +103,9 @@ class Gate:
             known = self._answers.get(key)
             if known is None:
                 subject = f"{proposal.pattern.name} {describe.shapes(match.outputs, emitted)}"
-                answer = self.ask(key, lambda: self._time(region, subject), self._why_not_timed(region, estimate), calls=region.is_calls)
+                why_not = self._why_not_timed(region, estimate)
+                kept = self.are_identified([proposal.pattern])
+                answer = self.ask(key, lambda: self._time(region, subject), why_not, calls=region.is_calls, kept=kept)
                 self._answers[key] = Answer(answer.measurement, "as above" if answer.measurement is not None else answer.why)
             else:
                 answer = known
@@ -120,22 +123,25 @@ class Gate:
         source = describe.source_of(match.outputs[0])
         return Decision(refusal, verdict_of(proposal.pattern.name, proposal.graph, source, answer, refusal is None))
 
-    def ask(self, key: str, timed: Callable[[], Measurement], why_not_timed: str | None, calls: bool = False) -> Answer:
+    def ask(
+        self, key: str, timed: Callable[[], Measurement], why_not_timed: str | None, *, calls: bool = False, kept: bool = True
+    ) -> Answer:
         """What is known under that key, by rank 0, from an earlier compile, or by timing it now.
 
         Args:
             timed: takes the measurement.
             why_not_timed: why it may not be taken now; None where it may.
             calls: whether calling both forms as they are is a measurement also where regions are compiled.
+            kept: whether measurements are read and written; not where a pattern may be another one under the same name tomorrow.
         """
         with self._ranks.agreed(key) if self._ranks else contextlib.nullcontext(Exchange()) as exchange:
             if exchange.received is not None:
-                if exchange.received.measurement is not None:  # for the next process, where ranks share no disk
+                if exchange.received.measurement is not None and kept:  # for the next process, where ranks share no disk
                     measurement_store.save(key, exchange.received.measurement)
                 return exchange.received
-            answer = Answer(self._look_up(key), "cached")
+            answer = Answer(self._look_up(key) if kept else None, "cached")
             if answer.measurement is None or (answer.measurement.how == "calls" and self.mode != "auto" and not calls):
-                answer = self._measured(key, timed) if why_not_timed is None else Answer(None, why_not_timed)
+                answer = self._measured(key, timed, kept) if why_not_timed is None else Answer(None, why_not_timed)
             exchange.send(Answer(answer.measurement, f"{answer.why}, by rank 0" if answer.why else ""))
             return answer
 
@@ -147,9 +153,21 @@ class Gate:
                 cache_keys.machine(device),
                 loader.load().key,
                 inductor_config.save_config_portable(),
-                [p.fingerprint() for p in patterns],
+                [self._identity(p) or f"unidentified {p.name}" for p in patterns],
             )
         return self._contexts[name]
+
+    def are_identified(self, patterns: Sequence[Pattern]) -> bool:
+        """Whether measurements made with these patterns may be kept."""
+        return all(self._identity(p) is not None for p in patterns)
+
+    def _identity(self, pattern: Pattern) -> str | None:
+        if pattern not in self._identities:
+            try:
+                self._identities[pattern] = pattern.fingerprint()
+            except cache_keys.UnidentifiableError:
+                self._identities[pattern] = None
+        return self._identities[pattern]
 
     def why_failed(self, doing: str, error: Exception) -> str:
         """The reason that is reported where something can't be timed."""
@@ -182,13 +200,14 @@ class Gate:
             log.debug("no kept verdicts: %s", error)
             return None
 
-    def _measured(self, key: str, timed: Callable[[], Measurement]) -> Answer:
+    def _measured(self, key: str, timed: Callable[[], Measurement], kept: bool) -> Answer:
         try:
             with self.budget.spending():
                 measurement = timed()
         except Exception as error:
             return Answer(None, self.why_failed("timing", error))
-        measurement_store.save(key, measurement)
+        if kept:
+            measurement_store.save(key, measurement)
         return Answer(measurement, "measured")
 
     def _time(self, region: Region, subject: str) -> Measurement:

@@ -8,7 +8,7 @@ the CPU to check that every index is in range. A graph for which this can't be s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import fx
 from torch._inductor import inductor_prims  # noqa: F401  defines torch.ops.prims.inductor_*
 
 from fusebackend import fx_utils as g
+from fusebackend.native import ops
 from fusebackend.profitability.unfit import Unfit
 
 aten = torch.ops.aten
@@ -65,35 +66,38 @@ _STYLES = ((1.0, False), (0.02, False), (0.02, True))
 
 
 class Samples:
-    """Draws inputs for one graph.
+    """Draws inputs for one graph, and for another form of it.
 
     Args:
         graph: its nodes have fake values.
         fakes: the graph's inputs: fake tensors and SymInts, in the order of the placeholders.
+        replaced: a graph with the same inputs that computes the same in another way. Its operators may be anybody's: the integers that
+            they read must be indices in ``graph`` already, which says how large they may be.
         copies: how many times the inputs must fit into the memory that is free.
 
     Raises:
         Unfit: why no inputs can be drawn.
     """
 
-    def __init__(self, graph: fx.Graph, fakes: Sequence[Any], copies: float = 3.0):
-        self._placeholders = graph.find_nodes(op="placeholder")
+    def __init__(self, graph: fx.Graph, fakes: Sequence[Any], replaced: fx.Graph | None = None, copies: float = 3.0):
+        placeholders = graph.find_nodes(op="placeholder")
         self._fakes = list(fakes)
-        self._sites = _index_sites(graph)
-        self._cone = _cone(self._sites)
-        self._highs = _highs(self._sites)
+        self._forms = [_Indexing(graph)] + ([] if replaced is None else [_Indexing(replaced)])
         _check_integer_consumers(graph)
-        self.mutated = _mutated(graph, self._placeholders)
+        if replaced is not None:
+            _check_integers_of_replacement(replaced, bounded=set(self._forms[0].highs))
+        self.mutated = _mutated(graph, placeholders)
         self._style = _STYLES[0]
         _check_memory(self._fakes, copies)
 
     def draw(self) -> list[Any]:
         """New inputs: real tensors, and the hints of symbolic sizes. Uses torch's default generators."""
         drawn = []
-        for node, fake in zip(self._placeholders, self._fakes):
-            high = self._highs.get(node, _BOUND_WITHOUT_INDEX)
+        for position, fake in enumerate(self._fakes):
+            high = min([form.highs[position] for form in self._forms if position in form.highs], default=_BOUND_WITHOUT_INDEX)
             drawn.append(_random(fake, high, *self._style) if isinstance(fake, torch.Tensor) else _number(fake))
-        self._verify(drawn)
+        for form in self._forms:
+            form.verify(drawn)
         return drawn
 
     def settle(self, compute: Callable[[list[Any]], Any]) -> None:
@@ -108,7 +112,27 @@ class Samples:
                 return
         raise Unfit("its results are not finite on random inputs")
 
-    def _verify(self, drawn: list[Any]) -> None:
+
+class _Indexing:
+    """Where a graph indexes, and by what.
+
+    Attributes:
+        highs: for every integer input that an index is computed from, by position, the smallest size that it indexes.
+    """
+
+    def __init__(self, graph: fx.Graph):
+        self._placeholders = graph.find_nodes(op="placeholder")
+        self._sites = _index_sites(graph)
+        self._cone = _cone(self._sites)
+        self.highs: dict[int, int] = {}
+        for _, index, size in self._sites:
+            for node in _cone([(index, index, size)]):
+                if node.op == "placeholder":
+                    position = self._placeholders.index(node)
+                    self.highs[position] = min(self.highs.get(position, size), size)
+
+    def verify(self, drawn: list[Any]) -> None:
+        """Evaluates the integer part of the graph on the CPU. Unfit: an index would be out of range."""
         values: dict[fx.Node, Any] = dict(zip(self._placeholders, drawn))
         for node in self._cone:
             if node.op == "placeholder":
@@ -139,6 +163,12 @@ def _index_sites(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node, int]]:
         elif node.target is aten.embedding.default:
             call = g.arguments(node)
             of, indices = g.value(call["weight"]), [(call["indices"], 0)]
+        elif isinstance(node.target, torch._ops.OpOverload) and ops.indices_of(node.target):
+            call = g.arguments(node)
+            for index, bound in ops.indices_of(node.target).items():
+                if call[index] is not None:
+                    sites.append((node, call[index], _hint_of(call[bound])))
+            continue
         else:
             continue
         for index, dim in indices:
@@ -147,6 +177,10 @@ def _index_sites(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node, int]]:
             size = (g.hint(of.shape[dim]) if of.dim() else 1) or 0
             sites.append((node, index, size))
     return sites
+
+
+def _hint_of(size: Any) -> int:
+    return g.hint(g.value(size) if isinstance(size, fx.Node) else size) or 0
 
 
 def _cone(sites: list[tuple[fx.Node, fx.Node, int]]) -> list[fx.Node]:
@@ -165,25 +199,39 @@ def _cone(sites: list[tuple[fx.Node, fx.Node, int]]) -> list[fx.Node]:
     return sorted(found)
 
 
-def _highs(sites: list[tuple[fx.Node, fx.Node, int]]) -> dict[fx.Node, int]:
-    """For every integer input that an index is computed from, the smallest size that it indexes."""
-    highs: dict[fx.Node, int] = {}
-    for _, index, size in sites:
-        for node in _cone([(index, index, size)]):
-            if node.op == "placeholder":
-                highs[node] = min(highs.get(node, size), size)
-    return highs
-
-
 def _check_integer_consumers(graph: fx.Graph) -> None:
+    for node, _ in _readers_of_unknown_integers(graph):
+        raise Unfit(f"it is not known which integers {g.describe(node)} accepts")
+
+
+def _check_integers_of_replacement(graph: fx.Graph, bounded: set[int]) -> None:
+    """Whatever reads integers that are not known to be harmless there, they come from inputs that index in the original too."""
+    placeholders = graph.find_nodes(op="placeholder")
+    for node, integers in _readers_of_unknown_integers(graph):
+        seen, stack = set(), [integers]
+        while stack:
+            source = stack.pop()
+            if source in seen:
+                continue
+            seen.add(source)
+            stack += source.all_input_nodes
+            is_integer = isinstance(g.value(source), torch.Tensor) and g.value(source).dtype in _INTEGERS
+            if source.op == "placeholder" and is_integer and placeholders.index(source) not in bounded:
+                raise Unfit(f"{source.name} indexes nothing in the original: it is not known which integers {g.describe(node)} accepts")
+
+
+def _readers_of_unknown_integers(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Each node that may fault by the values of integers that it reads, with one that it reads."""
     allowed = _HARMLESS | _INDEX_LISTS | _INDEX_ALONG_DIM | {aten.embedding.default}
     for node in graph.nodes:
         if node.op != "call_function" or node.target in allowed:
             continue
+        if isinstance(node.target, torch._ops.OpOverload) and ops.indices_of(node.target):
+            continue
         for i in node.all_input_nodes:
             value = g.value(i)
             if isinstance(value, torch.Tensor) and value.dtype in _INTEGERS:
-                raise Unfit(f"it is not known which integers {g.describe(node)} accepts")
+                yield node, i
 
 
 def _mutated(graph: fx.Graph, placeholders: Sequence[fx.Node]) -> list[int]:

@@ -19,7 +19,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from fusebackend import cache_keys
 from fusebackend import fx_utils as g
-from fusebackend.native import user_kernels
+from fusebackend.native import ops, user_kernels
 from fusebackend.profitability.fresh_inputs import fresh_inputs, symbols_of
 from fusebackend.profitability.unfit import Unfit
 
@@ -147,7 +147,7 @@ def are_nearly_calls(core: Sequence[fx.Node]) -> bool:
 
 def _region(core: Sequence[fx.Node], emitted: Sequence[fx.Node], renamed: dict[fx.Node, fx.Node], neighbours: set[fx.Node]) -> Region:
     original, replaced = {*core, *neighbours}, {*emitted, *neighbours}
-    # What is not a tensor can't be an input: the region computes it itself.
+    # What is not a tensor, and what random numbers can't stand for, can't be an input: the region computes it itself, in both forms.
     stack = [i for n in original | replaced for i in n.all_input_nodes]
     while stack:
         node = stack.pop()
@@ -169,7 +169,15 @@ def _region(core: Sequence[fx.Node], emitted: Sequence[fx.Node], renamed: dict[f
 
 
 def _can_be_input(node: fx.Node) -> bool:
-    return node.op != "get_attr" and isinstance(g.value(node), (torch.Tensor, torch.SymInt, int))
+    value = g.value(node)
+    if node.op == "get_attr" or not isinstance(value, (torch.Tensor, torch.SymInt, int)):
+        return False
+    if not isinstance(value, torch.Tensor):
+        return True
+    if g.is_view(node) and not (value.is_floating_point() or value.is_complex()):
+        return False  # one form may read an index, the other a view of it: they must be the same numbers
+    owner = g.through_views(node)
+    return not (isinstance(owner.target, torch._ops.OpOverload) and ops.is_structured(owner.target, value))
 
 
 def _neighbours(core: set[fx.Node], emitted: set[fx.Node]) -> set[fx.Node]:

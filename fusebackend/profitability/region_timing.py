@@ -39,7 +39,7 @@ def time_region(region: Region, subject: str, *, calls: bool, brief: bool, patch
         raise Unfit("nothing can be compiled besides in an ahead-of-time compile")
     with timer.undisturbed(region.device):
         original, replaced, fakes = (region.without_neighbours() if calls else region).modules()
-        samples = Samples(original.graph, fakes)
+        samples = Samples(original.graph, fakes, replaced.graph)
         forms = [_called(m) if calls else compile_apart(m, fakes, patches) for m in (replaced, original)]
         seconds, draws = (0.03, 1) if brief else (0.3, 3)
         ours, theirs = timer.medians_ms(forms, samples, region.device, seconds=seconds, draws=draws)

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fusebackend.native.kept_files import decoded
 from fusebackend.report.text import report_text
 from fusebackend.rewriting.outcome import GraphCode, GraphNode, Rejection, Source, Substitution, Verdict
 
@@ -80,29 +81,28 @@ class Report:
         """The report that :meth:`to_dict` was called on.
 
         Raises:
-            KeyError, TypeError: this is no report.
+            KeyError, TypeError, ValueError, OverflowError: this is no report.
         """
+        sources = decoded(list[Source], data["sources"])
 
-        def revived(kind: type, item: dict[str, Any]) -> Any:
-            item = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
-            return kind(**{**item, "source": Source(**item["source"])})
-
-        sources = [Source(**s) for s in data["sources"]]
-
-        def nodes(items: list[dict[str, Any]]) -> tuple[GraphNode, ...]:
-            return tuple(GraphNode(**{**n, "inputs": tuple(n["inputs"]), "source": sources[n["source"]]}) for n in items)
+        def node(item: dict[str, Any]) -> GraphNode:  # thousands of them: not by `decoded`
+            name, target, spec, inputs = item["name"], item["target"], item["spec"], item["inputs"]
+            if type(inputs) is not list or not all(type(text) is str for text in (name, target, spec, *inputs)):
+                raise TypeError(f"a node of {name}, {target}, {spec}, {inputs}")
+            return GraphNode(name, target, tuple(inputs), spec, sources[item["source"]])
 
         def graph(item: dict[str, Any]) -> GraphCode:
-            return GraphCode(**{**item, **{k: nodes(item[k]) for k in ("nodes_before", "nodes_after")}})
+            nodes = {k: tuple(map(node, item[k])) for k in ("nodes_before", "nodes_after")}
+            return dataclasses.replace(decoded(GraphCode, {k: v for k, v in item.items() if k not in nodes}), **nodes)
 
         return cls(
-            [revived(Substitution, s) for s in data["substitutions"]],
-            [revived(Rejection, r) for r in data["rejections"]],
+            decoded(list[Substitution], data["substitutions"]),
+            decoded(list[Rejection], data["rejections"]),
             [graph(c) for c in data["graphs"]],
-            [revived(Verdict, v) for v in data["verdicts"]],
-            data["from_cache"],
-            data["notes"],
-            data["seconds"],
+            decoded(list[Verdict], data["verdicts"]),
+            decoded(bool, data["from_cache"]),
+            decoded(list[str], data["notes"]),
+            decoded(float, data["seconds"]),
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:

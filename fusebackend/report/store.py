@@ -15,8 +15,7 @@ from pathlib import Path
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._logging import trace_structured
 
-from fusebackend.log import log
-from fusebackend.native import cache
+from fusebackend.native import kept_files
 from fusebackend.report.model import Report
 
 
@@ -27,22 +26,13 @@ def path(key: str) -> Path:
 
 def save(report: Report, key: str) -> None:
     """Keeps a report for later processes. Where the cache can't be written, nothing is kept."""
-    try:
-        path(key).parent.mkdir(parents=True, exist_ok=True)
-        cache.write_atomically(path(key), json.dumps(report.to_dict()).encode())
-    except OSError as error:
-        log.debug("report not kept: %s", error)
+    kept_files.write(path(key), report.to_dict())
 
 
 def load(key: str) -> Report | None:
     """The report of an earlier compile with the same key, or None."""
-    try:
-        return dataclasses.replace(Report.from_dict(json.loads(path(key).read_bytes())), from_cache=True)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        log.debug("kept report not readable: %s", error)
-        return None
+    found = kept_files.read(path(key), Report.from_dict)
+    return None if found is None else dataclasses.replace(found, from_cache=True)
 
 
 def trace(report: Report) -> None:

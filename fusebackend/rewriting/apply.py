@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import fx
@@ -37,6 +37,7 @@ def rewrite(
     check: bool = False,
     code: bool | None = None,
     policy: ProfitabilityPolicy | None = None,
+    priorities: Mapping[str, int] | None = None,
 ) -> GraphOutcome:
     """Applies ``patterns`` to ``graph``, which is called ``name``.
 
@@ -47,19 +48,30 @@ def rewrite(
         code: whether a graph without any match or near miss is shown too: with its code (True, takes milliseconds), without
             it (False), or not at all (None).
         policy: asked of each match whether it pays; None applies all.
+        priorities: of the patterns, by name, where they are not to be those of now.
 
     Returns:
         What was done.
     """
-    return _Rewriting(graph, name, strict, fuel or Fuel(), check, policy).run(patterns, code)
+    return _Rewriting(graph, name, strict, fuel or Fuel(), check, policy, priorities or {}).run(patterns, code)
 
 
 class _Rewriting:
     """One graph that is being rewritten."""
 
-    def __init__(self, graph: fx.Graph, name: str, strict: bool, fuel: Fuel, check: bool, policy: ProfitabilityPolicy | None):
+    def __init__(
+        self,
+        graph: fx.Graph,
+        name: str,
+        strict: bool,
+        fuel: Fuel,
+        check: bool,
+        policy: ProfitabilityPolicy | None,
+        priorities: Mapping[str, int],
+    ):
         self.graph, self.name = graph, name
         self.strict, self.fuel, self.check, self.policy = strict, fuel, check, policy
+        self.priorities = priorities
         self.substitutions: list[Substitution] = []
         self.rejections: list[Rejection] = []
         self.verdicts: list[Verdict] = []
@@ -92,7 +104,7 @@ class _Rewriting:
                 found.append((pattern, node, answer))
             elif isinstance(answer, Reject):
                 self.reject(pattern, node, answer)
-        return sorted(found, key=lambda c: (-c[0].priority, -len(c[2].nodes)))
+        return sorted(found, key=lambda c: (-self.priorities.get(c[0].name, c[0].priority), -len(c[2].nodes)))
 
     def apply_all(self, candidates: Sequence[tuple[Pattern, fx.Node, Match]]) -> None:
         taken: dict[fx.Node, Pattern] = {}

@@ -6,9 +6,10 @@ the match removes; no mutation may lie between the matched nodes, nor between th
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import fx
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from fusebackend import fx_utils as g
 from fusebackend.rewriting.pattern import Emitter, Match, Reject
@@ -39,7 +40,11 @@ def difference(match: Match, new: tuple[fx.Node, ...], emitter: Emitter) -> str 
     for node in inputs:
         if node in inside:
             return f"it uses {node.name}, which it replaces"
-    for node in emitted:
+    for node in emitter.nodes:
+        if g.is_mutating(node):
+            return f"{g.describe(node)} writes to memory that others may read"
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return f"{g.describe(node)} draws random numbers"
         late = next((i for i in node.all_input_nodes if not i < node), None)
         if late is not None:
             return f"it uses {late.name}, which is computed later"
@@ -55,9 +60,13 @@ def difference(match: Match, new: tuple[fx.Node, ...], emitter: Emitter) -> str 
         found = g.difference(g.value(old), g.value(replacement))
         if found:
             return found
-        for node in inputs:
-            if _share_storage(g.value(node), g.value(old)) != _share_storage(g.value(node), g.value(replacement)):
+        # What it returns without having computed it is read like an input: by whoever reads the output.
+        for node in {*inputs, *new} - emitted:
+            if g.share_storage(g.value(node), g.value(old)) != g.share_storage(g.value(node), g.value(replacement)):
                 return f"it and the original differ in whether the output aliases {node.name}"
+    for (a, new_a), (b, new_b) in itertools.combinations(zip(match.outputs, new), 2):
+        if g.share_storage(g.value(a), g.value(b)) != g.share_storage(g.value(new_a), g.value(new_b)):
+            return f"it and the original differ in whether the outputs {a.name} and {b.name} share memory"
     return None
 
 
@@ -70,9 +79,3 @@ def mutated_input(emitter: Emitter) -> str | None:
     emitted = set(emitter.nodes)
     mutated = next((i for n in emitter.nodes for i in n.all_input_nodes if i not in emitted and g.is_mutated_input(i)), None)
     return None if mutated is None else f"it reads {mutated.name}, which the program mutates later on"
-
-
-def _share_storage(a: object, b: object) -> bool:
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return False
-    return StorageWeakRef(a.untyped_storage()) == StorageWeakRef(b.untyped_storage())

@@ -27,6 +27,13 @@ def source_of(node: fx.Node) -> Source:
     return Source(frame["file"], int(frame["line"]), frame["function"], (frame["code"] or "").strip())
 
 
+def lines_of(gm: fx.GraphModule) -> set[tuple[str, int]]:
+    """The files and line numbers that the nodes of a graph, and of the graphs in it, come from."""
+    graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
+    stacks = {n.meta.get("stack_trace") or "" for graph in graphs for n in graph.nodes}
+    return {(m["file"], int(m["line"])) for stack in stacks for m in _FRAME.finditer(stack)}
+
+
 def substitution(
     pattern: str, graph: str, nodes: Iterable[fx.Node], outputs: Sequence[fx.Node], new_nodes: Sequence[fx.Node], note: str
 ) -> Substitution:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
@@ -15,7 +15,7 @@ from fusebackend import fx_utils as g
 from fusebackend.rewriting.apply import rewrite
 from fusebackend.rewriting.fuel import Fuel
 from fusebackend.rewriting.outcome import GraphOutcome
-from fusebackend.rewriting.pattern import Level
+from fusebackend.rewriting.pattern import Level, Pattern
 from fusebackend.rewriting.profitability_policy import ProfitabilityPolicy
 from fusebackend.rewriting.switches import select
 
@@ -34,6 +34,7 @@ class FusePass(CustomGraphPass):
         report_to: called with the outcome of each graph.
         code: whether a graph in which nothing was found is reported with its code.
         prefix: of the graphs' names.
+        patterns: those that ``names`` selects, where that was asked before.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class FusePass(CustomGraphPass):
         policy: ProfitabilityPolicy | None = None,
         code: bool = False,
         prefix: str = "",
+        patterns: Sequence[Pattern] | None = None,
     ):
         self.level = level
         self.names = names
         # Selected now: a backward is compiled later, under the same cache key, when other patterns may be switched on.
-        self.patterns = [p for p in select(names) if p.level == level]
+        self.patterns = [p for p in (select(names) if patterns is None else patterns) if p.level == level]
+        self._priorities = {p.name: p.priority for p in self.patterns}
         self.report_to = report_to
         self._settings: dict[str, Any] = dict(strict=strict, fuel=fuel, check=check, policy=policy)
         self._policy = policy
@@ -67,7 +70,7 @@ class FusePass(CustomGraphPass):
     def __call__(self, graph: fx.Graph) -> None:
         name = self.graph_name(graph)
         try:
-            outcome = rewrite(graph, self.patterns, name, code=self._code, **self._settings)
+            outcome = rewrite(graph, self.patterns, name, code=self._code, priorities=self._priorities, **self._settings)
         finally:
             if self._policy is not None:
                 self._policy.close()

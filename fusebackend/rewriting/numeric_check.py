@@ -5,6 +5,7 @@ It is for finding the substitution behind a wrong number: both forms run, so it 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
 import torch
@@ -32,7 +33,7 @@ class SiteError:
         return f"{self.site}: largest error {self.absolute:.2e} absolute, {self.relative:.2e} of the largest value ({self.calls} calls)"
 
 
-_pending: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+_pending: collections.deque[tuple[str, torch.Tensor, torch.Tensor]] = collections.deque()
 _errors: dict[str, SiteError] = {}
 
 
@@ -60,13 +61,13 @@ compare = ops.define(
 
 def numeric_errors() -> list[SiteError]:
     """The errors found so far, by site. Waits for the device; :func:`reset` clears them."""
-    for site, error, scale in _pending:
+    while _pending:  # another thread may add some meanwhile
+        site, error, scale = _pending.popleft()
         found = _errors.setdefault(site, SiteError(site))
         found.calls += 1
         absolute = error.item()
         found.absolute = max(found.absolute, absolute) if absolute == absolute else float("nan")
         found.relative = max(found.relative, absolute / max(scale.item(), 1e-300)) if absolute else found.relative
-    _pending.clear()
     return list(_errors.values())
 
 

@@ -12,12 +12,17 @@ import os
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A line of the user's program. ``str`` gives ``file:line in function: code``."""
+    """A line of the user's program. ``str`` gives ``file:line in function: code``.
+
+    Attributes:
+        elsewhere: the line is of another program, from which compiled code and report were taken: its graph is the same.
+    """
 
     file: str = ""
     line: int = 0
     function: str = ""
     code: str = ""
+    elsewhere: bool = False
 
     def __str__(self) -> str:
         if not self.file:
@@ -28,7 +33,8 @@ class Source:
     @property
     def short(self) -> str:
         """``model.py:12``"""
-        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
+        whose = " (another program's)" if self.elsewhere else ""
+        return f"{os.path.basename(self.file)}:{self.line}{whose}" if self.file else "?"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The patterns that are known in this process.
+"""The patterns that are known in this process, in all its threads.
 
 They come from the families of this package (:func:`fusebackend.rewriting.family.families`), from other packages through the
 entry-point group ``fusebackend.patterns`` (each entry names a module, or a function to call, that registers), and from the user's code.
@@ -7,33 +7,65 @@ entry-point group ``fusebackend.patterns`` (each entry names a module, or a func
 from __future__ import annotations
 
 import difflib
-import functools
 import threading
 from importlib.metadata import entry_points
+from typing import Any, get_args
+
+import torch
 
 from fusebackend.log import log
 from fusebackend.rewriting.family import families
-from fusebackend.rewriting.pattern import Pattern
+from fusebackend.rewriting.pattern import Level, Pattern
 
 ENTRY_POINTS = "fusebackend.patterns"
 
 _patterns: dict[str, Pattern] = {}
 _lock = threading.RLock()
+_loaded = False
+_loading: int | None = None  # the thread that loads
 
 
 def register(pattern: Pattern) -> Pattern:
     """Makes a pattern known. Returns it.
 
+    A compile that has begun keeps the patterns that it began with, in whichever thread this is called.
+
     Raises:
         ValueError: the name is taken, or this is not a pattern.
     """
-    if not isinstance(pattern, Pattern):
-        raise ValueError(f"register: {pattern!r} is a {type(pattern).__name__}; an instance of a subclass of fusebackend.Pattern is needed")
+    check(pattern)
     with _lock:
         if pattern.name in _patterns:
             raise ValueError(f"pattern name {pattern.name!r} is taken by {_patterns[pattern.name]!r}; unregister it first")
         _patterns[pattern.name] = pattern
     return pattern
+
+
+def check(pattern: Any) -> None:
+    """Raises ValueError, with what is accepted, if this is no pattern that a compile could use."""
+    if not isinstance(pattern, Pattern):
+        raise ValueError(f"register: {pattern!r} is a {type(pattern).__name__}; an instance of a subclass of fusebackend.Pattern is needed")
+    name = getattr(pattern, "name", None)
+    if not isinstance(name, str) or not name or name == "all" or name.startswith("-"):
+        raise ValueError(f"register: {type(pattern).__name__}.name is {name!r}; a string is needed, not 'all', and without a '-' in front")
+    check_level(name, pattern.level)
+    anchors: Any = getattr(pattern, "anchors", None)
+    packets = torch._ops.OpOverloadPacket
+    if not isinstance(anchors, (tuple, list)) or not anchors or not all(callable(a) and not isinstance(a, packets) for a in anchors):
+        raise ValueError(f"pattern {name!r}: anchors={anchors!r}; a tuple of operators is needed, e.g. (torch.ops.aten.relu.default,)")
+    check_priority(name, pattern.priority)
+
+
+def check_level(name: str, level: Any) -> None:
+    """Raises ValueError if graphs of that level are not rewritten."""
+    if level not in get_args(Level):
+        raise ValueError(f"pattern {name!r}: level={level!r}; {' or '.join(map(repr, get_args(Level)))} is accepted")
+
+
+def check_priority(name: str, priority: Any) -> None:
+    """Raises ValueError if priorities could not be compared with this one."""
+    if not isinstance(priority, int):
+        raise ValueError(f"pattern {name!r}: priority={priority!r}; an int is needed")
 
 
 def unregister(name: str) -> Pattern:
@@ -44,20 +76,23 @@ def unregister(name: str) -> Pattern:
 
 def get(name: str) -> Pattern:
     """The pattern of that name. ValueError if there is none."""
-    return _patterns[known(name)]
+    with _lock:
+        return _patterns[known(name)]
 
 
 def prioritize(name: str, priority: int) -> None:
     """Sets a pattern's priority: of two matches that overlap the higher wins, then the larger."""
+    check_priority(name, priority)
     get(name).priority = priority
 
 
 def known(name: str) -> str:
     """Returns ``name``. ValueError, with the closest name, if no pattern has it."""
-    if name not in known_names():
-        close = difflib.get_close_matches(name, known_names(), n=1)
+    names = known_names()
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else []
         hint = f"; did you mean {close[0]!r}?" if close else "."
-        raise ValueError(f"no pattern is called {name!r}{hint} Known: {', '.join(known_names())}")
+        raise ValueError(f"no pattern is called {name!r}{hint} Known: {', '.join(names)}")
     return name
 
 
@@ -68,20 +103,43 @@ def known_names() -> list[str]:
 
 def all_patterns() -> list[Pattern]:
     """Every known pattern, by descending priority, then by name."""
+    _load()
     with _lock:
-        _load()
         return sorted(_patterns.values(), key=lambda p: (-p.priority, p.name))
 
 
-@functools.cache
 def _load() -> None:
-    """Registers what this package and others bring along. One that fails must not take the rest with it."""
+    """Registers what this package and others bring along, once. One that fails must not take the rest with it."""
+    global _loaded, _loading
+    if _loaded or _loading == threading.get_ident():  # who registers asks which names are taken
+        return
+    from torch._dynamo.convert_frame import compile_lock
+
+    # What an entry point registers may be traced, which needs the first lock. A compile in another thread holds it, and may wait for the
+    # second: so both are taken in this order.
+    with compile_lock, _lock:
+        if _loaded:
+            return
+        _loading = threading.get_ident()
+        try:
+            _load_families()
+            _load_entry_points()
+            _loaded = True
+        finally:
+            _loading = None
+
+
+def _load_families() -> None:
     for family in families().values():
         try:
             for pattern in family.patterns:
-                register(pattern)
+                if _patterns.get(pattern.name) is not pattern:
+                    register(pattern)
         except Exception:
             log.exception("the patterns of %s could not be loaded and are off", family.name)
+
+
+def _load_entry_points() -> None:
     for entry in entry_points(group=ENTRY_POINTS):
         try:
             found = entry.load()

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from fusebackend.rewriting.pattern import Pattern
 from fusebackend.rewriting.registry import all_patterns, known
 
-_disabled: frozenset[str] = frozenset()
+_disabled: set[str] = set()
+_blocks: list[Switch] = []  # those that are open, in the order in which they were entered
 _lock = threading.Lock()
 
 
 class Switch:
-    """Takes effect when it is made. Used in a ``with`` statement, it is taken back at the end of the block."""
+    """Takes effect when it is made, in all threads. Used in a ``with`` statement, it is taken back at the end of the block."""
 
-    def __init__(self, disabled: frozenset[str]):
-        global _disabled
+    def __init__(self, names: frozenset[str], off: bool):
+        self._names, self._off = names, off
         with _lock:
-            self._before, _disabled = _disabled, disabled
+            self._changed = names - _disabled if off else names & _disabled
+            self._apply(_disabled)
+
+    def _apply(self, disabled: set[str]) -> None:
+        (disabled.update if self._off else disabled.difference_update)(self._names)
 
     def __enter__(self) -> None:
-        return None
+        # From a change for good to one of the block. Blocks of several threads may end in any order.
+        with _lock:
+            (_disabled.difference_update if self._off else _disabled.update)(self._changed)
+            _blocks.append(self)
 
     def __exit__(self, *_: object) -> None:
-        global _disabled
-        _disabled = self._before
+        with _lock:
+            _blocks.remove(self)
 
 
 def disable(*names: str) -> Switch:
@@ -33,7 +42,7 @@ def disable(*names: str) -> Switch:
     Raises:
         ValueError: no pattern of that name.
     """
-    return Switch(_disabled | set(map(known, names)))
+    return Switch(frozenset(map(known, names)), off=True)
 
 
 def enable(*names: str) -> Switch:
@@ -42,15 +51,23 @@ def enable(*names: str) -> Switch:
     Raises:
         ValueError: no pattern of that name.
     """
-    return Switch(_disabled - set(map(known, names)))
+    return Switch(frozenset(map(known, names)), off=False)
 
 
-def select(names: tuple[str, ...]) -> list[Pattern]:
+def select(names: Sequence[str], among: Sequence[Pattern] | None = None) -> list[Pattern]:
     """The patterns that the option ``fuse.patterns`` asks for: names, ``"all"``, and ``"-name"`` to leave one out.
 
     A list that only leaves out starts from all; an empty one asks for none. Naming a pattern switches it on.
+
+    Args:
+        among: the known patterns (:func:`fusebackend.rewriting.registry.all_patterns`) at the time that counts; None is now.
     """
     excluded = {n[1:] for n in names if n.startswith("-")}
     included = {n for n in names if not n.startswith("-")} or ({"all"} if excluded else set())
-    off = excluded | (_disabled - included)
-    return [p for p in all_patterns() if p.name not in off and ("all" in included or p.name in included)]
+    with _lock:
+        disabled = set(_disabled)
+        for block in _blocks:
+            block._apply(disabled)
+    off = excluded | (disabled - included)
+    patterns = all_patterns() if among is None else among
+    return [p for p in patterns if p.name not in off and ("all" in included or p.name in included)]

@@ -145,6 +145,7 @@ INDEX_ADD_ZEROS = ops.define(f"index_add_zeros(SymInt rows, {_OPTIONS}) -> Tenso
 INDEX_PLAN = ops.define(
     "index_plan(Tensor index, SymInt rows, int? ignore_index, int bounds, Tensor? source_index, SymInt source_rows) -> Tensor",
     fake=_fake_plan,
+    indices={"index": "rows", "source_index": "source_rows"},
 )
 KERNELS = (INDEX_ADD_, INDEX_ADD, INDEX_ADD_ZEROS, INDEX_PLAN)
 

@@ -17,7 +17,7 @@ import fusebackend.patterns
 FLOORS = [
     [""],  # the package itself, which imports nothing when it is imported
     ["log", "progress", "cotangent"],
-    ["fx_utils"],
+    ["fx_utils", "identity"],
     ["cache_keys"],
     ["native"],
     ["rewriting"],

@@ -21,7 +21,6 @@ import fusebackend
 from fusebackend import Match, Pattern
 from fusebackend.native import build, cache, loader, manifest, toolchain, user_kernels
 from fusebackend.options import Options
-from fusebackend.report import store
 from fusebackend.session import code_identity
 
 KILLED = """
@@ -316,18 +315,6 @@ def test_a_process_that_is_killed_while_it_times_leaves_the_next_as_it_was(tmp_p
     assert not list((tmp_path / "cache" / "gate").iterdir())
     second = subprocess.run([sys.executable, "-c", TIMING, began, "0"], capture_output=True, text=True, timeout=120)
     assert "{'transpose_add': 1} 1" in second.stdout, second.stderr
-
-
-@pytest.mark.parametrize("garbage", ["", "{", "[]", "null", '{"substitutions": 3}', '{"graphs": [{"name": 1}]}', "half", b"\xff\xfe"])
-def test_a_damaged_report_is_as_good_as_none(tmp_path, monkeypatch, garbage):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    full = fusebackend.explain(lambda x, y: x.t() + y, torch.randn(8, 6), torch.randn(6, 8))
-    store.save(full, "name")
-    assert store.load("name").substitutions == full.substitutions
-    text = store.path("name").read_text()
-    data = text[: len(text) // 2] if garbage == "half" else garbage
-    store.path("name").write_bytes(data if isinstance(data, bytes) else data.encode())
-    assert store.load("name") is None
 
 
 class Broken(Pattern):

@@ -21,6 +21,7 @@ def parse(mode=None, options=None):
         ({"fuse.strict": "yes"}, ["'fuse.strict'", "got 'yes'", "bool"]),
         ({"fuse.fuel": -1}, ["'fuse.fuel'", "got -1", "int >= 0"]),
         ({"mode": "fastest"}, ["unknown mode 'fastest'. Accepted: ", "max-autotune"]),
+        ({"fuse.patterns": "zzz"}, ["unknown pattern in option 'fuse.patterns' 'zzz'. Accepted: "]),
     ],
 )
 def test_a_wrong_option_is_an_error_that_names_what_is_accepted(options, words):

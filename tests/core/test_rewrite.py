@@ -74,6 +74,9 @@ def test_a_random_operator_is_refused():
         (lambda e, x: e.call(aten._to_copy.default, x, dtype=torch.float64), "dtype torch.float32 became torch.float64"),
         (lambda e, x: e.call(aten.empty_permuted.default, [6, 4], [1, 0]), "stride (4, 1) became (1, 6)"),
         (lambda e, x: e.call(aten.view.default, x, [6, 4]), "aliases"),
+        (lambda e, x: x, "aliases arg"),
+        (lambda e, x: e.call(aten.rand_like.default, x), "aten.rand_like.default draws random numbers"),
+        (lambda e, x: e.call(aten.sin_.default, e.call(aten.clone.default, x)), "aten.sin_.default writes to memory"),
         (lambda e, x: (e.call(aten.sin.default, x),) * 2, "1 outputs became 2"),
         (lambda e, x: e.call(aten.mm.default, x, x), "building the replacement raised"),
         (lambda e, x: 1 / 0, "building the replacement raised ZeroDivisionError"),
@@ -86,6 +89,37 @@ def test_a_wrong_replacement_is_refused_and_leaves_no_trace(interpreted, tempora
     assert not report.substitutions
     assert reason in report.rejections[0].reason
     assert report.graphs[0].before == report.graphs[0].after
+
+
+def test_an_output_that_is_the_argument_itself_is_not_made_of_a_copy(interpreted, temporary_pattern):
+    """The caller may write to the one and read the other."""
+
+    class Uncopied(Replace):
+        anchors = (aten.clone.default,)
+        level = "joint"
+
+    temporary_pattern(Uncopied(lambda e, x: x))
+    x = torch.zeros(6, 4)
+    y = interpreted(lambda x: x.clone())(x)
+    y.add_(1)
+    assert not x.any() and "aliases" in fusebackend.last_report().rejections[0].reason
+
+
+def test_two_outputs_do_not_become_one(temporary_pattern):
+    class Both(Replace):
+        def match(self, node):
+            return Match((node, node.next), lambda e: (e.call(aten.sin.default, node.args[0]),) * 2)
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    both = [graph.call_function(aten.sin.default, (x,)) for _ in range(2)]
+    graph.output(tuple(both))
+    with FakeTensorMode() as mode:
+        for node in (x, *both):
+            node.meta["val"] = mode.from_tensor(torch.randn(4))
+    torch.fx.GraphModule(torch.nn.Module(), graph)
+    outcome = rewrite(graph, [Both(None)], "forward")
+    assert not outcome.substitutions and "share memory" in outcome.rejections[0].reason
 
 
 def test_strict_raises_what_a_pattern_raises(interpreted, temporary_pattern):

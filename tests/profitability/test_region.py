@@ -1,11 +1,14 @@
 """What the gate times of a graph: a match with its pointwise neighbours on both sides, in both forms."""
 
+import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusebackend import fx_utils as graph
+from fusebackend.native import ops
 from fusebackend.profitability import region
 from fusebackend.profitability.random_inputs import Samples
+from fusebackend.profitability.unfit import Unfit
 
 aten = torch.ops.aten
 mm, matmul = aten.mm.default, aten.matmul.default
@@ -88,3 +91,81 @@ def test_both_forms_of_a_region_run():
         for form in (original, replaced):
             torch.testing.assert_close(form(*inputs), (fn(*(i for i in inputs if isinstance(i, torch.Tensor))),))
         assert matmul in [n.target for n in replaced.graph.nodes]
+
+
+def _order(index, rows):
+    return torch.argsort(index, stable=True).int()
+
+
+def _sum_in_order(self, index, source, order):
+    assert torch.equal(order, _order(index, 0)), "a kernel would read elsewhere"
+    return self.index_add(0, index[order.long()], source[order.long()])
+
+
+#: Two operators, the second of which reads what the first computed, and would fault by anything else.
+ORDER = ops.define(
+    "test_order(Tensor index, SymInt rows) -> Tensor",
+    fake=lambda index, rows: index.new_empty(index.shape, dtype=torch.int32),
+    python_kernels={"CPU": _order},
+    indices={"index": "rows"},
+)
+SUM_IN_ORDER = ops.define(
+    "test_sum_in_order(Tensor self, Tensor index, Tensor source, Tensor order) -> Tensor",
+    fake=lambda self, index, source, order: torch.empty_like(self),
+    python_kernels={"CPU": _sum_in_order},
+)
+
+
+def replaced_sum(view):
+    """The region of a sum by an index, replaced by a call that reads the order of the index, which stands in the graph already."""
+
+    def fn(x, source, index):
+        order = ORDER(index.view(-1), 5)
+        return x.index_add(0, view(index), torch.sin(source)) + 1, order + 1
+
+    traced = make_fx(fn, tracing_mode="fake")(torch.randn(5, 3), torch.randn(7, 3), torch.randint(5, (7, 1))).graph
+    (order,), (total,) = (traced.find_nodes(op="call_function", target=t) for t in (ORDER, aten.index_add.default))
+    x, _, index, source = total.args
+    with traced.inserting_before(total):
+        new = traced.call_function(SUM_IN_ORDER, (x, order.args[0], source, order))
+    new.meta["val"] = total.meta["val"]
+    return region.extract((total,), (new,), {total: new}), order
+
+
+def test_what_an_operator_of_ours_computed_is_computed_again_and_never_random():
+    """Nor do the two forms see different numbers where one reads a view of what the other reads."""
+    found, order = replaced_sum(lambda index: index.select(1, 0))
+    assert order not in found.inputs and order in found.original and order in found.replaced
+    assert order in found.outputs, "used in both forms, so that both are timed with it"
+    for part in (found, found.without_neighbours()):
+        assert not [n for n in part.inputs if graph.is_view(n)]
+        original, replaced, fakes = part.modules()
+        samples = Samples(original.graph, fakes, replaced.graph)
+        for _ in range(5):
+            inputs = samples.draw()
+            for expected, got in zip(original(*inputs), replaced(*inputs), strict=True):
+                torch.testing.assert_close(got, expected)
+
+
+def test_what_is_structured_can_be_said():
+    integers, floats = torch.ones(2, dtype=torch.int32), torch.ones(2)
+    assert ops.is_structured(ORDER, integers) and not ops.is_structured(ORDER, floats) and not ops.is_structured(ORDER, integers > 0)
+    assert not ops.is_structured(aten.argsort.stable, integers), "PyTorch checks"
+    copied = ops.define("test_copy(Tensor x) -> Tensor", fake=torch.empty_like, structured=False)
+    packed = ops.define("test_pack(Tensor x) -> Tensor", fake=torch.empty_like, structured=True)
+    assert not ops.is_structured(copied, integers) and ops.is_structured(packed, floats)
+
+
+def test_integers_that_only_the_replacement_reads_as_an_index_are_not_drawn():
+    """As a one-hot product that becomes a table look-up: nothing says how large they may be."""
+
+    def form(fn):
+        traced = make_fx(fn, tracing_mode="fake")(torch.randn(5, 3), torch.randint(5, (7,))).graph
+        return traced, [n.meta["val"] for n in traced.find_nodes(op="placeholder")]
+
+    original, fakes = form(lambda table, i: (i[:, None] == 3).float() @ table[:1])
+    replaced, _ = form(lambda table, i: SUM_IN_ORDER(table, i, table[:1], i))
+    with pytest.raises(Unfit, match="indexes nothing in the original: it is not known which integers fusebackend.test_sum_in_order"):
+        Samples(original, fakes, replaced)
+    indexed, _ = form(lambda table, i: table[i] * 1)
+    assert all((Samples(original, fakes, indexed).draw()[1] < 5).all() for _ in range(20)), "PyTorch's own operators say it"

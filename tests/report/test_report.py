@@ -173,3 +173,26 @@ def test_code_that_was_decided_on_at_other_magnitudes_is_not_taken_from_the_cach
         fn(torch.randn(rows, columns), torch.randn(columns, rows))
         assert fusebackend.last_report().counts() == counts
     assert fusebackend.last_report().from_cache
+
+
+@pytest.mark.codegen
+def test_a_kept_report_says_whose_lines_it_names_and_is_logged(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_LOGS", "+fusebackend")
+    program = SCRIPT.replace("print(", "print(report)\nprint(")
+    (tmp_path / "first.py").write_text(program)
+    (tmp_path / "second.py").write_text("# the same graph, one line further down\n" + program)
+
+    def run(name):
+        done = subprocess.run([sys.executable, tmp_path / name, '{"fuse.gate": "off"}'], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    first, again, second = run("first.py"), run("first.py"), run("second.py")
+    assert "from the cache" not in first.stdout and "from the cache" in again.stdout and "from the cache" in second.stdout
+    assert "another program" not in first.stdout + again.stdout
+    assert "first.py:7 (another program's)" in second.stdout
+    assert "another program" not in run("first.py").stdout, "they are its own again"
+    for done in (again, second):
+        (line,) = [x for x in done.stderr.splitlines() if "transpose_add in forward at first.py:7" in x]
+        assert "(code from Inductor's cache)" in line

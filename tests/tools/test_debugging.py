@@ -71,6 +71,19 @@ def test_bisect_says_when_substitutions_are_not_to_blame(interpreted, temporary_
     assert "passes with all 1" in str(bisect(lambda: interpreted(torch.sin)(torch.ones(3)) is not None))
 
 
+@pytest.mark.codegen
+def test_bisect_leaves_the_kept_report_as_it_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x, y = torch.randn(8, 6), torch.randn(6, 8)
+    fn = lambda: torch.compile(lambda x, y: (x.t() + y) @ x, backend="fuse", options={"fuse.gate": "off"})(x, y)  # noqa: E731
+    fn()
+    assert not bisect(lambda: fn() is None).passes_without
+    torch._dynamo.reset()
+    fn()
+    report = fusebackend.last_report()
+    assert report.from_cache and report.counts() == {"transpose_add": 1} and not report.rejections
+
+
 def test_verify_finds_fault_with_a_structural_pattern(temporary_pattern):
     class Wrong(Scale):
         def examples(self):
