@@ -13,6 +13,9 @@ import torch
 
 _library = torch.library.Library("fusebackend", "FRAGMENT")
 
+#: All operators of this package, and those that users made by ``load_kernel``.
+defined: list[torch._ops.OpOverload] = []
+
 
 def define(
     schema: str,
@@ -40,4 +43,5 @@ def define(
     for key, kernel in (python_kernels or {}).items():
         _library.impl(name, kernel, key)
     torch.library.register_fake(f"fusebackend::{name}", fake, lib=_library)
-    return getattr(torch.ops.fusebackend, name).default
+    defined.append(getattr(torch.ops.fusebackend, name).default)
+    return defined[-1]

@@ -9,7 +9,7 @@ import torch
 
 from fusebackend import cache_keys
 from fusebackend.log import log
-from fusebackend.native import build, cache, manifest
+from fusebackend.native import build, cache, manifest, ops
 from fusebackend.progress import progress_line
 
 _keys: dict[str, str] = {}
@@ -76,7 +76,8 @@ def load_kernel(
             folder = build.build(plan, progress=progress)
         torch.ops.load_library(str(folder / manifest.LIBRARY))
     _keys[name] = plan.key if plan else "reference"
-    return getattr(getattr(torch.ops, namespace), operator).default
+    ops.defined.append(getattr(getattr(torch.ops, namespace), operator).default)
+    return ops.defined[-1]
 
 
 def library_key(op: torch._ops.OpOverload) -> str:
