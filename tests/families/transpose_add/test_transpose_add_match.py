@@ -133,3 +133,13 @@ def test_more_dimensions_than_the_kernels_take_are_refused(interpreted, library,
         assert len(report.substitutions) == 1
     else:
         assert f"{dims} dimensions; up to 16 are accepted" in report.rejections[0].reason
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_a_product_that_overflows_is_not_hidden_by_the_sum(interpreted, library, rows):
+    x, y = torch.full((40, rows), -3e38).bfloat16(), torch.full((rows, 40), 3e38).bfloat16()
+    x[3:] = -torch.inf
+    found = interpreted(lambda x, y: torch.add(x.t(), y, alpha=2))(x, y)
+    expected = torch.add(x.t(), y, alpha=2)
+    assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isinf(), expected.isinf())
+    assert expected.isnan().any() and expected.isinf().any()
