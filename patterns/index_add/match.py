@@ -138,7 +138,7 @@ def _emit(e: Emitter, site: Site, deterministic: bool, sharing: list[Site]) -> f
         values = e.call(aten.expand.default, one, values.args[0])
     if site.index_dims != 1:
         shape = list(g.value(site.self).shape)
-        shape[site.dim] = -1
+        shape[site.dim] = site.entries if isinstance(site.entries, int) else -1
         values = e.call(aten.reshape.default, values, shape)
 
     def flat(vector: fx.Node | None) -> fx.Node | None:

@@ -59,6 +59,15 @@ def test_an_index_that_is_shorter_than_the_source_is_left_alone(interpreted, wid
     check(interpreted, lambda i, s: torch.zeros(4, width).scatter_add(0, i.expand(6, width), s), index, source, count=0, reason="cover all")
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (0, 4), (3, 4)])
+@pytest.mark.parametrize("index", [(8, 2), (0, 2), ()])
+def test_an_index_of_any_rank_onto_empty_rows(interpreted, shape, index):
+    x, i, s = torch.randn(shape), torch.zeros(index, dtype=torch.int64), torch.randn(*index, shape[1])
+    if not shape[0] and i.numel():
+        return  # every index is out of range
+    check(interpreted, lambda x, i, s: x.index_put((i,), s, accumulate=True), x, i, s)
+
+
 # ---- factors ----
 
 SMALL, HUGE = 1e-38, 1e38
