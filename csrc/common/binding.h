@@ -62,6 +62,10 @@ inline std::optional<DType> to_dtype(ScalarType t) {
   }
 }
 
+inline bool on_same_device(const Tensor& a, const Tensor& b) {
+  return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
+}
+
 inline std::vector<int64_t> to_vector(IntHeaderOnlyArrayRef ref) { return {ref.begin(), ref.end()}; }
 
 }  // namespace fusebackend

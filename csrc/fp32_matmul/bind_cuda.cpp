@@ -102,7 +102,6 @@ Tensor matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& d, 
   std::vector<int64_t> sizes{p.m, p.n};
   if (rank == 3) sizes.insert(sizes.begin(), p.batch);
   Tensor c = empty_like_sized(a, sizes);
-  if (c.numel() == 0) return c;
 
   const bool add = d && beta != 0;
   p.a = matrix(a, p.batch, p.m, p.k);
@@ -113,6 +112,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& d, 
   p.alpha = float(alpha), p.beta = add ? float(beta) : 0.f;
   set_planes(p.a, a, a_planes, a_inner);
   set_planes(p.b, b, b_planes, b_inner);
+  if (c.numel() == 0) return c;
 
   const CudaScope scope(a);
   const Kernel chosen = kernel_named(kernel);

@@ -47,6 +47,7 @@ struct Operators {
   static Tensor index_add_zeros(int64_t rows, int64_t dim, const Tensor& index, const Tensor& source, Optional weight,
                                 Optional source_index, double alpha, std::optional<int64_t> ignore_index, int64_t bounds, bool precise,
                                 bool deterministic, Optional plan) {
+    STD_TORCH_CHECK(rows >= 0, "index_add: a negative number of rows");
     std::vector<int64_t> sizes = to_vector(source.sizes());
     sizes[wrap_dim(dim, source.dim())] = rows;
     Tensor out = empty_like_sized(source, sizes);

@@ -28,6 +28,10 @@ inline int64_t wrap_dim(int64_t dim, int64_t rank) {
   return wrapped;
 }
 
+inline void check_device(const Tensor& t, const Tensor& like, const char* name) {
+  STD_TORCH_CHECK(on_same_device(t, like), "index_add: ", name, " is on another device");
+}
+
 inline EntryVector entry_vector(const Tensor& t, int64_t n, const char* name) {
   STD_TORCH_CHECK(t.dim() == 1 && t.size(0) == n, "index_add: ", name, " must have one element for each of the ", n, " entries");
   return {t.data_ptr(), t.stride(0), t.scalar_type() == ScalarType::Long};
@@ -44,17 +48,22 @@ inline Params make_index_params(const Tensor& index, int64_t rows, const std::op
   STD_TORCH_CHECK(bounds >= 0 && bounds % kSourceStrict <= int64_t(Bounds::kDrop) && bounds < 2 * kSourceStrict,
                   "index_add: bounds must be 0 (strict), 1 (wrap) or 2 (drop), plus 4 if negative source indices are errors");
   STD_TORCH_CHECK(index.dim() == 1, "index_add: index must have one dimension");
+  STD_TORCH_CHECK(rows >= 0 && source_rows >= 0, "index_add: a negative number of rows");
   Params p;
   p.n = index.size(0);
   p.rows = rows;
   p.source_rows = source_rows;
   p.index = index_vector(index, p.n, "index");
-  if (source_index) p.source_index = index_vector(*source_index, p.n, "source_index");
+  if (source_index) {
+    check_device(*source_index, index, "source_index");
+    p.source_index = index_vector(*source_index, p.n, "source_index");
+  }
   p.bounds = Bounds(bounds % kSourceStrict);
   p.source_wraps = bounds < kSourceStrict;
   p.has_ignore = ignore_index.has_value();
   p.ignore = ignore_index.value_or(0);
   STD_TORCH_CHECK(rows > 0 || p.n == 0 || p.bounds == Bounds::kDrop, "index_add: every index is out of range of a dimension of size 0");
+  STD_TORCH_CHECK(!source_index || source_rows > 0 || p.n == 0, "index_add: every source index is out of range of a dimension of size 0");
   return p;
 }
 
@@ -87,6 +96,8 @@ inline Params make_params(const Tensor& out, const void* initial, const Options&
   STD_TORCH_CHECK(out.scalar_type() == o.source.scalar_type(), "index_add: self and source must have the same dtype");
   const std::optional<DType> dtype = to_dtype(out.scalar_type());
   STD_TORCH_CHECK(dtype.has_value(), "index_add: dtype is not supported");
+  check_device(o.source, out, "source");
+  check_device(o.index, out, "index");
   Params p = make_index_params(o.index, out.size(dim), o.source_index, o.source.size(dim), o.ignore_index, o.bounds);
   p.dtype = *dtype;
   p.out = out.data_ptr();
@@ -94,6 +105,7 @@ inline Params make_params(const Tensor& out, const void* initial, const Options&
   p.source = o.source.data_ptr();
   STD_TORCH_CHECK(o.source_index || p.source_rows == p.n, "index_add: ", p.n, " indices for ", p.source_rows, " rows of source");
   if (o.weight) {
+    check_device(*o.weight, out, "weight");
     STD_TORCH_CHECK(o.weight->scalar_type() == o.source.scalar_type(), "index_add: weight and source must have the same dtype");
     p.weight = entry_vector(*o.weight, p.n, "weight");
   }
@@ -114,6 +126,7 @@ inline Params make_params(const Tensor& out, const void* initial, const Options&
   if (p.deterministic || p.precise || o.sorted_index) check_sortable(p);
   if (o.sorted_index) {
     const Tensor& t = *o.sorted_index;
+    check_device(t, out, "plan");
     STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.dim() == 1 && t.size(0) == sorted_index_words(p) && t.stride(0) == 1,
                     "index_add: the plan is of another index, or for another number of rows");
     p.sorted_index = t.data_ptr();

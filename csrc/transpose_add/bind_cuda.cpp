@@ -4,8 +4,8 @@ namespace fusebackend::transpose_add {
 namespace {
 
 Tensor transpose_add(const Tensor& x, const Tensor& y, double alpha, int64_t ialpha, const std::vector<int64_t>& order) {
-  const CudaScope scope(x);
   return add_with(x, y, order, [&](const tile::Problem& problem, DType type) {
+    const CudaScope scope(x);  // x may be on a CPU until add_with has checked it
     check_cuda(launch_add(problem, type, {alpha, ialpha}, scope.stream()), "transpose_add");
   });
 }

@@ -52,9 +52,11 @@ class Builder:
         dtype: of new inputs, by default.
         moves: whether all lines so far only move data.
         training: whether inputs may require grad.
-        special: whether inputs hold infinities and NaNs.
+        special: whether inputs hold infinities and NaNs, or numbers of all magnitudes.
         exact: whether inputs hold small integers.
         dynamic: whether the program is to run with other sizes too.
+        kinds: the unusual things that were drawn.
+        tries_bad_index: whether an index out of range would tell more than usual.
     """
 
     def __init__(self, draw: Any):
@@ -65,7 +67,9 @@ class Builder:
         self.results: list[str] = []
         self.moves = True
         self.training = self.chance(50)
-        self.special = self.chance(6)
+        self.kinds: set[str] = set()
+        self.tries_bad_index = False
+        self.special = self.chance(12)
         self.exact = not self.special and self.chance(25)
         self.dynamic = self.chance(5)
         names = ("f32",) * 6 + ("f64",) + ("bf16", "f16") * 2
@@ -89,6 +93,10 @@ class Builder:
     def size(self) -> int:
         return self.pick(SIZES)
 
+    def note(self, kind: str) -> None:
+        """Counts the program among those of this kind."""
+        self.kinds.add(kind)
+
     def shape(self, dims: int) -> tuple[int, ...]:
         """A random shape of that rank, of at most ``MAX_ELEMENTS`` elements."""
         shape: list[int] = []
@@ -96,6 +104,16 @@ class Builder:
             size = self.size()
             most = MAX_ELEMENTS // max(math.prod(shape), 1)
             shape.append(size if size <= most else max(1, min(most, 3)))
+        if 0 in shape or 1 in shape:
+            self.note("size 0" if 0 in shape else "size 1")
+        return tuple(shape)
+
+    def long_shape(self) -> tuple[int, ...]:
+        """A random shape of more dims than most kernels take; so few of them longer than 1 that two such tensors may broadcast."""
+        self.note("many dims")
+        shape = [1] * self.integer(8, 20)
+        for _ in range(self.integer(2, 8)):
+            shape[self.integer(0, len(shape) - 1)] = self.pick((2, 2, 3))
         return tuple(shape)
 
     def permutation(self, dims: int) -> tuple[int, ...]:
@@ -106,6 +124,9 @@ class Builder:
 
     def number(self) -> str:
         """A random factor, as it stands in the source."""
+        if self.special and self.chance(50):
+            self.note("huge factor")
+            return self.pick(("1e12", "1e-12", "1e30", "-1e-30", "float('inf')", "float('nan')", "1e-320", "1e300", "-0.0"))
         if self.dtype.is_floating_point or self.dtype.is_complex:
             return self.pick(("2", "-1", "0.5", "1.5", "0", "-3.25", "1"))
         return self.pick(("2", "1", "3", "0")) if self.dtype == torch.uint8 else self.pick(("2", "-1", "3", "0", "1"))
@@ -130,7 +151,12 @@ class Builder:
                 fields["expanded"] = (self.integer(0, dims - 1),)
             if kind == 11 and dims == 2:
                 fields["overlap"] = True
-        fields.setdefault("fill", "special" if self.special else "integers" if self.exact else "normal")
+        if "fill" not in fields:
+            fields["fill"] = self.pick(("special", "scales")) if self.special else "integers" if self.exact else "normal"
+            if self.special:
+                self.note(f"{fields['fill']} values")
+        if not shape:
+            self.note("0-d tensor")
         if self.training and dtype.is_floating_point and "grad" not in fields:
             fields["grad"] = self.pick(("leaf", "leaf", None, "inner"))
         spec = Spec(shape, dtype, seed=len(self.inputs), **fields)

@@ -31,6 +31,7 @@ class Program:
         deterministic: run under torch.use_deterministic_algorithms(True).
         autocast: run under torch.autocast to bf16.
         moves: the program only moves data, so that even the bits of NaNs must agree.
+        kinds: the unusual things that were drawn, as the result of a run counts them.
     """
 
     inputs: tuple[Spec, ...]
@@ -42,6 +43,7 @@ class Program:
     deterministic: bool = False
     autocast: bool = False
     moves: bool = False
+    kinds: tuple[str, ...] = ()
 
     @property
     def training(self) -> bool:

@@ -50,7 +50,7 @@ def programs(draw: Any, device: str = "cpu") -> Program:
     settings = Program((), (), (), deterministic=b.chance(6), autocast=b.chance(5))
     with settings.context("cpu"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(b.pick((1, 1, 1, 2))):
+        for _ in range(b.pick((1, 1, 2, 2))):
             for _ in range(b.pick((0, 0, 0, 1, 2))):
                 step(b)
             cores = _cores(device)
@@ -66,7 +66,8 @@ def programs(draw: Any, device: str = "cpu") -> Program:
     for _ in range(b.pick((0, 1, 2, 3))):
         outputs.append(b.pick(made if b.chance(85) else list(b.values)))
     path = "dynamic" if b.dynamic else "dynamo" if b.chance(4) else "direct"
-    if device == "cpu" and b.chance(4):  # on CUDA a device-side assertion would end the process
+    if device == "cpu" and b.chance(40 if b.tries_bad_index else 4):  # on CUDA a device-side assertion would end the process
+        b.note("bad index")
         b.inputs = [dataclasses.replace(s, fill="bad index") if s.fill == "index" else s for s in b.inputs]
     return Program(
         inputs=tuple(b.inputs),
@@ -78,4 +79,5 @@ def programs(draw: Any, device: str = "cpu") -> Program:
         deterministic=settings.deterministic,
         autocast=settings.autocast,
         moves=b.moves,
+        kinds=tuple(sorted(b.kinds)),
     )

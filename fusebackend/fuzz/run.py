@@ -38,6 +38,7 @@ class Result:
         codegen: how many of them went through Inductor's code generation.
         families: pattern -> programs in which it substituted something.
         substitutions: pattern -> substitutions.
+        kinds: kind -> programs of that kind, and those of them with a substitution.
         skipped: how many eager refused.
         inductors: in how many Inductor differs from eager without this package.
         seconds: the duration of the run.
@@ -49,12 +50,13 @@ class Result:
     codegen: int = 0
     families: Counter = dataclasses.field(default_factory=Counter)
     substitutions: Counter = dataclasses.field(default_factory=Counter)
+    kinds: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     skipped: int = 0
     inductors: int = 0
     seconds: float = 0.0
     wrong: list[tuple[Program, Comparison, bool]] = dataclasses.field(default_factory=list)
 
-    def add(self, comparison: Comparison, codegen: bool) -> None:
+    def add(self, program: Program, comparison: Comparison, codegen: bool) -> None:
         if comparison.skipped:
             self.skipped += 1
             return
@@ -64,6 +66,10 @@ class Result:
         self.families.update(comparison.counts.keys())
         self.substitutions.update(comparison.counts)
         self.inductors += bool(comparison.inductors)
+        for kind in program.kinds:
+            counted = self.kinds.setdefault(kind, [0, 0])
+            counted[0] += 1
+            counted[1] += bool(comparison.counts)
 
     def __str__(self) -> str:
         rate = 1000 * self.seconds / max(self.programs, 1)
@@ -74,6 +80,10 @@ class Result:
             f" ({share:.0f} %) with a substitution: {families}; {self.inductors} where Inductor alone differs from eager;"
             f" {self.skipped} refused by eager; {rate:.0f} ms a program"
         )
+
+    def by_kind(self) -> str:
+        """How many programs there were of each kind, and how many of them had a substitution."""
+        return "\n".join(f"  {kind}: {n} programs, {s} with a substitution" for kind, (n, s) in sorted(self.kinds.items()))
 
 
 class Wrong(AssertionError):
@@ -222,7 +232,7 @@ def _chunk(result: Result, number: int, count: int, device: str, codegen_every: 
                 gc.collect()
             comparison = check(program, device, codegen)
             if not failures:
-                result.add(comparison, codegen)
+                result.add(program, comparison, codegen)
             if not comparison.wrong:
                 return
             failures[program] = Wrong(program, comparison, codegen)

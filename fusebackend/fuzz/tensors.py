@@ -14,6 +14,7 @@ FILLS = {
     "integers": "small integers, whose sums and products are exact in any order",
     "normal": "normally distributed",
     "special": "normally distributed, with infinities, NaNs, signed zeros and denormal numbers",
+    "scales": "normally distributed, times a power of ten each: from below the normal numbers to where products overflow",
     "zeros": "zeros",
     "index": "uniform in [0, bound)",
     "signed index": "uniform in [-bound, bound)",
@@ -105,6 +106,9 @@ class Spec:
             return torch.randint(low, 5, (count,), generator=generator).to(self.dtype)
         wide = torch.complex128 if self.dtype.is_complex else torch.float64
         drawn = torch.randn(count, dtype=wide, generator=generator)
+        if self.fill == "scales":
+            smallest, largest = (-7, 4) if self.dtype == torch.float16 else (-41, 38)
+            drawn *= 10.0 ** torch.randint(smallest, largest + 1, (count,), generator=generator)
         if self.fill == "special" and count:
             where = torch.randperm(count, generator=generator)[: 1 + count // 8]  # distinct: of two writes to one element, either may win
             which = torch.randint(0, len(_SPECIAL), where.shape, generator=generator)

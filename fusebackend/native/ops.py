@@ -15,6 +15,9 @@ _library = torch.library.Library("fusebackend", "FRAGMENT")
 _structured: dict[torch._ops.OpOverload, bool] = {}
 _indices: dict[torch._ops.OpOverload, dict[str, str]] = {}
 
+#: All operators of this package, and those that users made by ``load_kernel``.
+defined: list[torch._ops.OpOverload] = []
+
 
 def define(
     schema: str,
@@ -51,6 +54,7 @@ def define(
     if structured is not None:
         _structured[op] = structured
     _indices[op] = dict(indices or {})
+    defined.append(op)
     return op
 
 

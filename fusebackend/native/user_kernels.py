@@ -9,7 +9,7 @@ import torch
 
 from fusebackend import cache_keys
 from fusebackend.log import log, warn_once
-from fusebackend.native import build, cache, dynamic_library, manifest, trust
+from fusebackend.native import build, cache, dynamic_library, manifest, ops, trust
 from fusebackend.progress import progress_line
 
 _keys: dict[str, str] = {}
@@ -83,7 +83,8 @@ def load_kernel(
         except (OSError, manifest.DamagedError, trust.UntrustedError) as error:
             raise build.BuildError(f"load_kernel: {error}") from error
     _keys[name] = plan.key if plan else "reference"
-    return getattr(getattr(torch.ops, namespace), operator).default
+    ops.defined.append(getattr(getattr(torch.ops, namespace), operator).default)
+    return ops.defined[-1]
 
 
 def library_key(op: torch._ops.OpOverload) -> str:

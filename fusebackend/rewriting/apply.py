@@ -21,7 +21,7 @@ from fusebackend.log import log, warn_once
 from fusebackend.rewriting import checks, describe
 from fusebackend.rewriting.fuel import Fuel
 from fusebackend.rewriting.outcome import GraphCode, GraphOutcome, Rejection, Substitution, Verdict
-from fusebackend.rewriting.pattern import Emitter, Match, Pattern, Reject, inherited_meta
+from fusebackend.rewriting.pattern import Emitter, Match, Pattern, Refusal, Reject, inherited_meta
 from fusebackend.rewriting.profitability_policy import ProfitabilityPolicy, Proposal
 
 T = TypeVar("T")
@@ -142,6 +142,7 @@ class _Rewriting:
             estimate = self.guarded(pattern, anchor, "estimating", lambda: pattern.estimate(match))
             if isinstance(estimate, Reject):
                 return estimate
+            match = estimate.instead or match
             proposal = Proposal(pattern, self.name, match, estimate)
             refusal = self.policy.refuse_unbuilt(proposal)
             if refusal is not None:
@@ -183,9 +184,11 @@ class _Rewriting:
         return made
 
     def guarded(self, pattern: Pattern, node: fx.Node, doing: str, call: Callable[[], T]) -> T | Reject:
-        """What ``call`` returns, or the rejection that its exception becomes."""
+        """What ``call`` returns, or the rejection that its exception becomes. An operator that refuses its arguments is no failure."""
         try:
             return call()
+        except Refusal as refusal:
+            return Reject(f"the operator refuses it: {refusal}", node, "unsupported")
         except Exception as error:
             if self.strict:
                 raise

@@ -12,6 +12,7 @@ from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from fusebackend import fx_utils as g
+from fusebackend.native import fallbacks
 from fusebackend.rewriting.apply import rewrite
 from fusebackend.rewriting.fuel import Fuel
 from fusebackend.rewriting.outcome import GraphOutcome
@@ -69,11 +70,14 @@ class FusePass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         name = self.graph_name(graph)
+        fallbacks.register()  # before anything is timed
+        programs_own = fallbacks.custom_operators(graph)
         try:
             outcome = rewrite(graph, self.patterns, name, code=self._code, priorities=self._priorities, **self._settings)
         finally:
             if self._policy is not None:
                 self._policy.close()
+        fallbacks.register(fallbacks.custom_operators(graph) - programs_own)
         if name in self.outcomes:  # a graph that is compiled a second time, say as a CUDA graph after a race
             outcome = dataclasses.replace(outcome, seconds=outcome.seconds + self.outcomes[name].seconds)
         self.outcomes[name] = outcome

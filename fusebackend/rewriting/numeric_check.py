@@ -10,7 +10,8 @@ import dataclasses
 
 import torch
 
-from fusebackend.native import ops
+from fusebackend import fx_utils as g
+from fusebackend.native import arguments, ops
 
 
 @dataclasses.dataclass
@@ -37,7 +38,19 @@ _pending: collections.deque[tuple[str, torch.Tensor, torch.Tensor]] = collection
 _errors: dict[str, SiteError] = {}
 
 
+def _check(replacement: torch.Tensor, original: torch.Tensor) -> None:
+    same = arguments.same_sizes(replacement.shape, original.shape) and replacement.dtype == original.dtype
+    torch._check(same, lambda: f"numeric_check: {g.spec(replacement)} replaces {g.spec(original)}")
+    arguments.check_device("numeric_check", original, replacement=replacement)
+
+
+def _fake(replacement: torch.Tensor, original: torch.Tensor, site: str) -> torch.Tensor:
+    _check(replacement, original)
+    return torch.empty_like(replacement)
+
+
 def _compare(replacement: torch.Tensor, original: torch.Tensor, site: str) -> torch.Tensor:
+    _check(replacement, original)
     if replacement.numel() and (replacement.is_floating_point() or replacement.is_complex()):
         kind = torch.complex128 if replacement.is_complex() else torch.float64
         both_nan = replacement.isnan() & original.isnan()
@@ -52,7 +65,7 @@ def _compare(replacement: torch.Tensor, original: torch.Tensor, site: str) -> to
 
 compare = ops.define(
     "numeric_check(Tensor replacement, Tensor original, str site) -> Tensor",
-    fake=lambda replacement, original, site: torch.empty_like(replacement),
+    fake=_fake,
     python_kernels={"CompositeExplicitAutograd": _compare},
     layout=torch.Tag.needs_exact_strides,
     tags=(torch.Tag.cudagraph_unsafe,),

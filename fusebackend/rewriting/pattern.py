@@ -55,12 +55,14 @@ class Estimate:
         reason: why it does not pay, or why that can't be told, in a sentence for the user; empty where it pays.
         code: the kind of reason, as for :class:`Reject`.
         node: the node that decides, e.g. the neighbour; the anchor if None.
+        instead: the same site with less of it replaced, where only that pays, or may; what is said here is then said of it.
     """
 
     pays: bool | None = True
     reason: str = ""
     code: Code = "estimated_slower"
     node: fx.Node | None = None
+    instead: Match | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,10 @@ class Match:
         return (*self.interior, *self.outputs)
 
 
+class Refusal(RuntimeError):
+    """An operator's fake refuses its arguments, as its kernel would."""
+
+
 class Emitter:
     """Inserts the nodes of a replacement into the graph, each with its fake value computed at once.
 
@@ -117,7 +123,12 @@ class Emitter:
         node.meta.update(inherited_meta(anchor))
         fake_args, fake_kwargs = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         with self._fake_mode:
-            node.meta["val"] = target(*fake_args, **fake_kwargs)
+            try:
+                node.meta["val"] = target(*fake_args, **fake_kwargs)
+            except RuntimeError as error:
+                if getattr(target, "namespace", "") in ("", "aten", "prims"):
+                    raise
+                raise Refusal(str(error)) from error
         return node
 
     def before(self, node: fx.Node) -> Emitter:

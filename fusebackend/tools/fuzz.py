@@ -34,6 +34,7 @@ def fuzz(*, count: int | None, minutes: float | None, device: str, save_to: Path
     if minutes is None and count is None:
         minutes = 1.0
     result = run.fuzz(count=count, minutes=minutes, device=device, save_to=save_to, say=lambda line: print(line, flush=True), **settings)
+    print(result.by_kind())
     print(f"torch {torch.__version__}, {device}, seed {settings['start']}: {result}")
     if not result.programs:
         print("fusebackend: no program was compared: give it more --minutes", file=sys.stderr)

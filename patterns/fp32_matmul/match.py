@@ -2,12 +2,12 @@
 
 ``mm``, ``addmm``, ``bmm`` and ``baddbmm`` in fp32 become ``fusebackend::matmul`` where the user's precision setting asks for true fp32:
 
-    addmm: f32[8192, 3072] = aten.addmm(bias, x, w)          matmul = fusebackend.matmul(x, w, bias, 0.125, 0.125, planes, -1)
-    mul:   f32[8192, 3072] = aten.mul(addmm, 0.125)      ->
+    mm:  f32[8192, 3072] = aten.mm(x, w)           matmul = fusebackend.matmul(x, w, None, 0.125, 0.0, planes, -1)
+    mul: f32[8192, 3072] = aten.mul(mm, 0.125)  ->
 
-A constant factor behind a product is absorbed. Activations stay kernels of Inductor, as behind cuBLAS. An operand that several products
-use (the gradient of a linear layer's output; the input of q, k and v) is split into planes once, by ``fusebackend::matmul_planes``, if its
-planes fit the limit for temporary memory.
+A constant factor behind a product without an addend is absorbed. Activations stay kernels of Inductor, as behind cuBLAS. An operand that
+several products use (the gradient of a linear layer's output; the input of q, k and v) is split into planes once, by
+``fusebackend::matmul_planes``, if its planes fit the limit for temporary memory.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class Fp32Matmul(Pattern):
         product = accept(node)
         if not isinstance(product, Product):
             return product
-        factor = scaled(node)
-        output, scale = factor or (node, 1.0)
+        factor = scaled(product)
+        output, alpha = factor or (node, float(product.alpha))
 
         def emit(emitter: Emitter) -> fx.Node:
             planes = (*shared_planes(emitter, output, product.a), *shared_planes(emitter, output, product.b))
-            alpha, beta = product.alpha * scale, product.beta * scale
-            return emitter.call(matmul, product.a, product.b, product.d if beta else None, float(alpha), float(beta), *planes)
+            d, beta = (product.d, product.beta) if product.beta else (None, 0.0)
+            return emitter.call(matmul, product.a, product.b, d, alpha, float(beta), *planes)
 
         needed = min(sum(bytes_of_planes(x) or 0 for x in (product.a, product.b)), constant("planes_limit")) / 2**20
         note = f"in bf16 planes on tensor cores, to fp32 accuracy; at most {needed:.0f} MiB of temporary planes"

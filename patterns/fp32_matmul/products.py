@@ -64,10 +64,21 @@ def bytes_of_planes(operand: fx.Node, inner: int = -1) -> int | None:
     return sizes and 6 * math.prod(sizes) // max(sizes[inner], 1) * pitch(sizes[inner])
 
 
-def scaled(node: fx.Node) -> tuple[fx.Node, float] | None:
-    """The multiplication by a number that is the only user of a product: its node, and the number."""
-    users = list(node.users)
-    if len(users) != 1 or users[0].target is not aten.mul.Tensor or g.value(users[0]).dtype != torch.float32:
+def scaled(product: Product) -> tuple[fx.Node, float] | None:
+    """The multiplication by a number that is the only user of a product, if ``alpha`` can take it over: its node, and the new alpha.
+
+    Only without an addend: ``(ab + d) * c`` and ``c * ab + c * d`` overflow for different ``ab`` and ``d``. If ``alpha`` and the number are
+    both at least 1, or both at most 1, the value in between is out of range only if the result is.
+    """
+    users = list(product.node.users)
+    if (product.d is not None and product.beta != 0) or len(users) != 1 or users[0].target is not aten.mul.Tensor:
+        return None
+    if g.value(users[0]).dtype != torch.float32:
         return None
     number = next((a for a in users[0].args if isinstance(a, (int, float))), None)
-    return None if number is None else (users[0], float(number))
+    if number is None:
+        return None
+    alpha, numbers = float(product.alpha * number), (abs(product.alpha), abs(number))
+    same_side = 1 in numbers or (numbers[0] < 1) == (numbers[1] < 1)
+    fp32 = torch.finfo(torch.float32)
+    return (users[0], alpha) if same_side and fp32.tiny <= abs(alpha) <= fp32.max else None

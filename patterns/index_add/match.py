@@ -36,7 +36,7 @@ from fusebackend.native import loader
 from fusebackend.patterns.index_add import estimate as profit
 from fusebackend.patterns.index_add import shared_sort
 from fusebackend.patterns.index_add.ops import DTYPES, HALVES, INDEX_ADD, INDEX_ADD_, INDEX_ADD_ZEROS, KERNELS, WRAP, max_dims
-from fusebackend.patterns.index_add.sites import READERS, Site, only_user, read
+from fusebackend.patterns.index_add.sites import READERS, Site, is_accepted_alpha, only_user, read
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
 
 aten = torch.ops.aten
@@ -90,12 +90,7 @@ def _refusal(site: Site) -> Reject | None:
         return Reject(f"dtype {str(result.dtype).removeprefix('torch.')} is not supported")
     if source.dtype != result.dtype:
         return Reject("self and source differ in dtype", site.values)
-    if (
-        not isinstance(site.alpha, (int, float))
-        or not math.isfinite(site.alpha)
-        or abs(site.alpha) > 2**53
-        or 0 < abs(site.alpha) < 2**-100
-    ):
+    if not isinstance(site.alpha, (int, float)) or not is_accepted_alpha(site.alpha):
         return Reject(f"alpha is {site.alpha}, not a number that a kernel can take")
     if target.dim() > max_dims():
         return Reject(f"{target.dim()} dimensions; up to {max_dims()} are accepted")
@@ -143,7 +138,7 @@ def _emit(e: Emitter, site: Site, deterministic: bool, sharing: list[Site]) -> f
         values = e.call(aten.expand.default, one, values.args[0])
     if site.index_dims != 1:
         shape = list(g.value(site.self).shape)
-        shape[site.dim] = -1
+        shape[site.dim] = site.entries if isinstance(site.entries, int) else -1
         values = e.call(aten.reshape.default, values, shape)
 
     def flat(vector: fx.Node | None) -> fx.Node | None:

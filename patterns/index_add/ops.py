@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fusebackend.native import loader, ops
+from fusebackend import fx_utils as g
+from fusebackend.native import arguments, loader, ops
 
 #: What an index outside [0, rows) means: an error; counted from the end (``index_put``); adds nothing (embedding backward).
 STRICT, WRAP, DROP = 0, 1, 2
@@ -18,6 +21,7 @@ DTYPES = {
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
 }  # fmt: skip
 HALVES = {torch.float16, torch.bfloat16}
+INDEX_DTYPES = (torch.int64, torch.int32)
 
 _OPTIONS = (
     "int dim, Tensor index, Tensor source, Tensor? weight, Tensor? source_index, float alpha, int? ignore_index,"
@@ -115,28 +119,99 @@ def chunk_entries() -> int:
 def _limits() -> tuple[int, int]:
     """``index_add_limits()``. Without a library, whose operators nothing calls then, any numbers will do."""
     if loader.load().path is None:
-        return 0, 1
+        return 64, 1
     with _disable_current_modes():  # a fake tensor mode, when a fake asks
         return LIMITS()
 
 
+def _check_index(index, rows, ignore_index, bounds, source_index, source_rows) -> None:
+    """Refuses what ``make_index_params`` in csrc/index_add/make_params.h refuses."""
+    torch._check(
+        0 <= bounds < 2 * SOURCE_STRICT and bounds % SOURCE_STRICT <= DROP,
+        lambda: f"index_add: bounds={bounds}; 0 (strict), 1 (wrap) or 2 (drop) is accepted, plus 4",
+    )
+    torch._check(index.dim() == 1, lambda: f"index_add: index must have one dimension, not {index.dim()}")
+    _check_vector("index", index, index.shape[0], INDEX_DTYPES)
+    arguments.check_device("index_add", index, source_index=source_index)
+    if source_index is not None:
+        _check_vector("source_index", source_index, index.shape[0], INDEX_DTYPES)
+    known = [n for n in map(g.hint, (rows, source_rows)) if n is not None]
+    torch._check(all(n >= 0 for n in known), lambda: "index_add: a negative number of rows")
+    out_of_range = g.hint(rows) == 0 and g.hint(index.shape[0]) not in (0, None) and bounds % SOURCE_STRICT != DROP
+    torch._check(not out_of_range, lambda: "index_add: every index is out of range of a dimension of size 0")
+    out_of_range = source_index is not None and g.hint(source_rows) == 0 and g.hint(index.shape[0]) not in (0, None)
+    torch._check(not out_of_range, lambda: "index_add: every source index is out of range of a dimension of size 0")
+
+
+def _check_vector(name, vector, n, dtypes) -> None:
+    torch._check(vector.dtype in dtypes, lambda: f"index_add: {name} is {vector.dtype}, not {' or '.join(map(str, dtypes))}")
+    fits = vector.dim() == 1 and arguments.are_same(vector.shape[0], n)
+    torch._check(fits, lambda: f"index_add: {name}, {tuple(vector.shape)}, must have one element for each of the {n} entries")
+
+
+def _check_sortable(index, rows, source_rows) -> None:
+    sizes = [g.hint(n) or 0 for n in (index.shape[0], rows, source_rows)]
+    torch._check(
+        sizes[0] < 2**31 - 1 and sizes[1] < 2**31 - 1 and sizes[2] < 2**32 - 1,
+        lambda: "index_add: deterministic, precise and planned sums take fewer than 2^31 entries and rows",
+    )
+
+
+def _check(shape, like, dim, index, source, weight, source_index, alpha, ignore_index, bounds, precise, deterministic, plan=None) -> None:
+    """Refuses what ``make_params`` in csrc/index_add/make_params.h refuses. The sums have this shape, and dtype and device of ``like``."""
+    rank = len(shape)
+    torch._check(-rank <= dim < rank, lambda: f"index_add: dimension {dim} of a tensor with {rank}")
+    torch._check(source.dim() == rank, lambda: f"index_add: self has {rank} dimensions, source {source.dim()}")
+    torch._check(rank <= max_dims(), lambda: f"index_add: {rank} dimensions; up to {max_dims()} are accepted")
+    torch._check(like.dtype == source.dtype, lambda: f"index_add: self is {like.dtype} and source {source.dtype}")
+    torch._check(source.dtype in DTYPES, lambda: f"index_add: {source.dtype} is not supported")
+    arguments.check_device("index_add", like, source=source, index=index, weight=weight, plan=plan)
+    rows, source_rows = shape[dim], source.shape[dim]
+    _check_index(index, rows, ignore_index, bounds, source_index, source_rows)
+    fits = source_index is not None or arguments.are_same(index.shape[0], source_rows)
+    torch._check(fits, lambda: f"index_add: {index.shape[0]} indices for {source_rows} rows of source")
+    if weight is not None:
+        _check_vector("weight", weight, index.shape[0], (source.dtype,))
+    whole = (*shape[: dim % rank], source_rows, *shape[dim % rank + 1 :])
+    fits = arguments.same_sizes(source.shape, whole)
+    torch._check(fits, lambda: f"index_add: self, {tuple(shape)}, and source, {tuple(source.shape)}, differ beside dimension {dim}")
+    if precise or deterministic or plan is not None:
+        _check_sortable(index, rows, source_rows)
+    if plan is not None:
+        fits = arguments.same_sizes(plan.shape, [_plan_words(index, rows, source_index)])
+        right = fits and plan.dtype == torch.int32 and arguments.is_contiguous(plan)
+        torch._check(right, lambda: "index_add: the plan is of another index, or for another number of rows")
+
+
+def _plan_words(index, rows, source_index) -> Any:
+    n, chunk = index.shape[0], chunk_entries()
+    return n * (1 if source_index is None else 2) + rows + 1 + (n + chunk - 1) // chunk
+
+
 def _fake_in_place(self, *options):
-    return None
+    torch._check(not arguments.is_expanded(self), lambda: "index_add: self must not be expanded")
+    _check(self.shape, self, *options)
 
 
 def _fake(self, *options):
+    torch._check(arguments.covers_memory(self), lambda: "index_add: self must be dense and non-overlapping")
+    _check(self.shape, self, *options)
     return self.new_empty_strided(self.shape, self.stride())
 
 
 def _fake_zeros(rows, dim, index, source, *options):
+    rank = source.dim()
+    torch._check(-rank <= dim < rank, lambda: f"index_add: dimension {dim} of a tensor with {rank}")
     shape = list(source.shape)
     shape[dim] = rows
+    _check(shape, source, dim, index, source, *options)
     return source.new_empty(shape)
 
 
 def _fake_plan(index, rows, ignore_index, bounds, source_index, source_rows):
-    n, chunk = index.shape[0], chunk_entries()
-    return index.new_empty([n * (1 if source_index is None else 2) + rows + 1 + (n + chunk - 1) // chunk], dtype=torch.int32)
+    _check_index(index, rows, ignore_index, bounds, source_index, source_rows)
+    _check_sortable(index, rows, source_rows)
+    return index.new_empty([_plan_words(index, rows, source_index)], dtype=torch.int32)
 
 
 INDEX_ADD_ = ops.define(f"index_add_(Tensor(a!) self, {_OPTIONS}) -> ()", fake=_fake_in_place, layout=torch.Tag.needs_exact_strides)

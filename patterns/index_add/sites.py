@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import torch
@@ -78,6 +77,24 @@ class Site:
         self.notes.append(note)
 
 
+def is_exact(factor: Any) -> bool:
+    """Whether multiplying by a factor changes the sign at most."""
+    return isinstance(factor, (int, float)) and abs(factor) == 1
+
+
+def may_multiply(a: float, b: float) -> bool:
+    """Whether ``x * (a * b)`` overflows and underflows where ``x * b * a`` does, for any x, and a kernel takes ``a * b``.
+
+    If both factors are at least 1, or at most 1, the value in between is out of range only if the product is."""
+    same_side = abs(a) == 1 or abs(b) == 1 or (abs(a) < 1) == (abs(b) < 1)
+    return same_side and is_accepted_alpha(a * b)
+
+
+def is_accepted_alpha(alpha: float) -> bool:
+    """Whether a number is exact in every kernel's type if it is an integer, and neither overflows nor vanishes if it is not."""
+    return alpha == 0 or 2.0**-100 <= abs(alpha) <= 2**53
+
+
 def is_constant(node: Any, number: float) -> bool:
     return isinstance(node, fx.Node) and node.target is aten.full.default and node.args[1] == number
 
@@ -118,7 +135,7 @@ def _from_index_add(node: fx.Node) -> Site | Reject | None:
 
 
 def _row_index(index: fx.Node, dim: int, whole: torch.Tensor) -> fx.Node | Reject:
-    """The (n,) index that ``index``, of a scatter or gather, repeats along whole rows of ``whole``."""
+    """The index that ``index``, of a scatter or gather, repeats along whole rows of ``whole``: one number for each entry."""
     tensor = g.value(index)
     if tensor.dim() != whole.dim():  # scalars count as vectors of one
         return Reject("the index has another rank than what it indexes", index)
@@ -129,7 +146,7 @@ def _row_index(index: fx.Node, dim: int, whole: torch.Tensor) -> fx.Node | Rejec
         return index
     inner = index.args[0] if index.target is aten.expand.default else None
     if inner is not None and g.value(inner).dim() == tensor.dim():
-        if all(d == dim or g.same_size(size, 1) for d, size in enumerate(g.value(inner).shape)):
+        if all(g.same_size(size, tensor.shape[d] if d == dim else 1) for d, size in enumerate(g.value(inner).shape)):
             return inner
     return Reject("the index is not one number a row, expanded along the row", index)
 
@@ -161,7 +178,7 @@ def _from_masked(node: fx.Node) -> Site | Reject | None:
         chain.append(mask)
         mask = mask.args[0]
     rows = g.value(site.self).shape[0]
-    leaves = [mask]
+    leaves, bounds = [mask], set()
     while leaves:
         leaf = leaves.pop()
         chain.append(leaf)
@@ -169,10 +186,15 @@ def _from_masked(node: fx.Node) -> Site | Reject | None:
             leaves += leaf.args[:2]
         elif leaf.target is aten.ne.Scalar and leaf.args[0] is index and site.ignore in (None, leaf.args[1]):
             site.ignore = leaf.args[1]
-        elif not (leaf.target is aten.ge.Scalar and leaf.args[0] is index and leaf.args[1] == 0) and not (
-            leaf.target is aten.lt.Scalar and leaf.args[0] is index and g.same_size(_size(leaf.args[1]), rows)
+        elif leaf.args[:1] == (index,) and (
+            (leaf.target is aten.ge.Scalar and leaf.args[1] == 0)
+            or (leaf.target is aten.lt.Scalar and g.same_size(_size(leaf.args[1]), rows))
         ):
+            bounds.add(leaf.target)
+        else:
             return Reject("the mask is more than a check of bounds and padding", leaf)
+    if len(bounds) < 2:
+        return Reject("the mask does not leave out every index that is out of range", mask)
     if len(chain) == len(set(chain)) and all(_inside(chain, n, node) for n in chain):
         site.interior += chain
     return site
@@ -209,8 +231,11 @@ def read(node: fx.Node) -> Site | Reject | None:
     whole = (*target.shape[: site.dim], *entries, *target.shape[site.dim + 1 :])
     if not all(map(_must_be_same, values.shape, whole)) or len(values.shape) != len(whole):
         return Reject(f"the values, {g.spec(values)}, are broadcast", site.values)
-    if site.index_dims != 1 and not all(isinstance(s, int) for d, s in enumerate(target.shape) if d != site.dim):
-        return Reject("an index of several dimensions beside sizes that are not known", site.index)
+    if site.index_dims != 1:
+        row = [s for d, s in enumerate(target.shape) if d != site.dim]
+        # What is reshaped may have one size that is not known, unless it is empty.
+        if not all(isinstance(s, int) for s in row) or (0 in row and not isinstance(site.entries, int)):
+            return Reject("an index of several dimensions beside sizes that are not known", site.index)
     _absorb_padding(site)
     _absorb_rounding(site)
     while _absorb_scale(site):
@@ -245,6 +270,8 @@ def _absorb_padding(site: Site) -> None:
     while condition.target is aten.unsqueeze.default and condition.args[1] % g.value(condition).dim() >= site.index_dims + site.dim:
         chain.append(condition)
         condition = condition.args[0]
+    if condition.target is aten.eq.Scalar and not _is_in_range(site, condition.args[1]):
+        return  # eager refuses that index, though zeros are what would be added there
     whole_rows = site.dim == 0 and g.value(condition).dim() == site.index_dims and len(chain) == g.value(node).dim() - site.index_dims
     if condition.target is aten.eq.Scalar and condition.args[0] is site.index and whole_rows and is_constant(zero, 0):
         if g.value(kept).shape == g.value(node).shape:
@@ -253,8 +280,20 @@ def _absorb_padding(site: Site) -> None:
             site.absorb([node, *chain], kept, f"index {site.ignore} ignored")
 
 
+def _is_in_range(site: Site, index: int) -> bool:
+    """Whether an index is one of a row of self, or adds nothing anyway."""
+    if site.bounds == DROP:
+        return True
+    first = -site.rows if site.bounds == WRAP else 0
+    return statically_known_true(first <= index) and statically_known_true(index < site.rows)
+
+
 def _absorb_scale(site: Site) -> bool:
-    """mul by a number becomes alpha; mul by one factor a row becomes the weight."""
+    """mul by a number becomes alpha; mul by one factor a row becomes the weight.
+
+    The kernels multiply by ``alpha * weight``. Where both scale, or two numbers do, that may overflow or underflow where the factors one
+    after the other do not, or the other way round. So it is one of them, unless all numbers are on the same side of 1.
+    """
     node = site.values
     tensor = g.value(node)
     if node.target is not aten.mul.Tensor or only_user(node) is None or not tensor.is_floating_point():
@@ -262,11 +301,14 @@ def _absorb_scale(site: Site) -> bool:
     for x, factor in (node.args, node.args[::-1]):
         if not g.is_tensor(x) or g.value(x).dtype != tensor.dtype or not _same_shape(g.value(x).shape, tensor.shape):
             continue
-        if isinstance(factor, (int, float)) and math.isfinite(factor):
+        if isinstance(factor, (int, float)) and isinstance(site.alpha, (int, float)):
+            if not (is_exact(factor) or site.weight is None) or not may_multiply(site.alpha, factor):
+                return False
             site.alpha *= factor
             site.absorb([node], x, "a scale")
             return True
-        if g.is_tensor(factor) and site.weight is None and site.index_dims == 1 and _is_row_weight(g.value(factor), tensor, site.dim):
+        is_weight = g.is_tensor(factor) and site.weight is None and site.index_dims == 1
+        if is_weight and is_exact(site.alpha) and _is_row_weight(g.value(factor), tensor, site.dim):
             site.weight = factor
             site.absorb([node], x, "a weight a row")
             return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from torch import fx
 
@@ -18,14 +17,6 @@ _MIN_BYTES_CUDA, _MIN_BYTES_CPU = 2 << 20, 1 << 17
 _MIN_BYTES_INDUCTOR = 12 << 20
 # Bytes from which the time of a copy on a GPU is that of its memory traffic; and which fit in no cache.
 _MEMORY_BOUND_BYTES, _UNCACHED_BYTES = 24 << 20, 64 << 20
-
-
-def estimate_copies(copies: Sequence[Copy]) -> Estimate:
-    """Whether it pays to make all of ``copies``, which are of one node."""
-    estimates = [estimate_copy(copy) for copy in copies]
-    if all(e.pays is False for e in estimates):
-        return estimates[0]
-    return next((e for e in estimates if e.pays is None), Estimate())
 
 
 def estimate_copy(copy: Copy) -> Estimate:

@@ -7,7 +7,7 @@ from fusebackend.fuzz.builder import Builder
 
 def permute_copy(b: Builder) -> None:
     """A copy of ``x.permute(...)``."""
-    x = (b.value((2, 3, 4, 5)) if b.chance(40) else None) or b.input(b.shape(b.pick((3, 2, 4, 5))))
+    x = (b.value((2, 3, 4, 5)) if b.chance(40) else None) or b.input(b.long_shape() if b.chance(6) else b.shape(b.pick((3, 2, 4, 5))))
     permuted = b.emit(f"{x}.permute({b.permutation(b[x].dim())})", moves=True) or x
     if b.chance(15):
         permuted = b.emit(f"{permuted}[{b.pick(('1:', '::2', '..., 1:', '..., ::2', ':, 1:'))}]", moves=True) or permuted

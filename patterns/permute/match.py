@@ -7,14 +7,15 @@ channel shuffle, a reshape that copies, an operand of ``bmm`` or of a 1-D convol
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.native import loader
-from fusebackend.patterns.permute.estimate import estimate_copies, estimate_copy
+from fusebackend.native import arguments, loader
+from fusebackend.patterns.permute.estimate import estimate_copy
 from fusebackend.patterns.permute.ops import permute_copy
 from fusebackend.patterns.permute.sites import Copy, copies
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
@@ -34,19 +35,18 @@ class Permute(Pattern):
         legal = [a for a in answers if isinstance(a, Copy)]
         if not legal:
             return next((a for a in answers if a is not None), None)
-        # Of several operands, those whose copy does not pay stay as they are; if none pays, that is for the estimate to say.
-        chosen = [c for c in legal if estimate_copy(c).pays is not False] or legal
-
-        def emit(e: Emitter) -> fx.Node:
-            made = {c.argument: e.call(permute_copy, c.source, c.order) for c in chosen}
-            if None in made:
-                return made[None]
-            return e.call(node.target, *(made.get(i, a) for i, a in enumerate(node.args)), **node.kwargs)
-
-        return Match((node,), emit, site=tuple(chosen))
+        return _match(node, legal)
 
     def estimate(self, match: Match) -> Estimate:
-        return estimate_copies(match.site)
+        """Of several operands, those whose copy does not pay stay as they are."""
+        estimates = [estimate_copy(copy) for copy in match.site]
+        worth = [(copy, e) for copy, e in zip(match.site, estimates) if e.pays is not False]
+        if not worth:
+            return estimates[0]
+        found = next((e for _, e in worth if e.pays is None), Estimate())
+        if len(worth) == len(estimates):
+            return found
+        return dataclasses.replace(found, instead=_match(match.outputs[0], [copy for copy, _ in worth]))
 
     def examples(self) -> list[tuple[Callable, tuple]]:
         def transposed(x):
@@ -58,6 +58,18 @@ class Permute(Pattern):
         dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.bool, torch.complex64)
         x = torch.randn(5, 260, 259) * 50
         return [(f, (x.to(t),)) for f in (transposed, shuffled) for t in dtypes]
+
+
+def _match(node: fx.Node, made: Sequence[Copy]) -> Match:
+    """``node``, with these copies made by the kernel."""
+
+    def emit(e: Emitter) -> fx.Node:
+        results = {c.argument: e.call(permute_copy, c.source, c.order) for c in made}
+        if None in results:
+            return results[None]
+        return e.call(node.target, *(results.get(i, a) for i, a in enumerate(node.args)), **node.kwargs)
+
+    return Match((node,), emit, site=tuple(made))
 
 
 def _check(copy: Copy) -> Copy | Reject | None:
@@ -72,4 +84,8 @@ def _check(copy: Copy) -> Copy | Reject | None:
             "the source is lazily conjugated or negated, or not strided; only plain tensors are copied bit by bit", node, "illegal"
         )
     unavailable = loader.load().why_not(copy.device, permute_copy)
-    return Reject(unavailable, node, "no_kernel") if unavailable else copy
+    if unavailable:
+        return Reject(unavailable, node, "no_kernel")
+    if x.dim() > arguments.tile_max_rank():
+        return Reject(f"{x.dim()} dimensions; up to {arguments.tile_max_rank()} are accepted", node)
+    return copy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fusebackend.native import ops
+from fusebackend.native import arguments, ops
 
 
 def reference(x: torch.Tensor, order: list[int]) -> torch.Tensor:
@@ -21,6 +21,7 @@ def reference(x: torch.Tensor, order: list[int]) -> torch.Tensor:
 
 
 def _fake(x: torch.Tensor, order: list[int]) -> torch.Tensor:
+    arguments.check_order("permute_copy", order, x.dim())
     return torch.empty_permuted(x.shape, order, dtype=x.dtype, device=x.device)
 
 

@@ -9,7 +9,7 @@ from fusebackend.fuzz.builder import Builder
 
 def transpose_add(b: Builder) -> None:
     """``x.permute(...) + alpha * y``, either operand permuted, ``y`` of full size or broadcast."""
-    x = (b.value((2, 3, 4), b.dtype) if b.chance(40) else None) or b.input(b.shape(b.pick((2, 3, 2, 4))))
+    x = (b.value((2, 3, 4), b.dtype) if b.chance(40) else None) or b.input(b.long_shape() if b.chance(6) else b.shape(b.pick((2, 3, 2, 4))))
     shape = tuple(b[x].shape)
     if b.chance(85):
         order = b.permutation(len(shape))
@@ -17,11 +17,14 @@ def transpose_add(b: Builder) -> None:
     else:
         permuted = x
     wanted = list(b[permuted].shape)
-    kind = b.integer(0, 7)
+    kind = b.integer(0, 8)
     if kind == 6:
         wanted[b.integer(0, len(wanted) - 1)] = 1
     if kind == 7:
         wanted = wanted[1:]
+    if kind == 8:
+        b.note("broadcast values")
+        wanted = [] if b.chance(20) else [1 if b.chance(50) else n for n in wanted]
     dtype = b.dtype if b.chance(95) else torch.float32
     y = b.operand(wanted, dtype) if b.chance(20) else b.input(wanted, dtype)
     alpha = f", alpha={b.number()}" if b.chance(40) else ""

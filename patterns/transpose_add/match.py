@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.native import loader
+from fusebackend.native import arguments, loader
 from fusebackend.patterns.transpose_add.estimate import estimate_sum
 from fusebackend.patterns.transpose_add.ops import DTYPES, transpose_add
 from fusebackend.patterns.transpose_add.sites import Sum, is_transposed
@@ -50,6 +50,8 @@ class TransposeAdd(Pattern):
             return Reject("sizes are not known before run time (unbacked symbols)", node)
         if True not in transposed:
             return Reject("the operands run along the same dim in memory: nothing is transposed", permuted)
+        if out.dim() > arguments.tile_max_rank():
+            return Reject(f"{out.dim()} dimensions; up to {arguments.tile_max_rank()} are accepted", node)
         if len({t.device for t in operands}) > 1:
             return Reject(f"operands on different devices: {operands[0].device} and {operands[1].device}", node)
         if isinstance(alpha, fx.Node):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fusebackend.native import ops
+from fusebackend.native import arguments, ops
 
 #: Those that the kernels add.
 DTYPES = frozenset(
@@ -39,7 +39,9 @@ def reference(x: torch.Tensor, y: torch.Tensor, alpha: float, ialpha: int, order
     if not x.is_floating_point():
         out = torch.add(x, y, alpha=ialpha)
     elif x.itemsize == 2:
-        out = torch.add(x.float(), y.float(), alpha=alpha).to(x.dtype)
+        wide = x.float(), y.float()
+        # A GPU's kernels, PyTorch's among them, do not round the product.
+        out = (torch.add(*wide, alpha=alpha) if x.is_cuda else wide[0] + wide[1] * alpha).to(x.dtype)
     else:
         out = torch.add(x, y, alpha=alpha)
     return torch.empty_permuted(out.shape, order, dtype=out.dtype, device=out.device).copy_(out)
@@ -47,7 +49,10 @@ def reference(x: torch.Tensor, y: torch.Tensor, alpha: float, ialpha: int, order
 
 def _fake(x: torch.Tensor, y: torch.Tensor, alpha: float, ialpha: int, order: list[int]) -> torch.Tensor:
     torch._check(x.dtype == y.dtype, lambda: f"transpose_add: x is {x.dtype} and y is {y.dtype}; one dtype is needed")
-    shape = torch.broadcast_shapes(x.shape, y.shape)
+    torch._check(x.dtype in DTYPES, lambda: f"transpose_add: {x.dtype} is not supported")
+    arguments.check_device("transpose_add", x, y=y)
+    shape = arguments.broadcast_shape("transpose_add", x.shape, y.shape)
+    arguments.check_order("transpose_add", order, len(shape))
     return torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device)
 
 

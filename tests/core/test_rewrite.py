@@ -122,6 +122,19 @@ def test_two_outputs_do_not_become_one(temporary_pattern):
     assert not outcome.substitutions and "share memory" in outcome.rejections[0].reason
 
 
+def test_what_an_operators_fake_refuses_is_a_refusal_with_its_reason(interpreted, temporary_pattern, caplog):
+    """It is no failure of the pattern: nothing is warned of, and fuse.strict does not raise."""
+    temporary_pattern(Replace(lambda e, x: e.call(torch.ops.fusebackend.permute_copy.default, x, [1, 1])))
+    result, expected, report = run(interpreted, options={"fuse.strict": True})
+    assert torch.equal(result, expected) and not report.substitutions
+    assert not [r for r in caplog.records if r.name.startswith("fusebackend") and r.levelname == "WARNING"]
+    (miss,) = report.rejections
+    assert (miss.reason, miss.code) == (
+        "the operator refuses it: permute_copy: order=[1, 1] is no permutation of 2 dimensions",
+        "unsupported",
+    )
+
+
 def test_strict_raises_what_a_pattern_raises(interpreted, temporary_pattern):
     temporary_pattern(Replace(lambda e, x: 1 / 0))
     with pytest.raises(Exception, match="division by zero"):

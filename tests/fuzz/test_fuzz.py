@@ -50,6 +50,41 @@ FOUND = {
         body=("v0 = torch.zeros_like(x0).index_add(0, x1, x2.gather(0, x3.view(-1, 1).expand(6, 3)))",),
         outputs=("v0",),
     ),
+    "an index of several dims onto empty rows": Program(
+        inputs=(Spec((3, 0)), Spec((8, 2), torch.int64, fill="index", bound=3, seed=1), Spec((8, 2, 0), seed=2)),
+        body=("v0 = x0.index_put((x1,), x2, accumulate=True)",),
+        outputs=("v0",),
+    ),
+    "an index that is expanded along the indexed dim": Program(
+        inputs=(Spec((4, 8)), Spec((1, 1), torch.int64, fill="index", bound=4, seed=1), Spec((30, 8), seed=2)),
+        body=("v0 = x0.scatter_add(0, x1.expand(30, 8), x2)",),
+        outputs=("v0",),
+    ),
+    "factors whose product overflows": Program(
+        inputs=(
+            Spec((4, 8)),
+            Spec((6,), torch.int64, fill="index", bound=4, seed=1),
+            Spec((6, 8), fill="scales", seed=2),
+            Spec((6, 1), fill="scales", seed=3),
+        ),
+        body=("v0 = x0.index_add(0, x1, x2 * 1e-12 * x3 * 1e12, alpha=1000)",),
+        outputs=("v0",),
+    ),
+    "an index out of range whose rows are masked": Program(
+        inputs=(Spec((4, 8)), Spec((6,), torch.int64, fill="bad index", bound=4, seed=1), Spec((6, 8), seed=2)),
+        body=("v0 = x0.index_put((x1 - 99,), torch.where((x1 - 99 == -100).view(-1, 1), 0, x2), accumulate=True)",),
+        outputs=("v0",),
+    ),
+    "a product of 16-bit floats that overflows before it is added": Program(
+        inputs=(Spec((40, 3), torch.bfloat16, fill="scales"), Spec((3, 40), torch.bfloat16, fill="special", seed=1)),
+        body=("v0 = torch.add(x1, x0.mT, alpha=30)",),
+        outputs=("v0",),
+    ),
+    "17 dims": Program(
+        inputs=(Spec((2,) * 4 + (1,) * 9 + (2,) * 4),),
+        body=(f"v0 = x0.permute({tuple(reversed(range(17)))})", "v1 = v0.contiguous()", "v2 = v0 + x0"),
+        outputs=("v1", "v2"),
+    ),
     "addmm with alpha 0 does not look at infinities": Program(
         inputs=(Spec((130, 64), fill="special"), Spec((64, 130), fill="special", seed=1), Spec((130,), seed=2)),
         body=("v0 = torch.addmm(x2, x0, x1, beta=2, alpha=0)",),

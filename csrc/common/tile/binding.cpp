@@ -51,12 +51,15 @@ std::string tile_route(const Tensor& x, const std::optional<Tensor>& y, const st
   return route_name(route_of(make_plan(make_problem(x, y, order))));
 }
 
+// What Python must know: the most dimensions of an operand.
+int64_t tile_max_rank() { return kMaxRank; }
+
 }  // namespace
 
 Problem make_problem(const Tensor& x, const std::optional<Tensor>& y, const std::vector<int64_t>& order) {
   if (y) {
     STD_TORCH_CHECK(x.scalar_type() == y->scalar_type(), "x and y must have one dtype");
-    STD_TORCH_CHECK(x.is_cuda() == y->is_cuda() && x.get_device_index() == y->get_device_index(), "x and y must be on one device");
+    STD_TORCH_CHECK(on_same_device(x, *y), "x and y must be on one device");
   }
   const std::vector<int64_t> sizes = y ? broadcast_sizes(x, *y) : to_vector(x.sizes());
   STD_TORCH_CHECK(sizes.size() <= size_t(kMaxRank), "rank ", sizes.size(), " exceeds ", kMaxRank);
@@ -79,5 +82,11 @@ Tensor allocate_result(Problem& p, const Tensor& like) {
 
 }  // namespace fusebackend::tile
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fusebackend, m) { m.def("tile_route(Tensor x, Tensor? y, int[] order) -> str"); }
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CompositeExplicitAutograd, m) { m.impl("tile_route", TORCH_BOX(&fusebackend::tile::tile_route)); }
+STABLE_TORCH_LIBRARY_FRAGMENT(fusebackend, m) {
+  m.def("tile_route(Tensor x, Tensor? y, int[] order) -> str");
+  m.def("tile_max_rank() -> int");
+}
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CompositeExplicitAutograd, m) {
+  m.impl("tile_route", TORCH_BOX(&fusebackend::tile::tile_route));
+  m.impl("tile_max_rank", TORCH_BOX(&fusebackend::tile::tile_max_rank));
+}

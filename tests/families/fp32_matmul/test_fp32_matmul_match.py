@@ -72,9 +72,27 @@ def test_what_is_no_fp32_product_on_a_gpu_is_no_candidate(device, dtype):
 
 
 def test_a_factor_is_absorbed():
-    graph, _ = rewritten(lambda d, a, b: 0.125 * aten.addmm(d, a, b, alpha=2), (2048,), (2048, 2048), (2048, 2048))
+    graph, _ = rewritten(lambda a, b: 0.125 * aten.mm(a, b), (2048, 2048), (2048, 2048))
     (node,) = calls(graph, ops.matmul.default)
-    assert node.args[3:5] == (0.25, 0.125) and not calls(graph, aten.mul.Tensor)
+    assert node.args[3:5] == (0.125, 0.0) and not calls(graph, aten.mul.Tensor)
+    graph, _ = rewritten(lambda d, a, b: -0.5 * aten.addmm(d, a, b, alpha=0.25, beta=0), (2048,), (2048, 2048), (2048, 2048))
+    (node,) = calls(graph, ops.matmul.default)
+    assert node.args[2:5] == (None, -0.125, 0.0) and not calls(graph, aten.mul.Tensor)
+
+
+@pytest.mark.parametrize("factor", [1e-30, 0.0, float("inf"), 1e-300, 3e38])
+def test_a_factor_that_would_hide_or_cause_an_overflow_is_not_absorbed(factor):
+    """(a @ b) * 1e30 is infinite where a @ b is 1e9, whatever it is multiplied by then."""
+    graph, _ = rewritten(lambda d, a, b: aten.addmm(d, a, b, alpha=1e30, beta=0) * factor, (2048,), (2048, 2048), (2048, 2048))
+    (node,) = calls(graph, ops.matmul.default)
+    assert node.args[3:5] == (1e30, 0.0) and calls(graph, aten.mul.Tensor)
+
+
+def test_a_factor_behind_an_addend_is_not_absorbed():
+    """(a @ b + d) * 100 is 0 where a @ b is 1e37 and d is -1e37; 100 * a @ b is infinite."""
+    graph, _ = rewritten(lambda d, a, b: aten.addmm(d, a, b) * 100.0, (2048,), (2048, 2048), (2048, 2048))
+    (node,) = calls(graph, ops.matmul.default)
+    assert node.args[3:5] == (1.0, 1.0) and calls(graph, aten.mul.Tensor)
 
 
 def test_a_factor_beside_another_use_stays():

@@ -117,3 +117,15 @@ def test_training_gives_eagers_gradients(interpreted, device):
 
     origin = torch.randn(3, 65, 66, device=device), torch.randn(65, 7, device=device)
     torch.testing.assert_close(gradients(interpreted(fn)), gradients(fn))
+
+
+@pytest.mark.parametrize("dims", [16, 17, 20])
+def test_more_dimensions_than_the_kernels_take_are_refused(interpreted, library, dims):
+    x = torch.randn(*[2] * 6, *[1] * (dims - 12), *[2] * 6)
+    found = interpreted(lambda x: x.permute(*reversed(range(x.dim()))).contiguous(), options={"fuse.patterns": "permute"})(x)
+    assert torch.equal(found, (lambda x: x.permute(*reversed(range(x.dim()))).contiguous())(x))
+    report = fusebackend.last_report()
+    if dims <= 16:
+        assert len(report.substitutions) == 1
+    else:
+        assert f"{dims} dimensions; up to 16 are accepted" in report.rejections[0].reason

@@ -121,3 +121,25 @@ def test_training_gives_eagers_gradients(interpreted, device):
 
     origin = values((3, 24, 40), device=device), values((3, 40, 24), device=device), values((24, 7), device=device)
     torch.testing.assert_close(gradients(interpreted(fn)), gradients(fn))
+
+
+@pytest.mark.parametrize("dims", [16, 17, 20])
+def test_more_dimensions_than_the_kernels_take_are_refused(interpreted, library, dims):
+    x = torch.randn(*[2] * 6, *[1] * (dims - 12), *[2] * 6)
+    found = interpreted(lambda x: x.permute(*reversed(range(x.dim()))) + x, options={"fuse.patterns": "transpose_add"})(x)
+    assert torch.equal(found, (lambda x: x.permute(*reversed(range(x.dim()))) + x)(x))
+    report = fusebackend.last_report()
+    if dims <= 16:
+        assert len(report.substitutions) == 1
+    else:
+        assert f"{dims} dimensions; up to 16 are accepted" in report.rejections[0].reason
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_a_product_that_overflows_is_not_hidden_by_the_sum(interpreted, library, rows):
+    x, y = torch.full((40, rows), -3e38).bfloat16(), torch.full((rows, 40), 3e38).bfloat16()
+    x[3:] = -torch.inf
+    found = interpreted(lambda x, y: torch.add(x.t(), y, alpha=2))(x, y)
+    expected = torch.add(x.t(), y, alpha=2)
+    assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isinf(), expected.isinf())
+    assert expected.isnan().any() and expected.isinf().any()

@@ -1,0 +1,33 @@
+"""Inductor's lowerings of the operators: each is a call of the operator.
+
+Inductor makes such a lowering by itself for what it has none for, unless ``implicit_fallbacks`` is off: then the compile would fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+from torch._library.utils import get_layout_constraint_tag
+
+from fusebackend.native import ops
+
+
+def register(more: Iterable[torch._ops.OpOverload] = ()) -> None:
+    """Gives lowerings to the operators that are defined by now, and to ``more``, where they have none.
+
+    To be called when Inductor compiles: importing its lowerings takes a second, which other programs shall not spend.
+    """
+    from torch._inductor import lowering
+
+    for op in (*ops.defined, *more):
+        if op not in lowering.lowerings:
+            constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
+            lowering.make_fallback(op, layout_constraint=constraint, warn=False)
+
+
+def custom_operators(graph: fx.Graph) -> set[torch._ops.OpOverload]:
+    """The operators in a graph that are not PyTorch's."""
+    targets = {n.target for n in graph.nodes if n.op == "call_function"}
+    return {t for t in targets if isinstance(t, torch._ops.OpOverload) and not torch._library.utils.is_builtin(t)}

@@ -1,0 +1,169 @@
+"""What an operator's kernel refuses its fake refuses too: so a call that can't be made is found while a graph is rewritten.
+
+Each operator is called with arguments that are right but for one, on the CPU and on fake tensors: both must refuse, or both
+must accept and agree on what they return.
+"""
+
+import pytest
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+import fusebackend.rewriting.numeric_check  # noqa: F401  (defines an operator)
+from fusebackend.native import ops as native_ops
+from fusebackend.patterns.index_add.ops import DROP, STRICT, WRAP, reference_plan
+
+ops = torch.ops.fusebackend
+pytestmark = pytest.mark.usefixtures("library")
+
+
+def floats(*shape, dtype=torch.float32):
+    return torch.ones(shape, dtype=dtype)
+
+
+def rows_of(n):
+    return torch.zeros(n, dtype=torch.int64)  # in range of whatever has a row
+
+
+def sums(**given):
+    """The arguments of an index_add behind self or rows."""
+    named = dict(
+        dim=0, index=rows_of(5), source=floats(5, 3), weight=None, source_index=None, alpha=1.0, ignore_index=None, bounds=STRICT,
+        precise=False, deterministic=False, plan=None,
+    )  # fmt: skip
+    return tuple({**named, **given}.values())
+
+
+gathered = dict(source=floats(7, 3), source_index=rows_of(5), weight=floats(5), bounds=WRAP)
+planned = dict(gathered, plan=reference_plan(rows_of(5), 4, None, WRAP, rows_of(5), 7))
+
+#: Right calls of each operator. (The convolution's bindings have tests of their own.)
+CALLS = {
+    "index_add": [(floats(4, 3), *sums(**given)) for given in ({}, gathered, planned)],
+    "index_add_": [(floats(4, 3), *sums(**given)) for given in ({}, gathered, planned)],
+    "index_add_zeros": [(4, *sums(**given)) for given in ({}, gathered, dict(planned, plan=planned["plan"]))],
+    "index_plan": [(rows_of(5), 4, None, WRAP, None, 5), (rows_of(5), 4, 0, DROP, rows_of(5), 7)],
+    "permute_copy": [(floats(4, 5, 6), [1, 2, 0]), (floats(*[1] * 16), list(range(16)))],
+    "transpose_add": [(floats(4, 5), floats(4, 5), 2.0, 2, [1, 0]), (floats(3, 4, 5), floats(4, 1), 2.0, 2, [1, 0, 2])],
+    "matmul": [
+        (floats(4, 5), floats(5, 6), floats(6), 1.0, 1.0, None, -1, None, -1, "auto"),
+        (floats(2, 4, 5), floats(2, 5, 6), floats(4, 1), 1.0, 0.0, floats(2, 3, 4, 64, dtype=torch.bfloat16), -1, None, -1, "ffma"),
+    ],
+    "matmul_planes": [(floats(4, 5), -1), (floats(2, 4, 5), -2)],
+    "numeric_check": [(floats(4, 5), floats(4, 5), "a site")],
+}
+#: Those that take no tensor.
+FACTS = {"index_add_limits", "fp32_matmul_constant"}
+CONVOLUTIONS = {"causal_conv1d", "causal_conv1d_backward"}
+
+
+def test_no_operator_is_left_out():
+    defined = {op._schema.name.removeprefix("fusebackend::") for op in native_ops.defined if op.namespace == "fusebackend"}
+    assert defined == CALLS.keys() | FACTS | CONVOLUTIONS
+
+
+def wrong_tensors(tensor):
+    yield None
+    yield tensor.unsqueeze(0)
+    yield tensor[0] if tensor.dim() else tensor
+    yield tensor.reshape(-1)
+    yield floats(*[1] * 17, dtype=tensor.dtype)
+    for d, size in enumerate(tensor.shape):
+        yield tensor.narrow(d, 0, size - 1)
+        yield tensor.narrow(d, 0, 1)
+        yield tensor.narrow(d, 0, 1).expand(tensor.shape)
+        yield tensor.narrow(d, 0, 0)
+        yield torch.cat([tensor, tensor], d)
+        yield torch.cat([tensor, tensor], d).narrow(d, 0, size + 1)
+        yield torch.stack([tensor, tensor], d + 1).select(d + 1, 0)  # with gaps
+    for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64):
+        yield tensor.to(dtype)
+
+
+def wrong_values(argument, value):
+    """Other values of an argument, most of them wrong."""
+    kind = str(argument.type)
+    if kind in ("Tensor", "Optional[Tensor]"):
+        yield from wrong_tensors(rows_of(5) if value is None else value)
+    elif kind in ("int", "SymInt", "Optional[int]"):
+        yield from (-100, -3, -2, -1, 0, 1, 2, 3, 4, 5, 7, 8, 100)
+    elif kind == "List[int]":
+        yield from (value[:-1], [*value, len(value)], value[::-1], [0] * len(value), [-1, *value[1:]], [*value[:-1], 100])
+    elif kind == "bool":
+        yield not value
+    elif kind == "str":
+        yield "nonsense"
+
+
+def outcome(op, args):
+    try:
+        return op(*args)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+def faked(args, mode, elsewhere=None):
+    made = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+    if elsewhere is not None:
+        with mode:
+            made[elsewhere] = torch.empty_like(made[elsewhere], device="cuda")
+    return made
+
+
+def spec(result):
+    return (result.shape, result.stride(), result.dtype) if isinstance(result, torch.Tensor) else result
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_kernel_and_fake_refuse_the_same(name):
+    op, refused = getattr(ops, name).default, 0
+    for right in CALLS[name]:
+        calls = [right]
+        for i, argument in enumerate(op._schema.arguments):
+            calls += [(*right[:i], value, *right[i + 1 :]) for value in wrong_values(argument, right[i])]
+        for args in calls:
+            kernel = outcome(op, [written(a) if is_written(op, i) else a for i, a in enumerate(args)])
+            with FakeTensorMode() as mode:
+                fake = outcome(op, faked(args, mode))
+            described = [tuple(a.shape) + (a.stride(), a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
+            assert isinstance(kernel, str) == isinstance(fake, str), f"{described}: kernel {spec(kernel)}, fake {spec(fake)}"
+            refused += isinstance(kernel, str)
+            assert args is not right or not isinstance(kernel, str), kernel
+            assert isinstance(kernel, str) or spec(kernel) == spec(fake), described
+    assert refused
+
+
+def written(tensor):
+    """Memory that a kernel may write, laid out as the tensor."""
+    return None if tensor is None else torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+
+def is_written(op, i):
+    return op._schema.arguments[i].alias_info is not None and op._schema.arguments[i].alias_info.is_write
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_on_two_devices_are_refused(name):
+    op = getattr(ops, name).default
+    for right in CALLS[name]:
+        tensors = [i for i, a in enumerate(right) if isinstance(a, torch.Tensor)]
+        for i in tensors if len(tensors) > 1 else ():
+            with FakeTensorMode() as mode:
+                assert "on" in outcome(op, faked(right, mode, elsewhere=i))
+
+
+def test_a_fake_with_symbolic_sizes_adds_no_guard():
+    for name, calls in CALLS.items():
+        op = getattr(ops, name).default
+        for args in calls:
+            shapes = ShapeEnv()
+            mode, made = FakeTensorMode(shape_env=shapes), []
+            for i, a in enumerate(args):
+                if isinstance(a, torch.Tensor):
+                    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * a.dim())
+                    a = mode.from_tensor(a, symbolic_context=context, source=ConstantSource(f"{name}_{i}"))
+                made.append(a)
+            guards = len(shapes.guards)
+            op(*made)
+            assert len(shapes.guards) == guards, (name, shapes.guards[guards:])
