@@ -1,7 +1,8 @@
 """PyTorch's own samples (OpInfo) of the operators that the families rewrite: as given, non-contiguous, and in reversed memory order.
 
 ``fuse`` must give eager's values, strides, dtypes and gradients, and each call of this package's operators must pass ``opcheck``.
-About three samples of each operator are run. ``FUSEBACKEND_TEST_OPINFO=N`` runs about N, ``=all`` runs all in every memory order.
+About three samples of each operator are run, in less usual dtypes one. ``FUSEBACKEND_TEST_OPINFO=N`` runs about N, ``=all`` runs all in
+every memory order.
 """
 
 import dataclasses
@@ -31,7 +32,9 @@ NAMES = VIEWS | {
     "nn.functional.embedding", "mm", "addmm", "bmm", "baddbmm", "matmul", "nn.functional.linear", "addbmm", "mv", "einsum",
 }  # fmt: skip
 OPS = {op.name + ("." + op.variant_test_name if op.variant_test_name else ""): op for op in op_db if op.name in NAMES}
-DTYPES = [torch.float32, torch.bfloat16, torch.int64]
+#: Those in which every operator is sampled, and those of which one sample is enough unless all are asked for.
+MAIN_DTYPES = [torch.float32, torch.bfloat16, torch.int64]
+OTHER_DTYPES = [torch.float16, torch.float64, torch.int32, torch.uint8, torch.bool, torch.complex64]
 SETTING = os.environ.get("FUSEBACKEND_TEST_OPINFO", "3")
 
 
@@ -120,12 +123,13 @@ def sample_program(op, sample, layout):
     return Sample(tuple(Given(t.detach(), grad and t.is_floating_point()) for t in tensors), (), (), fn=fn)
 
 
-def chosen(samples):
+def chosen(samples, dtype):
     """Some samples, evenly spread over the list, each in the next layout; or all samples in all layouts."""
     samples = list(samples)
     if SETTING == "all":
         return [(s, layout) for s in samples for layout in LAYOUTS]
-    part = samples[:: max(1, len(samples) // int(SETTING))]
+    count = int(SETTING) if dtype in MAIN_DTYPES else 1
+    part = samples[len(samples) // 2 :][:1] if count == 1 else samples[:: max(1, len(samples) // count)]
     return [(s, list(LAYOUTS)[i % len(LAYOUTS)]) for i, s in enumerate(part)]
 
 
@@ -136,7 +140,7 @@ def no_test_case(monkeypatch):
     monkeypatch.setattr(common_utils, "extract_test_fn", lambda: None)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", MAIN_DTYPES + OTHER_DTYPES, ids=str)
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_opinfo(name, dtype, device):
     op = OPS[name]
@@ -145,7 +149,7 @@ def test_opinfo(name, dtype, device):
     compared, wrong = 0, []
     recorder = Recorder()
     with recorder:
-        for sample, layout in chosen(op.sample_inputs(device, dtype, requires_grad=False)):
+        for sample, layout in chosen(op.sample_inputs(device, dtype, requires_grad=False), dtype):
             comparison = compare.check(sample_program(op, sample, layout), device.type)
             compared += comparison.skipped is None
             wrong += [f"{layout}, {sample}: {comparison}"] if comparison.wrong else []
