@@ -25,12 +25,14 @@ class Family:
         package: the package that defines it (its ``__name__``).
         patterns: what is looked for in graphs.
         operators: what matches are replaced by.
+        samples: the names of the operators that are rewritten, in PyTorch's OpInfo: tests run its samples of them.
     """
 
     name: str
     package: str
     patterns: tuple[Pattern, ...]
     operators: tuple[torch._ops.OpOverload, ...]
+    samples: tuple[str, ...] = ()
 
     @property
     def bench(self) -> types.ModuleType:

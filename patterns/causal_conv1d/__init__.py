@@ -7,5 +7,13 @@ from fusebackend.patterns.causal_conv1d.ops import causal_conv1d, causal_conv1d_
 from fusebackend.rewriting.family import Family
 
 FAMILY = Family(
-    "causal_conv1d", __name__, patterns=(CausalConv1d(), CausalConv1dBackward()), operators=(causal_conv1d, causal_conv1d_backward)
+    "causal_conv1d",
+    __name__,
+    patterns=(CausalConv1d(), CausalConv1dBackward()),
+    operators=(causal_conv1d, causal_conv1d_backward),
+    samples=(
+        "nn.functional.conv1d",
+        "nn.functional.pad",
+        "constant_pad_nd",
+    ),
 )

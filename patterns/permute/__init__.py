@@ -6,4 +6,22 @@ from fusebackend.patterns.permute.match import Permute
 from fusebackend.patterns.permute.ops import permute_copy
 from fusebackend.rewriting.family import Family
 
-FAMILY = Family("permute", __name__, patterns=(Permute(),), operators=(permute_copy,))
+FAMILY = Family(
+    "permute",
+    __name__,
+    patterns=(Permute(),),
+    operators=(permute_copy,),
+    samples=(
+        "contiguous",
+        "clone",
+        "reshape",
+        "flatten",
+        "permute",
+        "transpose",
+        "t",
+        "movedim",
+        "expand",
+        "T",
+        "mT",
+    ),
+)

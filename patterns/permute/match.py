@@ -1,5 +1,7 @@
-"""permute -> contiguous: finds copies into another memory order, whatever made them: attention heads, NCHW <-> NHWC, window partition,
-channel shuffle, a reshape that copies, an operand of ``bmm`` or of a 1-D convolution that is brought into order first.
+"""permute -> contiguous: copies into another memory order.
+
+Whatever made them: attention heads, NCHW <-> NHWC, window partition, channel shuffle, a reshape that copies, an operand of ``bmm`` or of
+a 1-D convolution that is brought into order first.
 
     permute: f32[8, 256, 512] = aten.permute(x, [0, 2, 1])         permute = aten.permute(x, [0, 2, 1])
     clone:   f32[8, 256, 512] = aten.clone(permute)            ->  clone = fusebackend.permute_copy(permute, [0, 1, 2])

@@ -6,4 +6,14 @@ from fusebackend.patterns.transpose_add.match import TransposeAdd
 from fusebackend.patterns.transpose_add.ops import transpose_add
 from fusebackend.rewriting.family import Family
 
-FAMILY = Family("transpose_add", __name__, patterns=(TransposeAdd(),), operators=(transpose_add,))
+FAMILY = Family(
+    "transpose_add",
+    __name__,
+    patterns=(TransposeAdd(),),
+    operators=(transpose_add,),
+    samples=(
+        "add",
+        "sub",
+        "rsub",
+    ),
+)

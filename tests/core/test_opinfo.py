@@ -22,15 +22,11 @@ from torch.testing._internal.opinfo import core  # noqa: E402
 
 from fusebackend.fuzz import compare  # noqa: E402
 from fusebackend.fuzz.programs import Program  # noqa: E402
+from fusebackend.rewriting.family import families  # noqa: E402
 
 # Views alone match no pattern: their results are also made contiguous, and added to a contiguous tensor.
 VIEWS = {"permute", "transpose", "t", "movedim", "expand", "T", "mT"}
-NAMES = VIEWS | {
-    "add", "sub", "rsub", "contiguous", "clone", "reshape", "flatten",
-    "nn.functional.conv1d", "nn.functional.pad", "constant_pad_nd",
-    "index_add", "index_put", "index_select", "scatter_add", "scatter_reduce", "gather", "take_along_dim",
-    "nn.functional.embedding", "mm", "addmm", "bmm", "baddbmm", "matmul", "nn.functional.linear", "addbmm", "mv", "einsum",
-}  # fmt: skip
+NAMES = {name for family in families().values() for name in family.samples}
 OPS = {op.name + ("." + op.variant_test_name if op.variant_test_name else ""): op for op in op_db if op.name in NAMES}
 #: Those in which every operator is sampled, and those of which one sample is enough unless all are asked for.
 MAIN_DTYPES = [torch.float32, torch.bfloat16, torch.int64]

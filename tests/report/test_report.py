@@ -31,7 +31,7 @@ LINE = inspect.getsourcelines(Model)[1] + [i for i, s in enumerate(inspect.getso
 
 
 def ungated(fn):
-    return torch.compile(fn, backend="fuse", options={"fuse.gate": "off"})
+    return torch.compile(fn, backend="fuse", options={"fuse.gate": "off", "fuse.patterns": ["transpose_add"]})
 
 
 def test_explain_names_the_users_line_shapes_and_both_graphs():
