@@ -59,6 +59,10 @@ class TransposeAdd(Pattern):
         floating = out.dtype.is_floating_point
         if isinstance(alpha, complex) or (isinstance(alpha, float) and not floating) or (floating and abs(alpha) > 2**53):
             return Reject(f"alpha={alpha!r} is not accepted for {out.dtype}", node)
+        limits = torch.finfo(out.dtype) if floating else None
+        if limits and out.device.type == "cpu" and alpha and not limits.tiny <= abs(alpha) <= limits.max:
+            # PyTorch's loops of 16-bit floats round alpha first: times infinity that is not what the number gives. An overflow is an error.
+            return Reject(f"alpha={alpha!r} vanishes or overflows in {out.dtype}", node)
         unavailable = loader.load().why_not(out.device, transpose_add)
         if unavailable:
             return Reject(unavailable, node, "no_kernel")

@@ -143,3 +143,11 @@ def test_a_product_that_overflows_is_not_hidden_by_the_sum(interpreted, library,
     expected = torch.add(x.t(), y, alpha=2)
     assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isinf(), expected.isinf())
     assert expected.isnan().any() and expected.isinf().any()
+
+
+@pytest.mark.parametrize("alpha, dtype", [(1e-12, torch.float16), (1e-39, torch.bfloat16), (1e-320, torch.float64)])
+def test_an_alpha_that_vanishes_or_overflows_in_the_dtype_is_refused(interpreted, library, alpha, dtype):
+    x, y = torch.full((5, 6), torch.inf, dtype=dtype), torch.ones(6, 5, dtype=dtype)
+    found = interpreted(lambda x, y: torch.add(y, x.t(), alpha=alpha))(x, y)
+    assert torch.equal(found.isnan(), torch.add(y, x.t(), alpha=alpha).isnan())
+    assert "vanishes or overflows" in fusebackend.last_report().rejections[0].reason
