@@ -7,6 +7,7 @@ A view between pointwise operators does not prevent a match: the replacement app
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
@@ -115,6 +116,9 @@ class SubgraphMatcher:
         Returns:
             The match; a Reject if at least half of the pattern's operators were found; None otherwise.
         """
+        return copy.copy(self)._find(node)  # threads may compile at once, and a search counts its steps
+
+    def _find(self, node: fx.Node) -> SubgraphMatch | Reject | None:
         self._steps = 0
         # How many operators the best incomplete match has, and what prevented it from being complete.
         self._deepest: tuple[int, Reject | None] = (0, None)

@@ -184,7 +184,12 @@ class Pattern(abc.ABC):
     def fingerprint(self) -> str:
         """Identifies what this pattern does, across processes; a part of the key of compiled graphs.
 
-        By default it covers the source of the module that defines the pattern, and the instance's attributes.
+        By default it covers the source of the module that defines the pattern, the instance's attributes, and the functions, classes and
+        constants of other modules that its methods read; PyTorch and installed packages by their version.
+
+        Raises:
+            fusebackend.identity.UnidentifiableError: the source can't be read (a class that was typed in), or a value can't be told apart
+                across processes (a tensor). Nothing that is compiled with the pattern is cached then.
         """
         return cache_keys.pattern(self)
 
