@@ -92,7 +92,12 @@ void backward_rows(const BackwardParams& p, int64_t begin, int64_t end) {
         }
         if (p.dx) {
           std::reverse_copy(w.begin(), w.end(), flipped.begin());
-          convolve(dx.data() + r * dx_pitch, g0 - back, flipped.data(), m, p.taps, A(0), back, back + p.out_len);
+          A* dx0 = dx.data() + r * dx_pitch;
+          if (all_finite(w.data(), p.taps)) {
+            convolve(dx0, g0 - back, flipped.data(), m, p.taps, A(0), back, back + p.out_len);
+          } else {  // no gradient meets a tap that it does not belong to
+            convolve_within(dx0, g0 - back, flipped.data(), p.in_len, p.taps, back, back + p.out_len);
+          }
         }
         gradients[r].add(g0, n, x0, x_len);
       }

@@ -32,7 +32,10 @@ void forward_rows(const ConvParams& p, const ForwardUnits& units, int64_t begin,
       load_rows<T, A>(x.data(), x_pitch, from, first, rows, -left, n + p.taps - left, p.in_len);
       for (int64_t r = 0; r < rows; ++r) {
         A* out = y.data() + r * y_pitch;
-        convolve(out, x.data() + r * x_pitch, w.data() + r * p.taps, n, p.taps, channel_bias<T, A>(p, first + r), left, left + p.in_len);
+        const A* taps = w.data() + r * p.taps;
+        const bool skips_zeros = all_finite(taps, p.taps);
+        convolve(out, x.data() + r * x_pitch, taps, n, p.taps, channel_bias<T, A>(p, first + r), skips_zeros ? left : 0,
+                 skips_zeros ? left + p.in_len : n + p.taps);
         if (p.epilogue == Epilogue::kSilu) apply_silu<T>(out, n);
       }
       store_rows<T, A>({to.data + t * to.t, to.c, to.t}, y.data(), y_pitch, first, rows, len);
@@ -68,6 +71,7 @@ void forward_lanes(const ConvParams& p, const ForwardUnits& units, int64_t begin
   const bool in_place = x_btc && p.taps <= (std::is_same_v<T, A> ? 64 : 8);
   const int64_t step = in_place && out_btc ? kConvolveAccumulators : std::min(units.samples, p.out_len), pitch = row_pitch(step + p.taps);
   Scratch<A> x((step + p.taps) * W), y(step * W), rows(W * pitch), w(units.channels * p.taps), start(units.channels);
+  bool skips_zeros = true;
   for (int64_t u = begin; u < end; ++u) {
     const int64_t b = u / units.tiles % p.batch, group = u / units.tiles / p.batch * units.channels;
     const int64_t channels = std::min(units.channels, p.channels - group);
@@ -80,6 +84,7 @@ void forward_lanes(const ConvParams& p, const ForwardUnits& units, int64_t begin
         }
         rows_to_block(w.data() + c * p.taps, rows.data(), pitch, lanes, p.taps);
       }
+      skips_zeros = all_finite(w.data(), channels * p.taps);
     }
     const View<const T> from = view<T>(p.x, p.x_stride, b);
     const int64_t stop = std::min(p.out_len, (u % units.tiles + 1) * units.samples);
@@ -95,7 +100,7 @@ void forward_lanes(const ConvParams& p, const ForwardUnits& units, int64_t begin
           convolve_lanes<T, A>(y.data(), from.row(group + c) + first * from.t, from.t, taps, n, p.taps, bias, -first, p.in_len - first);
         } else {
           load_lanes<T, A>(x.data(), from, group + c, lanes, first, last, p.in_len, rows.data(), pitch);
-          convolve_lanes<A, A>(y.data(), x.data(), W, taps, n, p.taps, bias, -first, p.in_len - first);
+          convolve_lanes<A, A>(y.data(), x.data(), W, taps, n, p.taps, bias, skips_zeros ? -first : 0, skips_zeros ? p.in_len - first : n + p.taps);
         }
         if (p.epilogue == Epilogue::kSilu) apply_silu<T>(y.data(), n * W);
         store_lanes<T, A>(to, group + c, y.data(), lanes, n, rows.data(), pitch);

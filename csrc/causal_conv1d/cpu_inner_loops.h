@@ -1,6 +1,7 @@
 // Rows on the CPU convolved with taps, and correlated with gradients: samples are the lanes of vectors.
 #pragma once
 #include <algorithm>
+#include <cmath>
 
 #include "causal_conv1d/cpu_vectors.h"
 
@@ -85,6 +86,22 @@ void convolve(A* y, const A* x, const A* w, int64_t n, int64_t taps, A start, in
     convolve_block<R>(y + t, x + t, w, std::max<int64_t>(0, zeros - (t + kBlock - 1)), std::min(taps, end - t), start);
   }
   if constexpr (R > 1) convolve<A, R / 2>(y + t, x + t, w, n - t, taps, start, zeros - t, end - t);
+}
+
+// Whether all of n numbers are finite. Where taps are not, products with the zeros around samples are NaN: they must be made where they are
+// asked for, and nowhere else.
+template <typename A>
+bool all_finite(const A* w, int64_t n) {
+  return std::all_of(w, w + n, [](A value) { return std::isfinite(value); });
+}
+
+// y[t] = sum_k w[k] * x[t + k] for t in [0, n), over samples in [begin, end) alone.
+template <typename A>
+void convolve_within(A* y, const A* x, const A* w, int64_t n, int64_t taps, int64_t begin, int64_t end) {
+  for (int64_t t = 0; t < n; ++t) {
+    y[t] = 0;
+    for (int64_t k = std::max<int64_t>(0, begin - t); k < std::min(taps, end - t); ++k) y[t] += w[k] * x[t + k];
+  }
 }
 
 // dw[k] += sum_t g[t] * x[t + k] for t in [0, n), R taps at a time. `zeros` and `end` as above.

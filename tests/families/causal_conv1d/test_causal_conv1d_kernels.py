@@ -182,6 +182,29 @@ def test_an_infinity_reaches_only_the_outputs_that_depend_on_it(device, taps):
     assert torch.equal(affected, expected)
 
 
+@pytest.mark.parametrize("order", ["bct", "btc"])
+@pytest.mark.parametrize("channels, length, taps", [(6, 20, 4), (5, 100, 9), (3, 64, 64), (2, 300, 300), (40, 1000, 4), (32, 600, 300)])
+def test_on_a_cpu_weights_that_are_not_finite_reach_what_they_reach_in_eager(channels, length, taps, order, interpreted):
+    """Zeros that eager pads with are multiplied; those beyond what a gradient belongs to are not."""
+
+    def conv(x, w):
+        x = x.transpose(1, 2) if order == "btc" else x
+        y = torch.nn.functional.conv1d(torch.nn.functional.pad(x, (taps - 1, 0)), w, groups=channels)
+        return y.transpose(1, 2) if order == "btc" else y
+
+    for value, tap in ((float("inf"), 0), (float("inf"), taps // 2), (float("nan"), 0), (float("-inf"), taps - 1)):
+        w = torch.randn(channels, 1, taps)
+        w[0, 0, tap] = value
+        x = torch.randn((2, channels, length) if order == "bct" else (2, length, channels))
+        results = []
+        for fn in (conv, interpreted(conv, dynamic=True)):
+            leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+            y = fn(*leaves)
+            results.append((y.detach(), *torch.autograd.grad(y.square().sum(), leaves)))
+        for eager, ours in zip(*results):
+            assert torch.equal(eager.isnan(), ours.isnan()) and torch.equal(eager.isposinf(), ours.isposinf())
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("channels, length", [(16, 64), (16, 61), (16, 62), (16, 60), (17, 64), (66, 1036)])
 def test_an_infinity_in_the_last_sample_reaches_one_weight_gradient(device, channels, length):
