@@ -48,7 +48,7 @@ def write(folder: Path, library: bytes, contents: dict[str, object], private: bo
     has the old one in it, which is that of the library until the new library comes.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-    for unfinished in (*folder.glob(f"{LIBRARY}?*"), *folder.glob(f"{MANIFEST}?*")):  # of a process that was killed
+    for unfinished in (*folder.glob(f".{LIBRARY}.*"), *folder.glob(f".{MANIFEST}.*")):  # of a process that was killed
         unfinished.unlink(missing_ok=True)
     entry: dict[str, object] = {**contents, "sha256": hashlib.sha256(library).hexdigest()}
     with contextlib.suppress(OSError, DamagedError, trust.UntrustedError), trust.opened(folder / MANIFEST) as file:

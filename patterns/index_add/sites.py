@@ -184,7 +184,12 @@ def _from_masked(node: fx.Node) -> Site | Reject | None:
         chain.append(leaf)
         if leaf.target in (aten.bitwise_and.Tensor, aten.logical_and.default):
             leaves += leaf.args[:2]
-        elif leaf.target is aten.ne.Scalar and leaf.args[0] is index and site.ignore in (None, leaf.args[1]):
+        elif (
+            leaf.target is aten.ne.Scalar
+            and leaf.args[0] is index
+            and isinstance(leaf.args[1], int)
+            and site.ignore in (None, leaf.args[1])
+        ):
             site.ignore = leaf.args[1]
         elif leaf.args[:1] == (index,) and (
             (leaf.target is aten.ge.Scalar and leaf.args[1] == 0)
@@ -271,7 +276,7 @@ def _absorb_padding(site: Site) -> None:
         chain.append(condition)
         condition = condition.args[0]
     if condition.target is aten.eq.Scalar and not _is_in_range(site, condition.args[1]):
-        return  # eager refuses that index, though zeros are what would be added there
+        return  # not known, or eager refuses that index, though zeros are what would be added there
     whole_rows = site.dim == 0 and g.value(condition).dim() == site.index_dims and len(chain) == g.value(node).dim() - site.index_dims
     if condition.target is aten.eq.Scalar and condition.args[0] is site.index and whole_rows and is_constant(zero, 0):
         if g.value(kept).shape == g.value(node).shape:
@@ -280,8 +285,10 @@ def _absorb_padding(site: Site) -> None:
             site.absorb([node, *chain], kept, f"index {site.ignore} ignored")
 
 
-def _is_in_range(site: Site, index: int) -> bool:
-    """Whether an index is one of a row of self, or adds nothing anyway."""
+def _is_in_range(site: Site, index: object) -> bool:
+    """Whether an index is a number that is one of a row of self, or adds nothing anyway. It may be computed from symbolic sizes."""
+    if not isinstance(index, int):
+        return False
     if site.bounds == DROP:
         return True
     first = -site.rows if site.bounds == WRAP else 0

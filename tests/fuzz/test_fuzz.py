@@ -21,6 +21,13 @@ SEED, COUNT = 0, 120
 
 #: Programs that were computed wrongly once: what they show -> the smallest one that did.
 FOUND = {
+    "a padding index that is computed from symbolic sizes": Program(
+        inputs=(Spec((3, 3), grad="leaf"), Spec((7,), torch.int64, fill="index", bound=3, seed=1)),
+        body=("v0 = F.embedding(x1, x0, padding_idx=-1)",),
+        outputs=("v0",),
+        path="dynamic",
+        sizes=((3, 6), (7, 9)),
+    ),
     "a copy of a mutated input is no alias of it": Program(
         inputs=(
             Spec((3, 3), torch.int64),
