@@ -54,7 +54,7 @@ CALLS = {
     "numeric_check": [(floats(4, 5), floats(4, 5), "a site")],
 }
 #: Those that take no tensor.
-FACTS = {"index_add_limits", "fp32_matmul_constant"}
+FACTS = {"causal_conv1d_prefers_btc", "causal_conv1d_transposes_btc", "fp32_matmul_constant", "index_add_limits"}
 CONVOLUTIONS = {"causal_conv1d", "causal_conv1d_backward"}
 
 
