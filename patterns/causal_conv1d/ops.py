@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fusebackend.native import ops
+from fusebackend import fx_utils as g
+from fusebackend.native import arguments, ops
 
 
 def reference(
@@ -42,11 +43,43 @@ def _empty(x: torch.Tensor, length: Any, channels_last: bool) -> torch.Tensor:
     return x.new_empty((x.shape[0], x.shape[1], length))
 
 
+#: Those that the kernels take, and how many samples a row may have: kernels count them in 32 bits.
+DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+_LIMIT = 1 << 29
+
+
+def _check(operator: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, left: Any, length: Any) -> None:
+    """Refuses what csrc/causal_conv1d/bind.h refuses; ``length`` is the result's."""
+
+    def check(holds: bool, message: str) -> None:
+        torch._check(holds, lambda: f"{operator}: {message}")
+
+    check(x.dim() == 3 and weight.dim() == 3, "x must be (batch, channels, time) and weight (channels, 1, taps)")
+    check(x.dtype in DTYPES, f"{x.dtype} is not supported")
+    shape_fits = arguments.are_same(weight.shape[0], x.shape[1]) and arguments.are_same(weight.shape[1], 1) and g.hint(weight.shape[2]) != 0
+    check(shape_fits, f"weight must be ({x.shape[1]}, 1, taps), got {tuple(weight.shape)}")
+    check(weight.dtype == x.dtype, f"x is {x.dtype} and weight is {weight.dtype}; one dtype is needed")
+    if bias is not None:
+        check(arguments.same_sizes(bias.shape, x.shape[1:2]), f"bias must be ({x.shape[1]},), got {tuple(bias.shape)}")
+        check(bias.dtype == x.dtype, f"x is {x.dtype} and bias is {bias.dtype}; one dtype is needed")
+    arguments.check_device(operator, x, weight=weight, bias=bias)
+    counts = [g.hint(n) for n in (x.shape[2], weight.shape[2], length, left)]
+    check(counts[2] is None or counts[2] >= 0, "more taps than padded samples")
+    check(all(n is None or -_LIMIT < n < _LIMIT for n in counts), "rows of 2^29 samples or more are not supported")
+
+
 def _fake(x, weight, bias, left, right, shift, silu, channels_last):
-    return _empty(x, x.shape[2] + left + right - weight.shape[2] + 1, channels_last)
+    length = x.shape[2] + left + right - weight.shape[2] + 1 if x.dim() == weight.dim() == 3 else None
+    _check("causal_conv1d", x, weight, bias, left, length)
+    return _empty(x, length, channels_last)
 
 
 def _fake_backward(grad, x, weight, bias, left, shift, silu, channels_last, need_x, need_weight, need_bias):
+    _check("causal_conv1d_backward", x, weight, bias, left, grad.shape[2] if grad.dim() == 3 else None)
+    fits = grad.dim() == 3 and arguments.same_sizes(grad.shape[:2], x.shape[:2])
+    torch._check(fits, lambda: f"causal_conv1d_backward: grad must have x's batch and channels, got {tuple(grad.shape)}")
+    torch._check(grad.dtype == x.dtype, lambda: f"causal_conv1d_backward: x is {x.dtype} and grad is {grad.dtype}; one dtype is needed")
+    arguments.check_device("causal_conv1d_backward", x, grad=grad)
     return (
         _empty(x, x.shape[2], channels_last) if need_x else x.new_empty((0,)),
         x.new_empty(weight.shape if need_weight else (0,)),

@@ -38,7 +38,7 @@ def sums(**given):
 gathered = dict(source=floats(7, 3), source_index=rows_of(5), weight=floats(5), bounds=WRAP)
 planned = dict(gathered, plan=reference_plan(rows_of(5), 4, None, WRAP, rows_of(5), 7))
 
-#: Right calls of each operator. (The convolution's bindings have tests of their own.)
+#: Right calls of each operator.
 CALLS = {
     "index_add": [(floats(4, 3), *sums(**given)) for given in ({}, gathered, planned)],
     "index_add_": [(floats(4, 3), *sums(**given)) for given in ({}, gathered, planned)],
@@ -51,16 +51,17 @@ CALLS = {
         (floats(2, 4, 5), floats(2, 5, 6), floats(4, 1), 1.0, 0.0, floats(2, 3, 4, 64, dtype=torch.bfloat16), -1, None, -1, "ffma"),
     ],
     "matmul_planes": [(floats(4, 5), -1), (floats(2, 4, 5), -2)],
+    "causal_conv1d": [(floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0, 0.0, True, False)],
+    "causal_conv1d_backward": [(floats(2, 4, 9), floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0.0, True, False, True, True, True)],
     "numeric_check": [(floats(4, 5), floats(4, 5), "a site")],
 }
 #: Those that take no tensor.
 FACTS = {"causal_conv1d_prefers_btc", "causal_conv1d_transposes_btc", "fp32_matmul_constant", "index_add_limits"}
-CONVOLUTIONS = {"causal_conv1d", "causal_conv1d_backward"}
 
 
 def test_no_operator_is_left_out():
     defined = {op._schema.name.removeprefix("fusebackend::") for op in native_ops.defined if op.namespace == "fusebackend"}
-    assert defined == CALLS.keys() | FACTS | CONVOLUTIONS
+    assert defined == CALLS.keys() | FACTS
 
 
 def wrong_tensors(tensor):
@@ -112,6 +113,8 @@ def faked(args, mode, elsewhere=None):
 
 
 def spec(result):
+    if isinstance(result, tuple):
+        return tuple(map(spec, result))
     return (result.shape, result.stride(), result.dtype) if isinstance(result, torch.Tensor) else result
 
 
@@ -166,4 +169,5 @@ def test_a_fake_with_symbolic_sizes_adds_no_guard():
                 made.append(a)
             guards = len(shapes.guards)
             op(*made)
-            assert len(shapes.guards) == guards, (name, shapes.guards[guards:])
+            added = [guard for guard in shapes.guards[guards:] if not str(guard.expr).endswith(">= 0")]  # PyTorch's own, of any new tensor
+            assert not added, (name, added)
