@@ -16,6 +16,9 @@ aten = torch.ops.aten
 # Where Inductor's scatter is several times slower than the kernels, whatever its neighbours are.
 SLOW_SCATTER_DEVICES = ("cpu",)
 
+# On a CPU, elements to add below which the call of an operator takes longer than Inductor's loop.
+MIN_CPU_ELEMENTS = 4096
+
 # With so many entries a row on average, atomic additions queue up, and the kernels sum in shared memory first.
 CONTENDED_ENTRIES_PER_ROW = 32
 
@@ -43,10 +46,17 @@ def estimate(site: Site) -> Estimate:
     if any(isinstance(size, int) and size == 0 for size in (*tensor.shape, *g.value(site.values).shape)):
         return Estimate(False, "an empty tensor: nothing to gain")
     if tensor.device.type in SLOW_SCATTER_DEVICES:
-        return Estimate()
+        return _is_too_small_for_a_call(site) or Estimate()
     if site.anchor.target is aten.index_add.default or torch.are_deterministic_algorithms_enabled():
         return Estimate()  # Inductor calls PyTorch's kernels
     return _costs_a_fusion(site) or _is_too_small(site) or Estimate()
+
+
+def _is_too_small_for_a_call(site: Site) -> Estimate | None:
+    numel = g.hint(g.value(site.values).numel())
+    if numel is None or numel >= MIN_CPU_ELEMENTS:
+        return None
+    return Estimate(False, f"{numel} elements on a CPU: calling an operator takes as long as adding them")
 
 
 def _costs_a_fusion(site: Site) -> Estimate | None:

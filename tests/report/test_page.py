@@ -93,7 +93,7 @@ def tiny():
 
 
 def keywords():
-    return lambda x, *, index: x.index_add(0, index, x), (torch.randn(8, 6),), {"index": torch.arange(8)}
+    return lambda x, *, index: x.index_add(0, index, x), (torch.randn(800, 6),), {"index": torch.arange(800)}
 
 
 def wrong():

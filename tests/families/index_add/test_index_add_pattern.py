@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("library")
 @pytest.fixture(autouse=True)
 def small_sums_pay(monkeypatch):
     monkeypatch.setattr(estimate, "MIN_SOURCE_BYTES", 0)
+    monkeypatch.setattr(estimate, "MIN_CPU_ELEMENTS", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -264,6 +265,16 @@ def test_a_few_entries_are_left_to_inductor(monkeypatch, n, dtype, taken, dynami
     report = fusebackend.last_report()
     assert bool(report.substitutions) == taken
     assert taken or "launching" in report.rejections[0].reason
+
+
+@pytest.mark.parametrize("rows, columns, n, taken", [(6, 4, 5, False), (64, 8, 64, False), (30, 8, 30, False), (512, 32, 512, True)])
+def test_on_a_cpu_small_sums_are_left_to_inductor(monkeypatch, interpreted, rows, columns, n, taken):
+    monkeypatch.undo()
+    x, i, s = torch.randn(rows, columns), torch.randint(rows, (n,)), torch.randn(n, columns)
+    interpreted(lambda x, i, s: x.index_add(0, i, s), options={"fuse.gate": "auto"})(x, i, s)
+    report = fusebackend.last_report()
+    assert bool(report.substitutions) == taken
+    assert taken or "calling an operator" in report.rejections[0].reason
 
 
 # ---- what is refused for profit alone ----

@@ -28,6 +28,7 @@ def small_sorts_pay(monkeypatch):
     monkeypatch.setattr(estimate, "SORT_DEVICES", ("cpu", "cuda"))
     monkeypatch.setattr(estimate, "MIN_SORT_ENTRIES", 1)
     monkeypatch.setattr(estimate, "MIN_SORT_ROWS", 1)
+    monkeypatch.setattr(estimate, "MIN_CPU_ELEMENTS", 0)
 
 
 class Layer(torch.nn.Module):
