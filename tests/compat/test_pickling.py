@@ -53,7 +53,8 @@ def test_a_compiled_module_is_copied_and_compiles_again(again, used):
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_of_a_data_loader_compile(context):
-    module = torch.compile(Layer(), backend="fuse", options=OPTIONS)
+    """For inference: PyTorch refuses to differentiate in a forked process once its parent did."""
+    module = torch.compile(Layer().requires_grad_(False), backend="fuse", options=OPTIONS)
     expected = [module._orig_mod(torch.full((8, 8), float(i)), torch.ones(8, 8)) for i in range(3)]
     found = list(DataLoader(Compiling(module), num_workers=2, multiprocessing_context=context, batch_size=None))
     for (item, count), wanted in zip(found, expected, strict=True):

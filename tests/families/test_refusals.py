@@ -60,7 +60,8 @@ FACTS = {"causal_conv1d_prefers_btc", "causal_conv1d_transposes_btc", "fp32_matm
 
 
 def test_no_operator_is_left_out():
-    defined = {op._schema.name.removeprefix("fusebackend::") for op in native_ops.defined if op.namespace == "fusebackend"}
+    named = {op._schema.name.removeprefix("fusebackend::") for op in native_ops.defined if op.namespace == "fusebackend"}
+    defined = {name for name in named if not name.startswith("test_")}  # of other tests
     assert defined == CALLS.keys() | FACTS
 
 
