@@ -15,17 +15,6 @@ def _say_who_speaks(record: logging.LogRecord) -> bool:
 log = logging.getLogger("fusebackend")
 log.addFilter(_say_who_speaks)
 
-
-def _named(record: logging.LogRecord) -> bool:
-    """Puts the speaker's name in front of warnings: where nobody has set up logging, Python prints the message alone."""
-    message = str(record.msg)
-    if record.levelno >= logging.WARNING and not message.startswith("fusebackend"):
-        record.msg = f"fusebackend: {message}"
-    return True
-
-
-log.addFilter(_named)
-
 _warned: set[str] = set()
 
 

@@ -35,6 +35,9 @@ inline void check_operand(const Tensor& t, const Tensor& x, const char* name) {
                   "causal_conv1d: ", name, " must have x's dtype and device");
 }
 
+// As many a row may have, for kernels count them in 32 bits.
+constexpr int64_t kMaxSamples = (int64_t{1} << 29) - 1;
+
 // `length` is the result's.
 inline void check_operands(const Tensor& x, const Tensor& weight, const Bias& bias, int64_t left, int64_t length) {
   STD_TORCH_CHECK(weight.size(0) == x.size(1) && weight.size(1) == 1 && weight.size(2) >= 1, "causal_conv1d: weight must be (", x.size(1),
@@ -45,9 +48,9 @@ inline void check_operands(const Tensor& x, const Tensor& weight, const Bias& bi
     check_operand(*bias, x, "bias");
   }
   STD_TORCH_CHECK(length >= 0, "causal_conv1d: more taps than padded samples");
-  constexpr int64_t kLimit = int64_t{1} << 29;  // kernels count samples of a row in 32 bits
-  STD_TORCH_CHECK(x.size(2) < kLimit && weight.size(2) < kLimit && length < kLimit && left > -kLimit && left < kLimit,
-                  "causal_conv1d: rows of 2^29 samples or more are not supported");
+  STD_TORCH_CHECK(x.size(2) <= kMaxSamples && weight.size(2) <= kMaxSamples && length <= kMaxSamples && left >= -kMaxSamples &&
+                      left <= kMaxSamples,
+                  "causal_conv1d: rows of more than ", kMaxSamples, " samples are not supported");
 }
 
 inline void check_rank(const Tensor& x, const Tensor& weight) {

@@ -5,15 +5,14 @@ Sizes may be symbolic, and no question adds a guard. A relation of sizes holds i
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
-from fusebackend.native import loader
+from fusebackend.native import ops
 
 
 def are_same(a: Any, b: Any) -> bool:
@@ -34,6 +33,14 @@ def check_device(operator: str, like: torch.Tensor, **tensors: torch.Tensor | No
             torch._check(tensor.device == like.device, lambda: message)  # noqa: B023
 
 
+def check_dtype(operator: str, x: torch.Tensor, **tensors: torch.Tensor | None) -> None:
+    """All ``tensors`` have the dtype of the operand ``x``."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            message = f"{operator}: x is {x.dtype} and {name} is {tensor.dtype}; one dtype is needed"
+            torch._check(tensor.dtype == x.dtype, lambda: message)  # noqa: B023
+
+
 def is_contiguous(tensor: torch.Tensor) -> bool:
     expected: Any = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
@@ -48,9 +55,7 @@ def covers_memory(tensor: torch.Tensor) -> bool:
     sizes, strides = g.hints(tensor.shape), g.hints(tensor.stride())
     if sizes is None or strides is None:
         return tensor.is_contiguous()
-    numel = 1
-    for size in sizes:
-        numel *= size
+    numel = math.prod(sizes)
     if not numel:
         return True
     return not is_expanded(tensor) and 1 + sum((n - 1) * s for n, s in zip(sizes, strides)) == numel
@@ -64,15 +69,9 @@ def is_expanded(tensor: torch.Tensor) -> bool:
 # ---- permute_copy and transpose_add, whose bindings are those of csrc/common/tile ----
 
 
-@functools.cache
-def _tile_max_rank() -> int:
-    with _disable_current_modes():  # a fake tensor mode, when a fake asks
-        return torch.ops.fusebackend.tile_max_rank()
-
-
 def tile_max_rank() -> int:
     """How many dimensions these kernels take. Without a library, whose operators nothing calls then, any number will do."""
-    return 64 if loader.load().path is None else _tile_max_rank()
+    return ops.ask("tile_max_rank", default=64)
 
 
 def broadcast_shape(operator: str, x: Sequence[Any], y: Sequence[Any]) -> list[Any]:

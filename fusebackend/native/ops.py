@@ -7,9 +7,14 @@ after autograd has seen them, and a formula in Python would take time at every c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusebackend.native import loader
 
 _library = torch.library.Library("fusebackend", "FRAGMENT")
 _structured: dict[torch._ops.OpOverload, bool] = {}
@@ -43,7 +48,7 @@ def define(
         indices: the arguments that hold indices, each with the argument that says below what they must be.
 
     An operator without tensor arguments, by which Python asks the library for a fact, has its kernel registered for
-    ``CompositeExplicitAutograd``.
+    ``CompositeExplicitAutograd``. :func:`ask` calls it, for its fake too.
     """
     name = schema.split("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag, layout, *tags))
@@ -56,6 +61,29 @@ def define(
     _indices[op] = dict(indices or {})
     defined.append(op)
     return op
+
+
+def ask(name: str, *arguments: Any, default: Any = None) -> Any:
+    """The library's answer to ``fusebackend::<name>``, an operator without tensor arguments.
+
+    Args:
+        default: the answer where there is no library, whose kernels nothing calls then.
+
+    Raises:
+        RuntimeError: there is no library and no default, or the operator refuses the arguments.
+    """
+    library = loader.load()
+    if library.path is not None:
+        return _answer(name, *arguments)
+    if default is None:
+        raise RuntimeError(f"no native library: {library.reason}")
+    return default
+
+
+@functools.cache
+def _answer(name: str, *arguments: Any) -> Any:
+    with _disable_current_modes():  # a fake tensor mode, when a fake asks
+        return getattr(torch.ops.fusebackend, name).default(*arguments)
 
 
 def is_structured(op: torch._ops.OpOverload, output: torch.Tensor) -> bool:

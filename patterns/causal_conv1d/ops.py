@@ -1,4 +1,4 @@
-"""The family's operators: schemas, fakes, a reference in PyTorch, and queries of what the CUDA kernels support."""
+"""The family's operators: schemas, fakes, a reference in PyTorch, and queries of what the kernels support."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
 from fusebackend.native import arguments, ops
@@ -43,9 +42,13 @@ def _empty(x: torch.Tensor, length: Any, channels_last: bool) -> torch.Tensor:
     return x.new_empty((x.shape[0], x.shape[1], length))
 
 
-#: Those that the kernels take, and how many samples a row may have: kernels count them in 32 bits.
+#: Those that the kernels take.
 DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
-_LIMIT = 1 << 29
+
+
+def max_samples() -> int:
+    """How many samples a row may have. Without a library, whose operators nothing calls then, any number will do."""
+    return ops.ask("causal_conv1d_max_samples", default=1 << 62)
 
 
 def _check(operator: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, left: Any, length: Any) -> None:
@@ -58,14 +61,14 @@ def _check(operator: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
     check(x.dtype in DTYPES, f"{x.dtype} is not supported")
     shape_fits = arguments.are_same(weight.shape[0], x.shape[1]) and arguments.are_same(weight.shape[1], 1) and g.hint(weight.shape[2]) != 0
     check(shape_fits, f"weight must be ({x.shape[1]}, 1, taps), got {tuple(weight.shape)}")
-    check(weight.dtype == x.dtype, f"x is {x.dtype} and weight is {weight.dtype}; one dtype is needed")
     if bias is not None:
         check(arguments.same_sizes(bias.shape, x.shape[1:2]), f"bias must be ({x.shape[1]},), got {tuple(bias.shape)}")
-        check(bias.dtype == x.dtype, f"x is {x.dtype} and bias is {bias.dtype}; one dtype is needed")
+    arguments.check_dtype(operator, x, weight=weight, bias=bias)
     arguments.check_device(operator, x, weight=weight, bias=bias)
     counts = [g.hint(n) for n in (x.shape[2], weight.shape[2], length, left)]
     check(counts[2] is None or counts[2] >= 0, "more taps than padded samples")
-    check(all(n is None or -_LIMIT < n < _LIMIT for n in counts), "rows of 2^29 samples or more are not supported")
+    fits = all(n is None or -max_samples() <= n <= max_samples() for n in counts)
+    check(fits, f"rows of more than {max_samples()} samples are not supported")
 
 
 def _fake(x, weight, bias, left, right, shift, silu, channels_last):
@@ -78,7 +81,7 @@ def _fake_backward(grad, x, weight, bias, left, shift, silu, channels_last, need
     _check("causal_conv1d_backward", x, weight, bias, left, grad.shape[2] if grad.dim() == 3 else None)
     fits = grad.dim() == 3 and arguments.same_sizes(grad.shape[:2], x.shape[:2])
     torch._check(fits, lambda: f"causal_conv1d_backward: grad must have x's batch and channels, got {tuple(grad.shape)}")
-    torch._check(grad.dtype == x.dtype, lambda: f"causal_conv1d_backward: x is {x.dtype} and grad is {grad.dtype}; one dtype is needed")
+    arguments.check_dtype("causal_conv1d_backward", x, grad=grad)
     arguments.check_device("causal_conv1d_backward", x, grad=grad)
     return (
         _empty(x, x.shape[2], channels_last) if need_x else x.new_empty((0,)),
@@ -102,19 +105,16 @@ causal_conv1d_backward = ops.define(
 
 def prefers_btc(element_size: int, taps: int) -> bool:
     """Whether the CUDA kernels are faster on (batch, time, channels) tensors than on copies of them in (batch, channels, time)."""
-    with _disable_current_modes():
-        return _prefers_btc(element_size, taps)
+    return ops.ask("causal_conv1d_prefers_btc", element_size, taps)
 
 
 def transposes_btc(element_size: int, channels: int, length: int, taps: int, backward: bool) -> bool:
     """Whether a CUDA kernel for a causal convolution takes x as (batch, time, channels), and everything else as (batch, channels, time),
     without a copy and at full speed."""
-    with _disable_current_modes():
-        return _transposes_btc(element_size, channels, length, taps, backward)
+    return ops.ask("causal_conv1d_transposes_btc", element_size, channels, length, taps, backward)
 
 
-# Implemented by csrc/causal_conv1d/memory_order.h. They do not appear in graphs.
-_prefers_btc = ops.define("causal_conv1d_prefers_btc(int element_size, int taps) -> bool", fake=prefers_btc)
-_transposes_btc = ops.define(
-    "causal_conv1d_transposes_btc(int element_size, int channels, int length, int taps, bool backward) -> bool", fake=transposes_btc
-)
+# Implemented by csrc/causal_conv1d/bind.h and memory_order.h. They do not appear in graphs.
+ops.define("causal_conv1d_max_samples() -> int", fake=max_samples)
+ops.define("causal_conv1d_prefers_btc(int element_size, int taps) -> bool", fake=prefers_btc)
+ops.define("causal_conv1d_transposes_btc(int element_size, int channels, int length, int taps, bool backward) -> bool", fake=transposes_btc)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
-from fusebackend.native import arguments, loader, ops
+from fusebackend.native import arguments, ops
 
 #: The values of the operator's argument ``kernel``.
 KERNEL_NAMES = ("auto", "wgmma", "mma", "ffma")
 
 
-@functools.cache
 def constant(name: str) -> float:
     """A constant of the kernels, from ``csrc/fp32_matmul/constants.h``: ``tile_m``, ``tile_n``, ``block_k`` and ``exact_sums_below_k`` in
     elements, ``planes_limit`` in bytes, ``pitch_multiple`` in elements, ``half_ulp``.
@@ -20,11 +17,7 @@ def constant(name: str) -> float:
     Raises:
         RuntimeError: there is no native library, or it has no such constant.
     """
-    library = loader.load()
-    if library.path is None:
-        raise RuntimeError(f"no native library: {library.reason}")
-    with torch.utils._python_dispatch._disable_current_modes():
-        return fp32_matmul_constant(name)
+    return ops.ask("fp32_matmul_constant", name)
 
 
 def reference(a, b, d, alpha, beta, a_planes=None, a_inner=-1, b_planes=None, b_inner=-1, kernel="auto") -> torch.Tensor:
@@ -132,4 +125,4 @@ matmul_planes = ops.define(
     python_kernels={"CPU": _planes_on_cpu},
     layout=torch.Tag.needs_fixed_stride_order,
 )
-fp32_matmul_constant = ops.define("fp32_matmul_constant(str name) -> float", fake=lambda name: constant(name))
+ops.define("fp32_matmul_constant(str name) -> float", fake=constant)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
-from fusebackend.native import arguments, loader, ops
+from fusebackend.native import arguments, ops
 
 #: What an index outside [0, rows) means: an error; counted from the end (``index_put``); adds nothing (embedding backward).
 STRICT, WRAP, DROP = 0, 1, 2
@@ -118,10 +117,7 @@ def chunk_entries() -> int:
 
 def _limits() -> tuple[int, int]:
     """``index_add_limits()``. Without a library, whose operators nothing calls then, any numbers will do."""
-    if loader.load().path is None:
-        return 64, 1
-    with _disable_current_modes():  # a fake tensor mode, when a fake asks
-        return LIMITS()
+    return ops.ask("index_add_limits", default=(64, 1))
 
 
 def _check_index(index, rows, ignore_index, bounds, source_index, source_rows) -> None:
@@ -225,4 +221,4 @@ INDEX_PLAN = ops.define(
 KERNELS = (INDEX_ADD_, INDEX_ADD, INDEX_ADD_ZEROS, INDEX_PLAN)
 
 # What the kernels say of themselves. Not for graphs.
-LIMITS = ops.define("index_add_limits() -> (int max_dims, int chunk_entries)", fake=_limits)
+ops.define("index_add_limits() -> (int max_dims, int chunk_entries)", fake=_limits)

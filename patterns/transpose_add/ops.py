@@ -48,7 +48,7 @@ def reference(x: torch.Tensor, y: torch.Tensor, alpha: float, ialpha: int, order
 
 
 def _fake(x: torch.Tensor, y: torch.Tensor, alpha: float, ialpha: int, order: list[int]) -> torch.Tensor:
-    torch._check(x.dtype == y.dtype, lambda: f"transpose_add: x is {x.dtype} and y is {y.dtype}; one dtype is needed")
+    arguments.check_dtype("transpose_add", x, y=y)
     torch._check(x.dtype in DTYPES, lambda: f"transpose_add: {x.dtype} is not supported")
     arguments.check_device("transpose_add", x, y=y)
     shape = arguments.broadcast_shape("transpose_add", x.shape, y.shape)

@@ -56,7 +56,13 @@ CALLS = {
     "numeric_check": [(floats(4, 5), floats(4, 5), "a site")],
 }
 #: Those that take no tensor.
-FACTS = {"causal_conv1d_prefers_btc", "causal_conv1d_transposes_btc", "fp32_matmul_constant", "index_add_limits"}
+FACTS = {
+    "causal_conv1d_max_samples",
+    "causal_conv1d_prefers_btc",
+    "causal_conv1d_transposes_btc",
+    "fp32_matmul_constant",
+    "index_add_limits",
+}
 
 
 def test_no_operator_is_left_out():
@@ -155,6 +161,18 @@ def test_tensors_on_two_devices_are_refused(name):
         for i in tensors if len(tensors) > 1 else ():
             with FakeTensorMode() as mode:
                 assert "on" in outcome(op, faked(right, mode, elsewhere=i))
+
+
+def test_rows_of_more_samples_than_the_kernels_count_are_refused():
+    most = ops.causal_conv1d_max_samples()
+    x = floats(1, 1, 1).expand(1, 1, most + 1)
+    for args in (
+        (x, floats(1, 1, 1), None, 0, 0, 0.0, False, False),
+        (x[..., :3], floats(1, 1, 1), None, most + 1, -most, 0.0, False, False),
+    ):
+        with FakeTensorMode() as mode:
+            fake = outcome(ops.causal_conv1d, faked(args, mode))
+        assert f"rows of more than {most} samples" in outcome(ops.causal_conv1d, args) and f"rows of more than {most} samples" in fake
 
 
 def test_a_fake_with_symbolic_sizes_adds_no_guard():
