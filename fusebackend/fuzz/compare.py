@@ -2,7 +2,8 @@
 
 Compared are every output's values, shape, dtype, strides, and the inputs and outputs that it shares memory with; every input
 after the call; the gradients; and whether there is an exception. A value is wrong if its error against float64 is
-several times eager's (and more than rounding of the result); a program that only moves data must agree in every bit. A
+several times eager's (and more than rounding of the result); a program that only moves data must agree in every bit. Where
+the program in float64 raises, or shares other memory, there is no reference, and floating-point values are not judged. A
 difference counts only if the same compile without substitutions does not have it: what Inductor makes of a program (it may turn
 an exception or a stride into another) is not this package's to change.
 """
@@ -39,12 +40,14 @@ class Comparison:
         inductors: how many differences Inductor has without it.
         counts: pattern -> substitutions.
         skipped: why the program tells nothing, e.g. because eager raises.
+        unjudged: why there is no reference in float64, so that floating-point values were not judged.
     """
 
     wrong: list[str] = dataclasses.field(default_factory=list)
     inductors: int = 0
     counts: Counter = dataclasses.field(default_factory=Counter)
     skipped: str | None = None
+    unjudged: str | None = None
 
     def __str__(self) -> str:
         return "\n".join(self.wrong) or "no difference"
@@ -68,6 +71,7 @@ def check(program: Program, device: str = "cpu", codegen: bool = False) -> Compa
             comparison.skipped = expected[0].error
             return comparison
         exact = [run(program.function(wide=True), program, device, second, wide=True) for second in calls(program)]
+        comparison.unjudged = next(filter(None, map(_no_reference, expected, exact)), None)
         got, comparison.counts = run_compiled(program, device, codegen)
         found = _differences(program, expected, exact, got)
         if found:
@@ -116,7 +120,8 @@ def _differences(program: Program, expected: list[Outcome], exact: list[Outcome]
             continue
         for name, tensor in want.tensors.items():
             bits = program.moves and not name.startswith("gradient")
-            text = _difference(program, tensor, wide.tensors.get(name), have.tensors.get(name), bits)
+            reference = None if _no_reference(want, wide) else wide.tensors.get(name)
+            text = _difference(program, tensor, reference, have.tensors.get(name), bits)
             if text:
                 what = text.split(" ")[0]
                 found[f"{name} {what}" if what == "stride" else f"{where}{name} {what}"] = f"{where}{name}: {text}"
@@ -124,6 +129,15 @@ def _differences(program: Program, expected: list[Outcome], exact: list[Outcome]
             if have.aliases[name] != aliases:
                 found[f"{where}{name} memory"] = f"{where}{name} shares memory with {have.aliases[name]}, eager's with {aliases}"
     return found
+
+
+def _no_reference(want: Outcome, wide: Outcome) -> str | None:
+    """Why what the program computes in float64 says nothing of what it should compute."""
+    if want.error:
+        return None  # there is nothing to compare
+    if wide.error:
+        return f"in float64 it raises {wide.error}"
+    return "in float64 it shares other memory" if wide.aliases != want.aliases else None
 
 
 def _difference(program: Program, want: Any, wide: Any, have: Any, bits: bool) -> str | None:
@@ -148,9 +162,9 @@ def _same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _error(program: Program, want: torch.Tensor, wide: torch.Tensor | None, have: torch.Tensor) -> str | None:
-    """How far ``have`` is off, if that is more than the error of eager's ``want`` allows; ``wide`` is the value in float64."""
-    if wide is None or wide.shape != want.shape:
-        wide = want
+    """How far ``have`` is off, if that is more than the error of eager's ``want`` allows; ``wide`` is the value in float64, if known."""
+    if wide is None:
+        return None
     double = torch.complex128 if want.is_complex() else torch.float64
     want, wide, have = want.to(double), wide.detach().to(double), have.to(double)
     # Inductor simplifies x * 0 to 0 even where x is infinite. float64 then gives no reference, so the value is its own.

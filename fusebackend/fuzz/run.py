@@ -40,6 +40,7 @@ class Result:
         substitutions: pattern -> substitutions.
         kinds: kind -> programs of that kind, and those of them with a substitution.
         skipped: how many eager refused.
+        unjudged: how many have no reference in float64, so that their floating-point values were not judged.
         inductors: in how many Inductor differs from eager without this package.
         seconds: the duration of the run.
         wrong: (program, comparison, with code generation) of every failure, shrunk.
@@ -52,6 +53,7 @@ class Result:
     substitutions: Counter = dataclasses.field(default_factory=Counter)
     kinds: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     skipped: int = 0
+    unjudged: int = 0
     inductors: int = 0
     seconds: float = 0.0
     wrong: list[tuple[Program, Comparison, bool]] = dataclasses.field(default_factory=list)
@@ -65,6 +67,7 @@ class Result:
         self.substituted += bool(comparison.counts)
         self.families.update(comparison.counts.keys())
         self.substitutions.update(comparison.counts)
+        self.unjudged += bool(comparison.unjudged)
         self.inductors += bool(comparison.inductors)
         for kind in program.kinds:
             counted = self.kinds.setdefault(kind, [0, 0])
@@ -78,7 +81,7 @@ class Result:
         return (
             f"{self.programs} programs ({self.codegen} through code generation), {len(self.wrong)} wrong; {self.substituted}"
             f" ({share:.0f} %) with a substitution: {families}; {self.inductors} where Inductor alone differs from eager;"
-            f" {self.skipped} refused by eager; {rate:.0f} ms a program"
+            f" {self.unjudged} whose values were not judged, as float64 gives no reference; {self.skipped} refused by eager; {rate:.0f} ms a program"
         )
 
     def by_kind(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fusebackend.fuzz.builder import Builder
+from fusebackend.fuzz.programs import TYPES
 
 
 def step(b: Builder) -> str | None:
@@ -101,9 +102,12 @@ def arithmetic(b: Builder) -> str | None:
 
 
 def convert(b: Builder) -> str | None:
+    """A conversion. One that copies is written so, as the program in float64, where all these dtypes are one, must copy there too."""
     x = _any(b)
     if b[x].is_floating_point() or b.chance(30):
-        return b.emit(f"{x}.to({b.pick(('f32', 'bf16', 'f16', 'f64'))})") if not b[x].is_complex() else None
+        to = b.pick(("f32", "bf16", "f16", "f64"))
+        copies = ", copy=True" if TYPES[to] != b[x].dtype else ""
+        return b.emit(f"{x}.to({to}{copies})") if not b[x].is_complex() else None
     return b.emit(f"{x}.to(torch.{b.pick(('int64', 'int32', 'uint8'))})") if not b[x].is_complex() else None
 
 

@@ -1,6 +1,8 @@
 """The fuzzer finds nothing wrong in a short run, finds a fault that is planted, and what it found once stays right."""
 
 import ast
+import dataclasses
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,11 @@ import torch
 
 pytest.importorskip("hypothesis", reason="the test extra is not installed")
 
-from fusebackend.fuzz import random_programs, run  # noqa: E402
+from fusebackend.fuzz import compare, execution, random_programs, run  # noqa: E402
+from fusebackend.fuzz.builder import Builder  # noqa: E402
 from fusebackend.fuzz.compare import check  # noqa: E402
-from fusebackend.fuzz.programs import Program  # noqa: E402
+from fusebackend.fuzz.programs import TYPES, Program  # noqa: E402
+from fusebackend.fuzz.steps import convert  # noqa: E402
 from fusebackend.fuzz.tensors import Spec  # noqa: E402
 from fusebackend.patterns.transpose_add import fuzz as transpose_add  # noqa: E402
 from fusebackend.rewriting.pattern import Emitter  # noqa: E402
@@ -148,6 +152,64 @@ def test_the_gate_of_a_program_decides_whether_what_does_not_pay_is_applied(gate
     program = Program((Spec((3, 40)), Spec((40, 3), seed=1)), ("v0 = x0.mT + x1", "v1 = v0.sum()"), ("v0", "v1"), gate=gate)
     comparison = check(program)
     assert not comparison.wrong and dict(comparison.counts) == substitutions
+
+
+def wrote_to_a_copy(conversion):
+    """A program whose result float32 can't hold exactly, and which writes to a conversion of a leaf."""
+    return Program(
+        inputs=(Spec((64,), grad="leaf"), Spec((1, 1, 64), seed=1, grad="leaf"), Spec((1, 1, 1), seed=2, grad="leaf")),
+        body=(f"v0 = x0.{conversion}", "v1 = F.conv1d(x1, x2)", "v0.add_(v0)"),
+        outputs=("v1", "v0"),
+    )
+
+
+def test_the_program_in_float64_copies_where_the_program_does():
+    comparison = check(wrote_to_a_copy("to(f64, copy=True)"))
+    assert not comparison.wrong and not comparison.unjudged
+    for seed in range(30):
+        b = Random(seed)
+        for shape in ((3, 4), (4,), (2, 3, 4)):
+            b.input(shape, b.pick(tuple(TYPES.values())), fill="normal")
+        names = [convert(b) for _ in range(10)]
+        program = Program(tuple(b.inputs), tuple(b.body), tuple(filter(None, names)))
+        outcomes = [execution.run(program.function(wide), program, "cpu", False, wide) for wide in (False, True)]
+        assert outcomes[0].aliases == outcomes[1].aliases, program.source()
+
+
+class Random(Builder):
+    """Draws without Hypothesis."""
+
+    def __init__(self, seed):
+        self._random = random.Random(seed)
+        super().__init__(None)
+
+    def integer(self, low, high):
+        return self._random.randint(low, high)
+
+
+@pytest.mark.parametrize("why, body", [("raises", ("v0 = x0.to(f64)", "v0.add_(v0)")), ("shares", ("v0 = x0.to(f64)",))])
+def test_values_without_a_reference_in_float64_are_not_judged(monkeypatch, why, body):
+    judged = wrote_to_a_copy("to(f64, copy=True)")
+    unjudged = dataclasses.replace(judged, body=(*body, "v1 = F.conv1d(x1, x2)"))
+    compiled = compare.run_compiled
+
+    def check_spoilt(program, spoil):
+        def spoilt(*args, patterns=("all",)):
+            outcomes, counts = compiled(*args, patterns=patterns)
+            if patterns:
+                outcomes[0].tensors["output 0"] = spoil(outcomes[0].tensors["output 0"])
+            return outcomes, counts
+
+        monkeypatch.setattr(compare, "run_compiled", spoilt)
+        return check(program)
+
+    assert "values" in check_spoilt(judged, lambda t: t * 1.0001).wrong[0]
+    comparison = check_spoilt(unjudged, lambda t: t * 1.0001)
+    assert why in comparison.unjudged and not comparison.wrong
+    assert "dtype" in check_spoilt(unjudged, lambda t: t.double()).wrong[0]
+    result = run.Result()
+    result.add(unjudged, comparison, codegen=False)
+    assert result.unjudged == 1 and "1 whose values were not judged" in str(result)
 
 
 def test_the_modules_of_the_fuzzer_import_one_another_in_one_direction():
