@@ -33,18 +33,19 @@ def calls(program: Program) -> tuple[bool, ...]:
     return (False, True, False) if program.path == "dynamic" else (False,)
 
 
-def run(call: Callable, program: Program, device: str, second: bool, wide: bool = False) -> Outcome:
+def run(call: Callable, program: Program, device: str, second: bool, wide: bool = False, nudge: tuple[float, int] | None = None) -> Outcome:
     """Calls ``call`` on the program's inputs, and computes the gradients.
 
     Args:
         call: the program, or what it was compiled to.
         second: with the second sizes.
         wide: with float64 (complex128) inputs.
+        nudge: how far the inputs are off, as :meth:`fusebackend.fuzz.tensors.Spec.make` takes it; each input by other numbers.
     """
     outcome = Outcome()
     inputs, leaves = [], {}
     for i, spec in enumerate(program.specs(second)):
-        tensor, leaf = spec.make(device, wide)
+        tensor, leaf = spec.make(device, wide, nudge and (nudge[0], 1000 * nudge[1] + i))
         inputs.append(tensor)
         if leaf is not None:
             leaves[f"gradient of x{i}"] = leaf

@@ -81,7 +81,8 @@ class Result:
         return (
             f"{self.programs} programs ({self.codegen} through code generation), {len(self.wrong)} wrong; {self.substituted}"
             f" ({share:.0f} %) with a substitution: {families}; {self.inductors} where Inductor alone differs from eager;"
-            f" {self.unjudged} whose values were not judged, as float64 gives no reference; {self.skipped} refused by eager; {rate:.0f} ms a program"
+            f" {self.unjudged} whose values were not judged, as float64 gives no reference;"
+            f" {self.skipped} refused by eager; {rate:.0f} ms a program"
         )
 
     def by_kind(self) -> str:

@@ -72,13 +72,24 @@ class Spec:
         shape = tuple(sizes.get(n, n) for n in self.shape)
         return dataclasses.replace(self, shape=shape, bound=sizes.get(self.bound, self.bound), seed=self.seed + 1000)
 
-    def make(self, device: torch.device | str = "cpu", widen: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The tensor, and the leaf whose gradient can be computed, if any; with ``widen`` in float64 (complex128)."""
+    def make(
+        self, device: torch.device | str = "cpu", widen: bool = False, nudge: tuple[float, int] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The tensor, and the leaf whose gradient can be computed, if any.
+
+        Args:
+            widen: in float64 (complex128).
+            nudge: a relative size, and a seed: each value is off by up to that much, except for integers, which all types hold exactly.
+        """
         strides = self.strides()
         extent = 0 if 0 in self.shape else 1 + sum((n - 1) * s for n, s in zip(self.shape, strides))
         base = self._values(self.offset + extent).to(device)
         if widen and (base.is_floating_point() or base.is_complex()):
             base = base.to(torch.complex128 if base.is_complex() else torch.float64)
+        if nudge is not None and self.fill != "integers" and (base.is_floating_point() or base.is_complex()):
+            size, seed = nudge
+            drawn = torch.rand(base.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(device)
+            base = base * (1 + size * (2 * drawn - 1)).to(base.real.dtype)
         if self.grad == "inner":
             leaf = base.requires_grad_()
             return (leaf * 1).as_strided(self.shape, strides, self.offset), leaf

@@ -187,26 +187,39 @@ class Random(Builder):
         return self._random.randint(low, high)
 
 
+def check_spoilt(monkeypatch, program, name, spoil):
+    """Compares a program of whose results with ``fuse`` one is replaced."""
+    compiled = execution.run_compiled
+
+    def spoilt(*args, patterns=("all",)):
+        outcomes, counts = compiled(*args, patterns=patterns)
+        if patterns:
+            outcomes[0].tensors[name] = spoil(outcomes[0].tensors[name])
+        return outcomes, counts
+
+    monkeypatch.setattr(compare, "run_compiled", spoilt)
+    return check(program)
+
+
+def test_a_sum_whose_terms_cancel_may_be_off_by_their_roundings_but_not_by_more(monkeypatch):
+    """In float64 eager is its own reference, without an error."""
+    inputs = (Spec((1, 1, 400), torch.float64, seed=3), Spec((1, 1, 1), torch.float64, seed=100, grad="leaf"))
+    program = Program(inputs, ("v0 = F.conv1d(x0, x1)",), ("v0",))  # the gradient of x1 is -0.88, a sum of 400 terms
+    eps = torch.finfo(torch.float64).eps
+    assert not check_spoilt(monkeypatch, program, "gradient of x1", lambda t: t + 60 * eps).wrong
+    assert check_spoilt(monkeypatch, program, "gradient of x1", lambda t: t + 3000 * eps).wrong
+    exact = dataclasses.replace(program, inputs=tuple(dataclasses.replace(spec, fill="integers") for spec in inputs))
+    assert check_spoilt(monkeypatch, exact, "gradient of x1", lambda t: t + 1e-11).wrong, "integers are not rounded"
+
+
 @pytest.mark.parametrize("why, body", [("raises", ("v0 = x0.to(f64)", "v0.add_(v0)")), ("shares", ("v0 = x0.to(f64)",))])
 def test_values_without_a_reference_in_float64_are_not_judged(monkeypatch, why, body):
     judged = wrote_to_a_copy("to(f64, copy=True)")
     unjudged = dataclasses.replace(judged, body=(*body, "v1 = F.conv1d(x1, x2)"))
-    compiled = compare.run_compiled
-
-    def check_spoilt(program, spoil):
-        def spoilt(*args, patterns=("all",)):
-            outcomes, counts = compiled(*args, patterns=patterns)
-            if patterns:
-                outcomes[0].tensors["output 0"] = spoil(outcomes[0].tensors["output 0"])
-            return outcomes, counts
-
-        monkeypatch.setattr(compare, "run_compiled", spoilt)
-        return check(program)
-
-    assert "values" in check_spoilt(judged, lambda t: t * 1.0001).wrong[0]
-    comparison = check_spoilt(unjudged, lambda t: t * 1.0001)
+    assert "values" in check_spoilt(monkeypatch, judged, "output 0", lambda t: t * 1.0001).wrong[0]
+    comparison = check_spoilt(monkeypatch, unjudged, "output 0", lambda t: t * 1.0001)
     assert why in comparison.unjudged and not comparison.wrong
-    assert "dtype" in check_spoilt(unjudged, lambda t: t.double()).wrong[0]
+    assert "dtype" in check_spoilt(monkeypatch, unjudged, "output 0", lambda t: t.double()).wrong[0]
     result = run.Result()
     result.add(unjudged, comparison, codegen=False)
     assert result.unjudged == 1 and "1 whose values were not judged" in str(result)
