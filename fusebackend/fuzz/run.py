@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import os
 import random
 import time
 from collections import Counter
@@ -114,7 +115,8 @@ def fuzz(
     Args:
         start: the seed of the first 100 programs. The same arguments draw the same programs.
         codegen_every: one of so many programs goes through Inductor's code generation, which takes seconds; 0 for none.
-        save_to: a folder for failures.
+        save_to: a folder for failures. The program that runs is in it as ``unfinished_<device>_<process>.py``, which stays if the process
+            dies of it, by a device-side assertion say.
         say: called with lines about the progress.
 
     Raises:
@@ -122,6 +124,7 @@ def fuzz(
     """
     _check_arguments(count, minutes, start, device, codegen_every)
     result, began = Result(), time.monotonic()
+    made = save_to is not None and not save_to.exists()
     until = began + (60 * minutes if minutes is not None else float("inf"))
     chunk = 0
     while len(result.wrong) < most_failures:
@@ -130,18 +133,20 @@ def fuzz(
         if most <= 0 or time.monotonic() > until:
             break
         with _cheap_compiles(), _without_onednn():
-            failure = _chunk(result, start + chunk, most, device, codegen_every, until)
+            failure = _chunk(result, start + chunk, most, device, codegen_every, until, save_to)
         chunk += 1
         if failure is not None:
             result.wrong.append((failure.program, failure.comparison, failure.codegen))
             say(f"WRONG, seed {start + chunk - 1}: {failure}")
             if save_to is not None:
                 path = save_to / f"fuzz_{device}_{start + chunk - 1}.py"
-                save_to.mkdir(parents=True, exist_ok=True)
                 comment = f"Found by the fuzzer (seed {start + chunk - 1}):\n{failure.comparison}"
                 path.write_text(failure.program.file(comment, device, failure.codegen))
                 say(f"saved as {path}")
         say(f"seeds {start} to {start + chunk - 1}: {result}")
+    if save_to is not None and made:
+        with contextlib.suppress(OSError):  # nothing was saved in it, or it was never made
+            save_to.rmdir()
     result.seconds = time.monotonic() - began
     return result
 
@@ -184,6 +189,33 @@ def _without_onednn() -> Iterator[None]:
         torch.backends.mkldnn.set_flags(enabled)
 
 
+class _Broken(BaseException):
+    """The GPU or the fuzzer itself failed. Hypothesis would run other programs to shrink an Exception; this one passes it."""
+
+    def __init__(self, error: Exception):
+        super().__init__(error)
+        self.error = error
+
+
+@contextlib.contextmanager
+def _recorded(program: Program, seed: int, device: str, codegen: bool, save_to: Path | None) -> Iterator[None]:
+    """The program stands in a file while it runs."""
+    if save_to is None:
+        yield
+        return
+    save_to.mkdir(parents=True, exist_ok=True)
+    path = save_to / f"unfinished_{device}_{os.getpid()}.py"
+    path.write_text(program.file(f"The fuzzer ran this program (seed {seed}) when its process ended.", device, codegen))
+    try:
+        yield
+        if device == "cuda":  # after a device-side assertion every call raises, and this is still the program that caused it
+            torch.cuda.synchronize()
+    except KeyboardInterrupt:
+        path.unlink()
+        raise
+    path.unlink()
+
+
 class Uniform(PrimitiveProvider):
     """A backend of Hypothesis that draws every choice uniformly. The default one mostly mutates what it drew before: that finds rare
     values of one type, but gives many programs of one kind here. Shrinking stays with Hypothesis."""
@@ -206,7 +238,7 @@ class Uniform(PrimitiveProvider):
     draw_float = draw_string = draw_bytes = _not_drawn
 
 
-def _chunk(result: Result, number: int, count: int, device: str, codegen_every: int, until: float) -> Wrong | None:
+def _chunk(result: Result, number: int, count: int, device: str, codegen_every: int, until: float, save_to: Path | None) -> Wrong | None:
     """Checks ``count`` programs of the seed ``number``, or fewer if time runs out; returns the smallest failure, if any."""
     drawn = tried = 0
     failures: dict[Program, Wrong] = {}
@@ -234,7 +266,11 @@ def _chunk(result: Result, number: int, count: int, device: str, codegen_every: 
                 return
             if (drawn + tried) % 50 == 0:
                 gc.collect()
-            comparison = check(program, device, codegen)
+            try:
+                with _recorded(program, number, device, codegen, save_to):
+                    comparison = check(program, device, codegen)
+            except Exception as error:
+                raise _Broken(error) from error
             if not failures:
                 result.add(program, comparison, codegen)
             if not comparison.wrong:
@@ -246,4 +282,6 @@ def _chunk(result: Result, number: int, count: int, device: str, codegen_every: 
         run()
     except Wrong as failure:
         return failure
+    except _Broken as broken:
+        raise broken.error from None
     return None

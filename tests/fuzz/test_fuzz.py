@@ -1,8 +1,10 @@
 """The fuzzer finds nothing wrong in a short run, finds a fault that is planted, and what it found once stays right."""
 
 import ast
+import contextlib
 import dataclasses
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +140,59 @@ def test_a_wrong_replacement_is_found_shrunk_and_saved(monkeypatch, tmp_path):
     (saved,) = tmp_path.iterdir()
     finished = subprocess.run([sys.executable, saved], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr  # in that process the replacement is right
+
+
+def test_a_process_that_dies_leaves_the_program_behind(tmp_path):
+    script = """if True:
+        import os, signal, sys
+        from pathlib import Path
+        from fusebackend.fuzz import run
+
+        def check(program, *_):
+            check.calls = getattr(check, "calls", 0) + 1
+            if check.calls == 3:
+                print(program.source(), flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return run.Comparison()
+
+        run.check = check
+        run.fuzz(count=5, start=7, save_to=Path(sys.argv[1]))
+    """
+    died = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    (left,) = tmp_path.iterdir()
+    names: dict = {}
+    exec(left.read_text(), names)
+    assert left.name.startswith("unfinished_cpu_") and "seed 7" in left.read_text()
+    assert names["PROGRAM"].source().strip() == died.stdout.strip()
+
+
+@pytest.mark.parametrize("end, left", [(None, 0), (KeyboardInterrupt, 0), (RuntimeError, 1)])
+def test_a_program_that_has_ended_leaves_nothing_behind(monkeypatch, tmp_path, end, left):
+    calls = []
+
+    def check(program, *_):
+        calls.append(program)
+        if end is not None:
+            raise end
+        return compare.Comparison()
+
+    monkeypatch.setattr(run, "check", check)
+    with pytest.raises(end) if end else contextlib.nullcontext():
+        run.fuzz(count=2, save_to=tmp_path / "failures")
+    assert len(calls) == (1 if end else 2), "nothing runs after a failure"
+    assert len(list(tmp_path.glob("failures/*"))) == left
+    assert end or not list(tmp_path.iterdir())
+
+
+def test_a_device_side_assertion_leaves_the_program_behind(monkeypatch, tmp_path):
+    def synchronize():
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(RuntimeError, match="assert"), run._recorded(FOUND["17 dims"], 1, "cuda", False, tmp_path):
+        pass  # check reports what eager raises as a refusal
+    assert [path.name.startswith("unfinished_cuda_") for path in tmp_path.iterdir()] == [True]
 
 
 def test_a_saved_program_is_the_same_when_it_is_loaded(tmp_path):
