@@ -63,6 +63,11 @@ def check(program: Program, device: str = "cpu", codegen: bool = False) -> Compa
         codegen: through Inductor's code generation; otherwise the rewritten graph is interpreted.
     """
     comparison = Comparison()
+    if (device != "cpu" or codegen) and any(spec.reaches_no_row for spec in program.inputs):
+        # PyTorch's kernels on a CPU let some of them pass. On a GPU index_add fails an assertion, and what Inductor generates for
+        # _unsafe_masked_index_put_accumulate writes outside of the tensor: either ends the process.
+        comparison.skipped = "an index into no rows"
+        return comparison
     with _quiet(), program.context(device), torch.random.fork_rng(devices=[]):
         if device != "cpu":  # where an index out of range, say, would end the process
             tried = [run(program.function(), program, "cpu", second).error for second in calls(program)]

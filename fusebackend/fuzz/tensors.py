@@ -67,6 +67,11 @@ class Spec:
                 stride *= max(self.shape[dim] + gaps.get(dim, 0), 1)
         return tuple(strides)
 
+    @property
+    def reaches_no_row(self) -> bool:
+        """Whether these are indices, none of which is in range, since there are no rows."""
+        return self.fill == "zeros" and not self.bound and 0 not in self.shape and not self.dtype.is_floating_point
+
     def resized(self, sizes: Mapping[int, int]) -> Spec:
         """The same with the sizes and the bound that ``sizes`` maps replaced, and another seed."""
         shape = tuple(sizes.get(n, n) for n in self.shape)

@@ -185,6 +185,18 @@ def test_a_program_that_has_ended_leaves_nothing_behind(monkeypatch, tmp_path, e
     assert end or not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "call", ["x0.index_add_(0, x1, x2)", "torch.ops.aten._unsafe_masked_index_put_accumulate(x0, x1.view(-1, 1) > 0, [x1], x2)"]
+)
+def test_what_would_end_the_process_is_not_run(call):
+    """PyTorch alone fails a device-side assertion on the first, and Inductor's own code for the second writes outside of the tensor."""
+    program = Program((Spec((0, 5)), Spec((4,), torch.int64, fill="zeros"), Spec((4, 5))), (f"v0 = {call}",), ("v0",))
+    assert not check(program).skipped and not check(program).wrong
+    assert check(program, codegen=True).skipped and check(program, "cuda").skipped
+    program = dataclasses.replace(program, inputs=(Spec((0, 5)), Spec((0,), torch.int64, fill="zeros"), Spec((0, 5))))
+    assert not check(program, codegen=True).skipped
+
+
 def test_a_device_side_assertion_leaves_the_program_behind(monkeypatch, tmp_path):
     def synchronize():
         raise RuntimeError("CUDA error: device-side assert triggered")
