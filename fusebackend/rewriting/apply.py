@@ -6,6 +6,7 @@ Whatever goes wrong at a site becomes its reason in the report, and the site sta
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import operator
@@ -13,8 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import fx
 from torch._guards import detect_fake_mode
+from torch.utils import _pytree as pytree
 
 from fusebackend import fx_utils as g
 from fusebackend.log import log, warn_once
@@ -176,10 +179,11 @@ class _Rewriting:
         _inherit_meta(match.outputs, new, set(emitted))
         made = describe.substitution(pattern.name, self.name, match.nodes, match.outputs, emitted, match.note)
         if self.check:
-            _compare(match.outputs, new, f"{pattern.name} in {self.name}, {made.source}")
+            _compare(match.outputs, new, f"{pattern.name} in {self.name}, {made.source}", self.fake_mode)
             return made
         for old, replacement in zip(match.outputs, new):
             old.replace_all_uses_with(replacement)
+            _update_views(old, replacement, self.fake_mode)
         _erase(match.nodes)
         return made
 
@@ -220,7 +224,7 @@ def _at(reject: Reject, anchor: fx.Node) -> Reject:
     return reject if reject.node is not None else dataclasses.replace(reject, node=anchor)
 
 
-def _compare(outputs: Sequence[fx.Node], new: Sequence[fx.Node], site: str) -> None:
+def _compare(outputs: Sequence[fx.Node], new: Sequence[fx.Node], site: str, fake_mode: Any) -> None:
     """Lets the users read the replacement through an operator that also reads the original."""
     from fusebackend.rewriting.numeric_check import compare
 
@@ -229,6 +233,28 @@ def _compare(outputs: Sequence[fx.Node], new: Sequence[fx.Node], site: str) -> N
             checked = old.graph.call_function(compare, (replacement, old, site))
         checked.meta.update(inherited_meta(old), val=g.value(replacement))
         old.replace_all_uses_with(checked, delete_user_cb=functools.partial(operator.is_not, checked))
+        _update_views(old, checked, fake_mode)
+
+
+def _update_views(old: fx.Node, replacement: fx.Node, fake_mode: Any) -> None:
+    """Gives the views of what was replaced new values, which share the replacement's memory. By these values PyTorch's passes judge whether
+    a copy may go: a copy of the replacement may not where a view of it is returned too."""
+    memory, stack = _storages(old), [*replacement.users]
+    while stack:
+        node = stack.pop()
+        if node is replacement or node.op != "call_function" or not callable(node.target) or not memory & _storages(node):
+            continue
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        with fake_mode or contextlib.nullcontext():
+            node.meta["val"] = node.target(*args, **kwargs)
+        stack += node.users
+
+
+def _storages(node: fx.Node) -> set[int]:
+    """The memory of a node's tensors. Held by their values, so that no other memory has the same number."""
+    return {
+        t.untyped_storage()._cdata for t in pytree.tree_leaves(g.value(node)) if isinstance(t, torch.Tensor) and t.layout is torch.strided
+    }
 
 
 def _inherit_meta(outputs: Sequence[fx.Node], new: Sequence[fx.Node], emitted: set[fx.Node]) -> None:

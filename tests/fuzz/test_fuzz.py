@@ -93,6 +93,11 @@ FOUND = {
         body=("v0 = torch.add(x1, x0.mT, alpha=30)",),
         outputs=("v0",),
     ),
+    "a copy of a result of which a view is returned too": Program(
+        inputs=(Spec((2, 4, 9)), Spec((4, 1, 4), seed=1)),
+        body=("v0 = F.conv1d(x0, x1, padding=3, groups=4)", "v1 = v0[..., :9]", "v2 = F.pad(v0, (0, 0))"),
+        outputs=("v2", "v1"),
+    ),
     "17 dims": Program(
         inputs=(Spec((2,) * 4 + (1,) * 9 + (2,) * 4),),
         body=(f"v0 = x0.permute({tuple(reversed(range(17)))})", "v1 = v0.contiguous()", "v2 = v0 + x0"),
