@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kRowThreads) short_bct_forward(const ConvParam
 // dx, dw and db in one pass. The gradients of pre after a thread's own samples come from the next lane; lane 31 computes its gradients for
 // lane 30 alone, and its item is the first of another warp.
 template <typename T, int K, SiluMode SILU, RowAccess ACCESS>
-__global__ void __launch_bounds__(kRowThreads, sizeof(T) == 2 && ACCESS != RowAccess::kAligned ? 4 : 0) short_bct_backward(const BackwardParams p, const RowItems items) {
+__global__ void __launch_bounds__(kRowThreads, sizeof(T) == 2 && ACCESS != RowAccess::kAligned ? 4 : 0)
+    short_bct_backward(const BackwardParams p, const RowItems items) {
   static_assert(K - 1 <= kHalo);
   constexpr int V = kVecSize<T>;
   const int64_t c = blockIdx.x;

@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(kStripThreads) short_btc_forward(const ConvPar
 // dx, dw and db in one pass. A strip's loop runs K-1 samples past its end, since the gradients there reach back into it; dw and db take
 // only the strip's samples. One partial sum of dw and db a strip block.
 template <typename T, int K, int V, int UNROLL, SiluMode SILU>
-__global__ void __launch_bounds__(kStripThreads, K == 3 && V > 1 && sizeof(T) == 2 ? 5 : 0) short_btc_backward(const BackwardParams p, const Strips strips) {
+__global__ void __launch_bounds__(kStripThreads, K == 3 && V > 1 && sizeof(T) == 2 ? 5 : 0)
+    short_btc_backward(const BackwardParams p, const Strips strips) {
   const uint32_t strip_block = strips.channel_blocks.div(blockIdx.x);
   const int64_t c0 = (blockIdx.x - strip_block * strips.channel_blocks.d) * 32 * V, c = c0 + threadIdx.x * V;
   Sum<T> dw[K + 1][V] = {};  // the last is db
