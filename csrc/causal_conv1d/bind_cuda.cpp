@@ -81,6 +81,7 @@ cudaError_t weight_gradient(const BackwardParams& b, const PreGradient& g, const
   p.x_stride = b.x_stride, p.g_stride = g.strides;
   p.dtype = b.dtype, p.g_dtype = g.dtype;
   const WeightGradRoute route = weight_grad_route(p);
+  p.skips_padding = route == WeightGradRoute::kSharedTile && shared_tile_weight_grad_skips_padding(p);
   const Tensor partial = allocate_partial(p, splits_of(route, p), like);
   const cudaError_t e = launch_weight_grad(route, p, like, stream);
   return e == cudaSuccess ? launch_reduce_partials(p, stream) : e;
@@ -121,6 +122,7 @@ std::tuple<Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, co
     d.x = g.memory.data_ptr(), d.x_stride = g.strides, d.x_dtype = g.dtype;
     d.w = static_cast<const char*>(p.w) + (p.taps - 1) * p.w_stride.k * static_cast<int64_t>(weight.element_size());
     d.w_stride.k = -p.w_stride.k;
+    d.skips_padding = true;
     check(convolve(d, x, scope.stream()));
   }
   if (need_weight || need_bias) check(weight_gradient(p, g, x, scope.stream()));

@@ -28,7 +28,9 @@ class WeightGradient {
     const S* wide_g = widened(g, n, wide_g_);
     if (p_.dw) {
       auto* sum = p_.taps <= 4 ? correlate<4, S> : correlate<kAccumulators, S>;
-      sum(dw_.data(), wide_g, widened(x, x_len, wide_x_), p_.out_len, p_.taps, p_.left, p_.left + p_.in_len);
+      const bool skips_zeros = all_finite(g, n);
+      sum(dw_.data(), wide_g, widened(x, x_len, wide_x_), p_.out_len, p_.taps, skips_zeros ? p_.left : 0,
+          skips_zeros ? p_.left + p_.in_len : n + p_.taps);
     }
     if (p_.db) {
       V<S> sum[4] = {};

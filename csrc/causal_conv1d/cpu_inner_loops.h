@@ -1,7 +1,6 @@
 // Rows on the CPU convolved with taps, and correlated with gradients: samples are the lanes of vectors.
 #pragma once
 #include <algorithm>
-#include <cmath>
 
 #include "causal_conv1d/cpu_vectors.h"
 
@@ -88,11 +87,18 @@ void convolve(A* y, const A* x, const A* w, int64_t n, int64_t taps, A start, in
   if constexpr (R > 1) convolve<A, R / 2>(y + t, x + t, w, n - t, taps, start, zeros - t, end - t);
 }
 
-// Whether all of n numbers are finite. Where taps are not, products with the zeros around samples are NaN: they must be made where they are
-// asked for, and nowhere else.
+// Whether all of n numbers are finite. Where taps or gradients are not, products with the zeros around samples are NaN: they must be made where
+// they are asked for, and nowhere else.
 template <typename A>
-bool all_finite(const A* w, int64_t n) {
-  return std::all_of(w, w + n, [](A value) { return std::isfinite(value); });
+bool all_finite(const A* numbers, int64_t n) {
+  constexpr int W = VecOf<A>::kSize;
+  V<A> zeros = {};
+  int64_t i = 0;
+  for (; i + W <= n; i += W) zeros += vload(numbers + i) * A(0);
+  A sum = 0;
+  for (int j = 0; j < W; ++j) sum += zeros[j];
+  for (; i < n; ++i) sum += numbers[i] * A(0);
+  return sum == 0;
 }
 
 // y[t] = sum_k w[k] * x[t + k] for t in [0, n), over samples in [begin, end) alone.

@@ -4,9 +4,9 @@
 // to a norm of about 1, since the rounding errors of the larger row of a pair would swamp the smaller.
 #include <algorithm>
 
-#include "causal_conv1d/launchers.h"
-#include "causal_conv1d/device_math.cuh"
+#include "causal_conv1d/direct_sums.cuh"
 #include "causal_conv1d/fft.cuh"
+#include "causal_conv1d/launchers.h"
 #include "common/device_properties.h"
 #include "common/integer_math.h"
 
@@ -85,13 +85,11 @@ __global__ void __launch_bounds__(Fft<float, LOG_N>::kThreads, Fft<float, LOG_N>
       const RowOut<T> out0(p, b, c, bias), out1(p, b + 1, c, bias);
       const RowScale s0 = row_scale(x0, in_len, p.x_stride.t), s1 = row_scale(x1, in_len, p.x_stride.t);
       if (!(ws.finite && s0.finite && s1.finite)) {
-        // An inf or a NaN would spread over both rows: output by output, from device memory.
+        // An inf or a NaN would spread over both rows.
         for (int64_t i = threadIdx.x; i < p.out_len * (two ? 2 : 1); i += F::kThreads) {
           const int64_t t = i % p.out_len;
-          const T* x = i < p.out_len ? x0 : x1;
-          float y = 0.f;
-          for (int64_t k = max(int64_t{0}, p.left - t); k < min(p.taps, p.in_len + p.left - t); ++k)
-            y = fmaf(to_float(w[(k - taps + 1) * p.w_stride.k]), to_float(x[(t - p.left + k) * p.x_stride.t]), y);
+          const float y = direct_sum(i < p.out_len ? x0 : x1, p.x_stride.t, in_len, w - (taps - 1) * p.w_stride.k, p.w_stride.k, taps,
+                                     static_cast<int>(t - p.left), 0.f, p.skips_padding);
           RowOut<T>(p, b + (i >= p.out_len), c, bias)(static_cast<int>(t), y);
         }
         continue;

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "causal_conv1d/direct_sums.cuh"
 #include "causal_conv1d/launchers.h"
-#include "causal_conv1d/direct_weight_grad.cuh"
 #include "causal_conv1d/fft.cuh"
 #include "common/device_properties.h"
 #include "common/integer_math.h"

@@ -31,6 +31,7 @@ cudaError_t launch_register_window_weight_grad(const WeightGradParams&, cudaStre
 // Any taps, any strides, any GPU: tiles in shared memory, fused multiply-adds.
 cudaError_t launch_shared_tile_forward(const ConvParams&, cudaStream_t);
 int shared_tile_weight_grad_splits(const WeightGradParams&);
+bool shared_tile_weight_grad_skips_padding(const WeightGradParams&);
 cudaError_t launch_shared_tile_weight_grad(const WeightGradParams&, cudaStream_t);
 
 // Many taps: products with Toeplitz matrices on tensor cores (sm_80 and later).
@@ -52,7 +53,7 @@ int fft_weight_grad_splits(const WeightGradParams&);
 int64_t fft_weight_grad_scratch(const WeightGradParams&);
 cudaError_t launch_fft_weight_grad(const WeightGradParams&, double* scratch, cudaStream_t);
 
-// dw, db <- the sum over p.splits of p.partial[split][channel][taps+1] (the last is db).
+// dw, db <- the sum over p.splits of p.partial[split][channel][taps+1] (the last is db), and products that p.skips_padding tells of.
 cudaError_t launch_reduce_partials(const WeightGradParams&, cudaStream_t);
 cudaError_t launch_reduce_partials(const BackwardParams&, cudaStream_t);
 

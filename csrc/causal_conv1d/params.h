@@ -36,6 +36,8 @@ struct ConvParams {
   // CUDA only. Differ from dtype where a gradient of pre passes from one kernel to the next in a wider type.
   DType x_dtype, out_dtype;
   bool exact;  // CUDA, fp32 only: sums and SiLU are in double, so that results are correctly rounded
+  // CUDA only: whether x is a gradient, which has no zeros around it: products with them are left out. Only taps that are not finite tell.
+  bool skips_padding;
 };
 
 // dw[c,k] = sum_{b,t} g[b,c,t] * x[b,c,t-left+k]  and  db[c] = sum_{b,t} g[b,c,t].
@@ -50,6 +52,7 @@ struct WeightGradParams {
   int splits;
   DType dtype;
   DType g_dtype;  // see ConvParams::x_dtype
+  bool skips_padding;  // CUDA only: whether partial sums lack products with the zeros around x, which only a gradient that is not finite tells
 };
 
 // g = dy, or dy * silu'(pre) with pre recomputed; dx, dw, db from g. Any of the three may be null.

@@ -5,6 +5,7 @@
 // an inf makes a NaN, so results that are NaN are computed again, one by one.
 #pragma once
 #include "causal_conv1d/bct_rows.cuh"
+#include "causal_conv1d/direct_sums.cuh"
 
 namespace fusebackend::causal_conv1d {
 
@@ -16,16 +17,6 @@ __device__ __forceinline__ void load_window(const T* row, int t, int len, float*
   constexpr int V = kVecSize<T>;
 #pragma unroll
   for (int i = 0; i < N; i += V) load_samples<T, V, ACCESS>(row, t + i, len, out + i);
-}
-
-// bias + sum_k w[k] * x[t+k] over the samples of the row, [0, len), from device memory.
-template <typename T>
-__device__ __noinline__ float direct_sum(const T* x, const T* w, int64_t w_stride, int taps, int t, int len, float bias) {
-  float y = bias;
-  for (int k = 0; k < taps; ++k) {
-    if (t + k >= 0 && t + k < len) y = fmaf(to_float(w[k * w_stride]), to_float(x[t + k]), y);
-  }
-  return y;
 }
 
 // Samples of a thread's window, and items that a thread has in flight: few taps leave registers for two.
@@ -80,7 +71,7 @@ __global__ void __launch_bounds__(kRowThreads, TAPS > 16 ? 2 : 3) register_windo
       if (any_nan) {
 #pragma unroll
         for (int e = 0; e < V; ++e)
-          y[e] = direct_sum<T>(xc + b[u] * p.x_stride.b, wc, p.w_stride.k, taps, t[u] + e - left, static_cast<int>(p.in_len), bias);
+          y[e] = direct_sum(xc + b[u] * p.x_stride.b, static_cast<int>(p.in_len), wc, p.w_stride.k, taps, t[u] + e - left, bias, p.skips_padding);
       }
       float dy[V];
       if (p.epilogue == Epilogue::kSiluGrad)

@@ -1,7 +1,7 @@
 // Some tens of taps on (batch, time, channel) tensors: a thread takes a span of 16 results of V neighbouring channels, and goes along the taps
 // with the 16 samples under each of them in registers.
 #pragma once
-#include "causal_conv1d/device_math.cuh"
+#include "causal_conv1d/direct_sums.cuh"
 
 namespace fusebackend::causal_conv1d {
 
@@ -101,6 +101,24 @@ __global__ void __launch_bounds__(32 * kSpanWarps, 4) register_window_btc_forwar
       for (int r = 0; r < kSpan; ++r) {
 #pragma unroll
         for (int v = 0; v < V; ++v) window[r][v] = window[r + kTapStep][v];
+      }
+    }
+    if (p.skips_padding && (t0 < left || t0 + kSpan - 1 - left + taps > in_len)) {
+      bool any_nan = false;
+#pragma unroll
+      for (int r = 0; r < kSpan; ++r) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) any_nan = any_nan || acc[r][v] != acc[r][v];
+      }
+      if (any_nan) {
+        for (int t = t0; t < min(out_len, t0 + kSpan); ++t) {
+          for (int v = 0; v < V; ++v) {
+            const T* w = static_cast<const T*>(p.w) + (c + v) * p.w_stride.c;
+            const float sum = direct_sum(row + v, p.x_stride.t, in_len, w, p.w_stride.k, taps, t - left, 0.f, true);
+            static_cast<T*>(p.out)[b * p.out_stride.b + c + v + t * p.out_stride.t] = from_float<T>(sum);
+          }
+        }
+        continue;
       }
     }
 #pragma unroll

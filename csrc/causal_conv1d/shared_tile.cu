@@ -53,6 +53,9 @@ int shared_tile_weight_grad_splits(const WeightGradParams& p) {
   return static_cast<int>(std::clamp<int64_t>(ceil_div(sm_count() * 16, blocks), 1, std::clamp<int64_t>(tiles, 1, 4096)));
 }
 
+// Blocks of the first taps add up db, and skip no tile.
+bool shared_tile_weight_grad_skips_padding(const WeightGradParams& p) { return p.taps > kMaxTapGroups * kElems; }
+
 cudaError_t launch_shared_tile_weight_grad(const WeightGradParams& p, cudaStream_t stream) {
   return dispatch_dtype(p.dtype, [&](auto type) {
     using T = decltype(type);

@@ -5,6 +5,7 @@
 // the last forwards, and from the last to the first (LAST_TAP_FIRST) for the gradient of x, whose taps come reversed. So fp32 results are
 // bit-identical to ATen's, and those of sums in double are correctly rounded.
 #pragma once
+#include "causal_conv1d/direct_sums.cuh"
 #include "causal_conv1d/shared_tile.cuh"
 
 namespace fusebackend::causal_conv1d {
@@ -14,7 +15,8 @@ constexpr int kMaxForwardThreads = 128;
 
 // A block computes 8 outputs a thread, of one row. X is the type of x, OUT of the results, A of the sums, T of all else.
 template <typename X, typename OUT, typename T, typename A, bool LAST_TAP_FIRST>
-__global__ void __launch_bounds__(kMaxForwardThreads) shared_tile_forward(const ConvParams p, const uint32_t tiles) {
+__global__ void __launch_bounds__(kMaxForwardThreads, sizeof(A) == 8 ? 7 : 10)
+    shared_tile_forward(const ConvParams p, const uint32_t tiles) {
   extern __shared__ __align__(16) char shared[];
   A* w_tile = reinterpret_cast<A*>(shared);
   A* x_tile = w_tile + kTapBlock;
@@ -34,12 +36,18 @@ __global__ void __launch_bounds__(kMaxForwardThreads) shared_tile_forward(const 
   // The taps that meet x for some output of the tile.
   const int first = max(0, left - (t0 + tile - 1)) / kElems * kElems, last = min(taps, in_len + left - t0);
   const int blocks = last > first ? (last - first + kTapBlock - 1) / kTapBlock : 0;
+  bool finite = true;  // the taps that this thread has read
+  const auto tap = [&](int k) {
+    const A value = to_float(w[k * p.w_stride.k]);
+    finite &= fabs(value) < A(INFINITY);
+    return value;
+  };
   for (int block = 0; block < blocks; ++block) {
     const int k0 = first + (LAST_TAP_FIRST ? blocks - 1 - block : block) * kTapBlock;
     const int count = min(kTapBlock, last - k0), whole_steps = count / kElems * kElems;
     const int start = t0 - left + k0, skip = misalignment(x, start, p.x_stride.t);
     __syncthreads();
-    for (int i = threadIdx.x; i < count; i += blockDim.x) w_tile[i] = to_float(w[(k0 + i) * p.w_stride.k]);
+    for (int i = threadIdx.x; i < count; i += blockDim.x) w_tile[i] = tap(k0 + i);
     stage_tile(x_tile, x, start - skip, skip + tile + count - 1, in_len, p.x_stride.t);
     __syncthreads();
     // Steps in which all products of this warp would be with padding are skipped.
@@ -87,6 +95,13 @@ __global__ void __launch_bounds__(kMaxForwardThreads) shared_tile_forward(const 
     });
   }
 
+  if (!p.skips_padding) {  // the taps that meet zeros only
+#pragma unroll 4
+    for (int k = threadIdx.x; k < min(first, taps); k += blockDim.x) tap(k);
+#pragma unroll 4
+    for (int k = max(last, 0) + threadIdx.x; k < taps; k += blockDim.x) tap(k);
+  }
+
   const A constant = static_cast<A>(p.shift);
   auto finish = [&](A y, auto&& dy) {
     y += constant;
@@ -100,7 +115,7 @@ __global__ void __launch_bounds__(kMaxForwardThreads) shared_tile_forward(const 
   const bool whole_vectors = sizeof(OUT) == sizeof(T) && p.out_stride.t == 1 && reinterpret_cast<uintptr_t>(out) % 16 == 0 &&
                              t0 + thread_t + kElems <= out_len &&
                              (p.epilogue != Epilogue::kSiluGrad || (p.dy_stride.t == 1 && reinterpret_cast<uintptr_t>(dy) % 16 == 0));
-  if (__syncthreads_and(whole_vectors)) {
+  if (__syncthreads_and(whole_vectors && finite)) {
 #pragma unroll
     for (int i = 0; i < kElems; i += V) {
       Vec<T, V> dy_raw = {};
@@ -114,10 +129,13 @@ __global__ void __launch_bounds__(kMaxForwardThreads) shared_tile_forward(const 
   }
 #pragma unroll
   for (int e = 0; e < kElems; ++e) x_tile[padded<A>(thread_t + e)] = acc[e];
-  __syncthreads();
+  const bool direct = !__syncthreads_and(finite);  // products with padding were skipped, or were not to be made
 #pragma unroll 4
-  for (int i = threadIdx.x; i < min(tile, out_len - t0); i += blockDim.x)
-    out[(t0 + i) * p.out_stride.t] = rounded<OUT>(finish(x_tile[padded<A>(i)], [&] { return to_float(dy[(t0 + i) * p.dy_stride.t]); }));
+  for (int i = threadIdx.x; i < min(tile, out_len - t0); i += blockDim.x) {
+    A y = x_tile[padded<A>(i)];
+    if (direct) y = direct_sum(x, p.x_stride.t, in_len, w, p.w_stride.k, taps, t0 + i - left, bias, p.skips_padding);
+    out[(t0 + i) * p.out_stride.t] = rounded<OUT>(finish(y, [&] { return to_float(dy[(t0 + i) * p.dy_stride.t]); }));
+  }
 }
 
 }  // namespace fusebackend::causal_conv1d

@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kRowThreads) short_bct_forward(const ConvParam
 // dx, dw and db in one pass. The gradients of pre after a thread's own samples come from the next lane; lane 31 computes its gradients for
 // lane 30 alone, and its item is the first of another warp.
 template <typename T, int K, SiluMode SILU, RowAccess ACCESS>
-__global__ void __launch_bounds__(kRowThreads) short_bct_backward(const BackwardParams p, const RowItems items) {
+__global__ void __launch_bounds__(kRowThreads, sizeof(T) == 2 && ACCESS != RowAccess::kAligned ? 4 : 0)
+    short_bct_backward(const BackwardParams p, const RowItems items) {
   static_assert(K - 1 <= kHalo);
   constexpr int V = kVecSize<T>;
   const int64_t c = blockIdx.x;
@@ -87,9 +88,10 @@ __global__ void __launch_bounds__(kRowThreads) short_bct_backward(const Backward
     }
 #pragma unroll
     for (int e = 0; e < K - 1; ++e) {
-      const float next = __shfl_down_sync(0xffffffffu, g[e], 1);
-      g[V + e] = t + V < len ? next : 0.f;  // else the next lane is in another row
+      g[V + e] = __shfl_down_sync(0xffffffffu, g[e], 1);
     }
+    // Past the row there is no gradient: the next lane is in another row, and zeros would make a NaN of a tap or a sample that is not finite.
+    const auto in_row = [&](int i) { return ACCESS == RowAccess::kAligned ? i < V || t + V < len : t + i < len; };
     if (!valid || lane == kItemsPerWarp) continue;
     if (p.dx) {
       float dx[V];
@@ -97,7 +99,9 @@ __global__ void __launch_bounds__(kRowThreads) short_bct_backward(const Backward
       for (int e = 0; e < V; ++e) {
         dx[e] = 0.f;
 #pragma unroll
-        for (int k = 0; k < K; ++k) dx[e] = fmaf(w[k], g[e + (K - 1) - k], dx[e]);
+        for (int k = 0; k < K; ++k) {
+          if (in_row(e + (K - 1) - k)) dx[e] = fmaf(w[k], g[e + (K - 1) - k], dx[e]);
+        }
       }
       store_samples<T, V, ACCESS>(dxc + b * p.dx_stride.b, t, len, dx);
     }
@@ -106,6 +110,7 @@ __global__ void __launch_bounds__(kRowThreads) short_bct_backward(const Backward
     for (int e = 0; e < V + K - 1; ++e) samples[e] = x[kHalo - (K - 1) + e];
 #pragma unroll
     for (int e = 0; e < V; ++e) {
+      if (!in_row(e)) continue;
       const Sum<T> ge = g[e];
 #pragma unroll
       for (int k = 0; k < K; ++k) sums[k] = fma(ge, samples[e + k], sums[k]);

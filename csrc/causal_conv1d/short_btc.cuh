@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(kStripThreads) short_btc_forward(const ConvPar
 // dx, dw and db in one pass. A strip's loop runs K-1 samples past its end, since the gradients there reach back into it; dw and db take
 // only the strip's samples. One partial sum of dw and db a strip block.
 template <typename T, int K, int V, int UNROLL, SiluMode SILU>
-__global__ void __launch_bounds__(kStripThreads) short_btc_backward(const BackwardParams p, const Strips strips) {
+__global__ void __launch_bounds__(kStripThreads, K == 3 && V > 1 && sizeof(T) == 2 ? 5 : 0)
+    short_btc_backward(const BackwardParams p, const Strips strips) {
   const uint32_t strip_block = strips.channel_blocks.div(blockIdx.x);
   const int64_t c0 = (blockIdx.x - strip_block * strips.channel_blocks.d) * 32 * V, c = c0 + threadIdx.x * V;
   Sum<T> dw[K + 1][V] = {};  // the last is db
@@ -130,7 +131,9 @@ __global__ void __launch_bounds__(kStripThreads) short_btc_backward(const Backwa
           }
           dx[v] = 0.f;
 #pragma unroll
-          for (int k = 0; k < K; ++k) dx[v] = fmaf(w[k][v], g[K - 1 - k][v], dx[v]);
+          for (int k = 0; k < K; ++k) {
+            if (in_strip || k > t - len) dx[v] = fmaf(w[k][v], g[K - 1 - k][v], dx[v]);  // past the row there is no gradient
+          }
           if (in_strip) {
 #pragma unroll
             for (int k = 0; k < K; ++k) dw[k][v] = fma(Sum<T>(g[K - 1][v]), Sum<T>(window[k][v]), dw[k][v]);
@@ -156,15 +159,7 @@ __global__ void __launch_bounds__(kStripThreads) short_btc_backward(const Backwa
       }
       for (; t < t1 + K - 1; ++t) {
         Vec<T, V> x_raw = {}, dy_raw = {};
-        if (t < len) {
-          x_raw = load(row + t * p.x_stride.t), dy_raw = load(dy_row + t * p.dy_stride.t);
-        } else {  // past the row the gradient is zero, whatever the samples before are: inf * 0 would make NaN
-#pragma unroll
-          for (int k = 0; k < K - 1; ++k) {
-#pragma unroll
-            for (int v = 0; v < V; ++v) window[k][v] = 0.f;
-          }
-        }
+        if (t < len) x_raw = load(row + t * p.x_stride.t), dy_raw = load(dy_row + t * p.dy_stride.t);
         step(x_raw, dy_raw, t, t < t1);
       }
     }

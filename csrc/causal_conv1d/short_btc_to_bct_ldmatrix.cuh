@@ -123,7 +123,10 @@ __global__ void __launch_bounds__(kTileThreads, 3)
       for (int e = 0; e < kTileVec; ++e) {
         result[e] = 0.f;
 #pragma unroll
-        for (int k = 0; k < K; ++k) result[e] = fmaf(w[k], all_g[e + K - 1 - k], result[e]);
+        for (int k = 0; k < K; ++k) {
+          const int i = e + K - 1 - k;  // past the row there is no gradient
+          if (i < UNIT || t - kTileLen + lane_t + i / UNIT * UNIT < len) result[e] = fmaf(w[k], all_g[i], result[e]);
+        }
       }
       const Vec<T, kTileVec> raw = pack<T, kTileVec>(result);
       T* to = dx + t - kTileLen;

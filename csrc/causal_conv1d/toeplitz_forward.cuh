@@ -8,6 +8,7 @@
 // Warps take work items (16 rows x 64 outputs) from a shared counter, the longest first: those of a causal convolution differ in length.
 // Results do not depend on which warp takes an item.
 #pragma once
+#include "causal_conv1d/direct_sums.cuh"
 #include "causal_conv1d/tensor_core.cuh"
 
 namespace fusebackend::causal_conv1d {
@@ -55,7 +56,7 @@ struct ToeplitzShared {
   }
 };
 
-// Outputs one by one from device memory, for rows with an inf or a NaN, which must not meet the zeros around the band.
+// For rows or taps with an inf or a NaN, which must not meet the zeros around the band.
 template <typename T, int THREADS>
 __device__ __forceinline__ void toeplitz_direct_forward(const ConvParams& p, int64_t c, int64_t b0, int rows) {
   const int64_t n = rows * p.out_len;
@@ -63,9 +64,8 @@ __device__ __forceinline__ void toeplitz_direct_forward(const ConvParams& p, int
     const int64_t b = b0 + i / p.out_len, t = i % p.out_len;
     const T* x = row_of<T>(p.x, p.x_stride, b, c);
     const T* w = static_cast<const T*>(p.w) + c * p.w_stride.c;
-    float y = 0.f;
-    for (int64_t k = max(int64_t{0}, p.left - t); k < min(p.taps, p.in_len + p.left - t); ++k)
-      y = fmaf(to_float(w[k * p.w_stride.k]), to_float(x[(t - p.left + k) * p.x_stride.t]), y);
+    float y = direct_sum(x, p.x_stride.t, static_cast<int>(p.in_len), w, p.w_stride.k, static_cast<int>(p.taps), static_cast<int>(t - p.left), 0.f,
+                         p.skips_padding);
     y += static_cast<float>(p.shift) + load_bias<T>(p, c);
     if (p.epilogue == Epilogue::kSilu) y = silu<T>(y);
     if (p.epilogue == Epilogue::kSiluGrad)

@@ -5,7 +5,7 @@
 // A block holds one channel's rows of g and x for up to 16 batch entries; a warp's work item is one delta and half of the sample columns. The
 // reduction runs over (batch entry, I), 16 at a time: few batch entries are joined by several I.
 #pragma once
-#include "causal_conv1d/direct_weight_grad.cuh"
+#include "causal_conv1d/direct_sums.cuh"
 #include "causal_conv1d/tensor_core.cuh"
 
 namespace fusebackend::causal_conv1d {

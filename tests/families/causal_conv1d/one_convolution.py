@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from fusebackend.patterns.causal_conv1d.ops import reference
 
@@ -68,6 +69,34 @@ class Case:
         bias = leaves[2] if self.bias is not None else None
         y = reference(leaves[0], leaves[1], bias, self.left, padded_right, self.shift, self.silu)[..., : self.grad.shape[2]]
         return y.detach(), *torch.autograd.grad(y, leaves, self.grad.to(dtype))
+
+    def tap_by_tap(self):
+        """What ``ours`` computes, in fp64 on the CPU, of exactly the products that eager mode makes.
+
+        It pads x, so forwards taps meet zeros, and for the weight's gradient gradients do. x's gradient is summed over the outputs alone.
+        """
+        x, weight, grad = (t.detach().cpu().double() for t in (self.x, self.weight[:, 0], self.grad))
+        taps, length, right = weight.shape[1], grad.shape[2], max(self.right, 0)
+        padded = F.pad(x, (self.left, right))
+        pre = torch.zeros_like(grad) if self.bias is None else self.bias.detach().cpu().double()[:, None].expand_as(grad).clone()
+        for k in range(taps):
+            pre += weight[:, k, None] * padded[..., k : k + length]
+        pre += self.shift
+        sigmoid = 1 / (1 + torch.exp(-pre))
+        if self.silu:
+            grad = grad * sigmoid * (1 + pre * (1 - sigmoid))
+        dx, dw = torch.zeros_like(padded), torch.zeros_like(weight)
+        for k in range(taps):
+            dx[..., k : k + length] += weight[:, k, None] * grad
+            dw[:, k] = (grad * padded[..., k : k + length]).sum((0, 2))
+        out = pre / (1 + torch.exp(-pre)) if self.silu else pre
+        return out, dx[..., self.left : self.left + x.shape[2]], dw[:, None], grad.sum((0, 2))
+
+    def check_what_is_not_finite(self, place=""):
+        for name, got, want in zip(("out", "dx", "dw", "db"), self.ours(), self.tap_by_tap()):
+            got = got.cpu()
+            same = torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isposinf(), want.isposinf())
+            assert same and torch.equal(got.isneginf(), want.isneginf()), f"{name}, {place}"
 
     def check(self):
         for name, got, want in zip(("out", "dx", "dw", "db"), self.ours(), self.torchs()):

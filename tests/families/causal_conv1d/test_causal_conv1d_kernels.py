@@ -182,10 +182,57 @@ def test_an_infinity_reaches_only_the_outputs_that_depend_on_it(device, taps):
     assert torch.equal(affected, expected)
 
 
+def _inf_or_nan(case, operand, place, value):
+    """Writes one number that is not finite: at the start, in the middle or at the end of a row of the second channel."""
+    row = {"weight": case.weight[1, 0], "x": case.x[1, 1], "grad": case.grad[-1, 1]}[operand]
+    row[{"start": 0, "middle": row.numel() // 2, "end": -1}[place]] = value
+    case.check_what_is_not_finite(f"{value} at the {place} of {operand}, {case.x.dtype}, silu {case.silu}")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("order", ["bct", "btc", "btc to bct"])
+@pytest.mark.parametrize(
+    "channels, length, taps",
+    [(5, 61, 4), (8, 64, 4), (72, 300, 3), (40, 257, 4), (16, 60, 2), (5, 100, 9), (66, 96, 12), (34, 101, 31), (3, 64, 40), (3, 64, 64),
+     (2, 300, 300), (66, 700, 131), (2, 40, 300)],
+)  # fmt: skip
+def test_infinities_and_nans_reach_what_they_reach_in_eager(device, order, channels, length, taps):
+    """Zeros that eager mode pads with are multiplied; those beyond what a gradient belongs to are not."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for silu in (False, True) if device == "cuda" else (False,):  # CPU kernels give SiLU's limits at infinity, not NaN
+            for i, operand in enumerate(("weight", "x", "grad")):
+                for j, place in enumerate(("start", "middle", "end")):
+                    case = Case(2, channels, length, taps, dtype, device, channels_last=order != "bct", silu=silu)
+                    if order == "btc to bct":
+                        case.channels_last, case.grad = False, case.grad.contiguous()
+                    _inf_or_nan(case, operand, place, (float("inf"), float("nan"), float("-inf"))[(i + j) % 3])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("taps", [3, 9, 31, 64, 200])
+def test_infinities_and_nans_reach_no_further_with_padding_on_both_sides(device, taps):
+    for left in (0, 1, taps // 2, taps + 1):
+        for operand in ("weight", "x", "grad"):
+            for place in ("start", "end"):
+                case = Case(3, 4, 90, taps, torch.float32, device, left=left, out=90 + max(0, left - taps + 1))
+                _inf_or_nan(case, operand, place, float("inf"))
+
+
+@pytest.mark.cuda
+@cuda
+@pytest.mark.parametrize("batch, length, taps", [(16, 700, 640), (2, 4096, 4096), (2, 6000, 5000), (1, 9000, 300)])
+def test_infinities_and_nans_in_rows_of_thousands_of_samples_reach_what_they_reach_in_eager(batch, length, taps):
+    """On tensor cores and by FFT, and in more tiles of shared memory than one."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for operand in ("weight", "x", "grad"):
+            for place in ("start", "end"):
+                _inf_or_nan(Case(batch, 2, length, taps, dtype, "cuda", bias=False), operand, place, float("inf"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("order", ["bct", "btc"])
 @pytest.mark.parametrize("channels, length, taps", [(6, 20, 4), (5, 100, 9), (3, 64, 64), (2, 300, 300), (40, 1000, 4), (32, 600, 300)])
-def test_on_a_cpu_weights_that_are_not_finite_reach_what_they_reach_in_eager(channels, length, taps, order, interpreted):
-    """Zeros that eager pads with are multiplied; those beyond what a gradient belongs to are not."""
+def test_compiled_convolutions_agree_with_eager_in_what_is_not_finite(device, channels, length, taps, order, interpreted):
 
     def conv(x, w):
         x = x.transpose(1, 2) if order == "btc" else x
@@ -193,9 +240,9 @@ def test_on_a_cpu_weights_that_are_not_finite_reach_what_they_reach_in_eager(cha
         return y.transpose(1, 2) if order == "btc" else y
 
     for value, tap in ((float("inf"), 0), (float("inf"), taps // 2), (float("nan"), 0), (float("-inf"), taps - 1)):
-        w = torch.randn(channels, 1, taps)
+        w = torch.randn(channels, 1, taps, device=device)
         w[0, 0, tap] = value
-        x = torch.randn((2, channels, length) if order == "bct" else (2, length, channels))
+        x = torch.randn((2, channels, length) if order == "bct" else (2, length, channels), device=device)
         results = []
         for fn in (conv, interpreted(conv, dynamic=True)):
             leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
