@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Acc<T>) == 8 ? 2 : 4) atomic_
         const A scale = scaled ? scales[k] : A(1);
 #pragma unroll
         for (int i = 0; i < V; ++i) {
-          const A x = scaled ? widen<A>(v[u].v[i]) * scale : widen<A>(v[u].v[i]);
+          const A x = scaled ? product(widen<A>(v[u].v[i]), scale) : widen<A>(v[u].v[i]);
           sum[i] = same ? sum[i] + x : x;
         }
       }

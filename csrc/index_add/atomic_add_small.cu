@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) atomic_add_small_kernel(const __grid
   if (!kPlain && row < 0) return;
   A sum[V];
 #pragma unroll
-  for (int e = 0; e < V; ++e) sum[e] = kPlain ? widen<A>(v.v[e]) : widen<A>(v.v[e]) * scale;
+  for (int e = 0; e < V; ++e) sum[e] = kPlain ? widen<A>(v.v[e]) : product(widen<A>(v.v[e]), scale);
   red_vector(a.out + row * a.out_row_stride + int64_t(c) * V * a.out_stride, sum);
 }
 

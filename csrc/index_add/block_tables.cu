@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) block_tables_kerne
           const float scale = scaled ? scales[k0 + u] : 1.f;
           const Vec<T, V> values = reinterpret_cast<const Vec<T, V>&>(v[u]);
 #pragma unroll
-          for (int i = 0; i < V; ++i) sum[i] = fmaf(widen<float>(values.v[i]), scale, sum[i]);
+          for (int i = 0; i < V; ++i) sum[i] += product(widen<float>(values.v[i]), scale);
         }
       }
       flush();

@@ -100,7 +100,7 @@ __device__ __forceinline__ void sum_rows(const BucketSumArgs& a, const Row* rows
         const A factor = scales ? scales[k0 + u] : A(1);
         const Vec<T, V> x = reinterpret_cast<const Vec<T, V>&>(v[u]);
 #pragma unroll
-        for (int i = 0; i < V; ++i) sum[i].add(scales ? widen<A>(x.v[i]) * factor : widen<A>(x.v[i]));
+        for (int i = 0; i < V; ++i) sum[i].add(scales ? product(widen<A>(x.v[i]), factor) : widen<A>(x.v[i]));
       }
     }
     if (split) keep_part();

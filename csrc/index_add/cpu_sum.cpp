@@ -9,6 +9,13 @@
 #include "index_add/cpu_half.h"
 #include "index_add/cpu_index.h"
 
+// A product that overflows is infinite before it is added, as in eager mode: no fused multiply-add, in which it may be finite.
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+
 namespace fusebackend::index_add {
 namespace {
 

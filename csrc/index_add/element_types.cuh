@@ -30,6 +30,12 @@ template <typename T, typename A> __device__ __forceinline__ T narrow(A x) { ret
 template <> __device__ __forceinline__ __half narrow<__half, float>(float x) { return __float2half_rn(x); }
 template <> __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) { return __float2bfloat16_rn(x); }
 
+// A product that is rounded before it is added: one that overflows is infinite then, as in eager mode, and not finite in a fused
+// multiply-add.
+template <typename A> __device__ __forceinline__ A product(A x, A factor) { return x * factor; }
+template <> __device__ __forceinline__ float product<float>(float x, float factor) { return __fmul_rn(x, factor); }
+template <> __device__ __forceinline__ double product<double>(double x, double factor) { return __dmul_rn(x, factor); }
+
 template <int kBytes> struct Word;
 template <> struct Word<16> { using type = uint4; };
 template <> struct Word<8> { using type = uint2; };

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) few_entries_kernel(const __grid_cons
         }
         const A factor = scale[e];
 #pragma unroll
-        for (int i = 0; i < V; ++i) sum[i].add(widen<A>(v[u].v[i]) * factor);
+        for (int i = 0; i < V; ++i) sum[i].add(product(widen<A>(v[u].v[i]), factor));
       }
     }
     flush(row[end - 1]);

@@ -77,7 +77,7 @@ __device__ __forceinline__ void add_entries(Sum<T> (&sum)[V], const SegmentedSum
         const A factor = scaled ? __shfl_sync(team.mask, scale, min(k, count - 1), team.lanes) : A(1);
         if (k < count)
 #pragma unroll
-          for (int i = 0; i < V; ++i) sum[i].add(scaled ? widen<A>(v[u].v[i]) * factor : widen<A>(v[u].v[i]));
+          for (int i = 0; i < V; ++i) sum[i].add(scaled ? product(widen<A>(v[u].v[i]), factor) : widen<A>(v[u].v[i]));
       }
     }
   }
@@ -147,7 +147,7 @@ __device__ __forceinline__ void stream_entries(Sum<T> (&sum)[V], const Segmented
           before(k);
           const Vec<T, V> v = *static_cast<const Vec<T, V>*>(__cvta_shared_to_generic(slot + u * kSlot));
 #pragma unroll
-          for (int i = 0; i < V; ++i) sum[i].add(scaled ? widen<A>(v.v[i]) * factor : widen<A>(v.v[i]));
+          for (int i = 0; i < V; ++i) sum[i].add(scaled ? product(widen<A>(v.v[i]), factor) : widen<A>(v.v[i]));
         }
         copy(k + kRing, slot + u * kSlot, from);
       }
@@ -230,7 +230,7 @@ __device__ __forceinline__ void sum_rows_of_narrow_vectors(const SegmentedSumArg
         const A factor = scaled ? __shfl_sync(team.mask, scale, k0 + u, team.lanes) : A(1);
         while (first + k0 + u >= next) finish_row();
 #pragma unroll
-        for (int i = 0; i < V; ++i) sum[i].add(scaled ? widen<A>(v[u].v[i]) * factor : widen<A>(v[u].v[i]));
+        for (int i = 0; i < V; ++i) sum[i].add(scaled ? product(widen<A>(v[u].v[i]), factor) : widen<A>(v[u].v[i]));
       }
     }
   }

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Acc<T>) == 8 ? 2 : 3)
 #pragma unroll
           for (int i = 0; i < kSlotElements; ++i) {
             const A x = widen<A>(v[u].v[q * kSlotElements + i]);
-            value.v[i] += scaled ? x * scale : x;
+            value.v[i] += scaled ? product(x, scale) : x;
           }
           slot = value;
         }

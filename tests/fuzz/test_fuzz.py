@@ -98,6 +98,15 @@ FOUND = {
         body=("v0 = F.conv1d(x0, x1, padding=3, groups=4)", "v1 = v0[..., :9]", "v2 = F.pad(v0, (0, 0))"),
         outputs=("v2", "v1"),
     ),
+    "a product that overflows meets the other infinity": Program(
+        inputs=(
+            Spec((4,), fill="special", grad="leaf"),
+            Spec((5,), torch.int64, fill="index", bound=4, seed=1),
+            Spec((5,), fill="scales", seed=2, grad="leaf"),
+        ),
+        body=("v0 = x2 * 1e12", "v1 = x0.index_add(0, x1, v0)"),
+        outputs=("v1",),
+    ),
     "17 dims": Program(
         inputs=(Spec((2,) * 4 + (1,) * 9 + (2,) * 4),),
         body=(f"v0 = x0.permute({tuple(reversed(range(17)))})", "v1 = v0.contiguous()", "v2 = v0 + x0"),
