@@ -184,7 +184,7 @@ def test_an_infinity_reaches_only_the_outputs_that_depend_on_it(device, taps):
 
 def _inf_or_nan(case, operand, place, value):
     """Writes one number that is not finite: at the start, in the middle or at the end of a row of the second channel."""
-    row = {"weight": case.weight[1, 0], "x": case.x[1, 1], "grad": case.grad[-1, 1]}[operand]
+    row = {"weight": case.weight[1, 0], "x": case.x[-1, 1], "grad": case.grad[-1, 1]}[operand]
     row[{"start": 0, "middle": row.numel() // 2, "end": -1}[place]] = value
     case.check_what_is_not_finite(f"{value} at the {place} of {operand}, {case.x.dtype}, silu {case.silu}")
 
