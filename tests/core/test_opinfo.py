@@ -54,8 +54,12 @@ class Given:
     def dtype(self):
         return self.tensor.dtype
 
-    def make(self, device, widen=False):
+    def make(self, device, widen=False, nudge=None):
         source = self.tensor.double() if widen and self.tensor.is_floating_point() else self.tensor
+        if nudge is not None and (source.is_floating_point() or source.is_complex()):
+            size, seed = nudge
+            drawn = torch.rand(source.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+            source = source * (1 + size * (2 * drawn - 1)).to(source.real.dtype)
         if 0 in self.tensor.stride():
             made = source.clone()
         else:
