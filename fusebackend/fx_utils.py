@@ -56,6 +56,9 @@ _LIBRARY = frozenset(
     }
 )
 
+# Inductor has loops for these on GPUs alone (``BackendFeature.BUCKETIZE``).
+_LIBRARY_ON_CPU = frozenset({aten.bucketize.Tensor, aten.searchsorted.Tensor})
+
 
 def value(node: fx.Node) -> Any:
     """The node's fake value: a FakeTensor, a SymInt, a tuple of them."""
@@ -172,6 +175,8 @@ def is_fusable(node: fx.Node) -> bool:
     if node.target.namespace not in ("aten", "prims", "inductor") or node.target in _LIBRARY:
         return False
     if node.target in VIEWS or isinstance(value(node), _NUMBERS):  # sizes are read on the host
+        return False
+    if node.target in _LIBRARY_ON_CPU and is_tensor(node) and value(node).device.type == "cpu":
         return False
     from torch._inductor import lowering
 

@@ -225,3 +225,12 @@ def test_reading_a_size_is_not_fusable():
     x.meta["val"] = doubled.meta["val"] = torch.empty(4)
     size.meta["val"] = 4
     assert not g.is_fusable(size) and g.is_fusable(doubled)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_bucketize_is_fusable_where_inductor_has_a_loop_for_it(device):
+    graph = torch.fx.Graph()
+    x, bounds = graph.placeholder("x"), graph.placeholder("bounds")
+    found = graph.call_function(torch.ops.aten.bucketize.Tensor, (x, bounds))
+    found.meta["val"] = torch.empty(4, dtype=torch.int64, device=device)
+    assert g.is_fusable(found) == (device != "cpu")
