@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch._functorch.config
+import torch._inductor.config
 
 from fusebackend import backend
 from fusebackend.bench.case import Case
@@ -159,8 +161,12 @@ class Prepared:
         was_deterministic = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(was_deterministic or self.case.deterministic)
         try:
-            # A backward is called many times; donated buffers would be gone after the first.
-            with torch._functorch.config.patch(donated_buffer=False):
+            # A backward is called many times; donated buffers would be gone after the first. Inductor's caches don't look at the hints of
+            # symbolic sizes: a dynamic case would be given code that was tuned for another one.
+            with (
+                torch._functorch.config.patch(donated_buffer=False, enable_autograd_cache=False),
+                torch._inductor.config.patch(fx_graph_cache=False),
+            ):
                 yield
         finally:
             torch.use_deterministic_algorithms(was_deterministic)

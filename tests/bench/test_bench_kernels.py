@@ -50,6 +50,19 @@ def test_a_wrong_result_is_reported_and_fails_the_run(family, monkeypatch, capsy
     assert "WRONG in fuse: error 1.0e-03" in capsys.readouterr().out
 
 
+def test_no_code_comes_from_the_caches_which_serve_dynamic_sizes_whatever_they_were_tuned_for(family, monkeypatch):
+    seen = []
+
+    def looking(gm, inputs):
+        seen.append((torch._inductor.config.fx_graph_cache, torch._functorch.config.enable_autograd_cache))
+        return gm
+
+    family(TRANSPOSED)
+    monkeypatch.setitem(kernels.WAYS, "inductor", {"backend": looking})
+    kernels.Prepared(TRANSPOSED, tuple(QUICK_WAYS), CPU)
+    assert seen == [(False, False)]
+
+
 def test_one_way_that_fails_does_not_hide_the_others(family, monkeypatch):
     def broken(gm, inputs):
         raise RuntimeError("no kernel today")
