@@ -35,7 +35,7 @@ inline void check_operand(const Tensor& t, const Tensor& x, const char* name) {
                   "causal_conv1d: ", name, " must have x's dtype and device");
 }
 
-// As many a row may have, for kernels count them in 32 bits.
+// The most samples of a row: kernels count them in 32 bits.
 constexpr int64_t kMaxSamples = (int64_t{1} << 29) - 1;
 
 // `length` is the result's.

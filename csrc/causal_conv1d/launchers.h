@@ -53,7 +53,7 @@ int fft_weight_grad_splits(const WeightGradParams&);
 int64_t fft_weight_grad_scratch(const WeightGradParams&);
 cudaError_t launch_fft_weight_grad(const WeightGradParams&, double* scratch, cudaStream_t);
 
-// dw, db <- the sum over p.splits of p.partial[split][channel][taps+1] (the last is db), and products that p.skips_padding tells of.
+// dw, db <- the sum over p.splits of p.partial[split][channel][taps+1] (the last is db), and of the products that they lack if p.skips_padding.
 cudaError_t launch_reduce_partials(const WeightGradParams&, cudaStream_t);
 cudaError_t launch_reduce_partials(const BackwardParams&, cudaStream_t);
 

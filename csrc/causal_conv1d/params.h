@@ -36,7 +36,8 @@ struct ConvParams {
   // CUDA only. Differ from dtype where a gradient of pre passes from one kernel to the next in a wider type.
   DType x_dtype, out_dtype;
   bool exact;  // CUDA, fp32 only: sums and SiLU are in double, so that results are correctly rounded
-  // CUDA only: whether x is a gradient, which has no zeros around it: products with them are left out. Only taps that are not finite tell.
+  // CUDA only: x is a gradient, and products with the zeros around it are left out. That changes a result only where a tap is inf or NaN, since
+  // its product with zero is NaN.
   bool skips_padding;
 };
 
@@ -52,7 +53,8 @@ struct WeightGradParams {
   int splits;
   DType dtype;
   DType g_dtype;  // see ConvParams::x_dtype
-  bool skips_padding;  // CUDA only: whether partial sums lack products with the zeros around x, which only a gradient that is not finite tells
+  // CUDA only: partial sums lack products with the zeros around x. They are NaN where the gradient is inf or NaN, and zero otherwise.
+  bool skips_padding;
 };
 
 // g = dy, or dy * silu'(pre) with pre recomputed; dx, dw, db from g. Any of the three may be null.

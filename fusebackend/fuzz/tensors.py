@@ -91,10 +91,8 @@ class Spec:
         base = self._values(self.offset + extent).to(device)
         if widen and (base.is_floating_point() or base.is_complex()):
             base = base.to(torch.complex128 if base.is_complex() else torch.float64)
-        if nudge is not None and self.fill != "integers" and (base.is_floating_point() or base.is_complex()):
-            size, seed = nudge
-            drawn = torch.rand(base.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(device)
-            base = base * (1 + size * (2 * drawn - 1)).to(base.real.dtype)
+        if self.fill != "integers":
+            base = nudged(base, nudge)
         if self.grad == "inner":
             leaf = base.requires_grad_()
             return (leaf * 1).as_strided(self.shape, strides, self.offset), leaf
@@ -139,3 +137,12 @@ class Spec:
             if value != field.default:
                 parts.append(f"{field.name}={value!r}")
         return f"Spec({', '.join(parts)})"
+
+
+def nudged(values: torch.Tensor, nudge: tuple[float, int] | None) -> torch.Tensor:
+    """Floats, each off by up to a relative size, by random numbers of a seed: both in ``nudge``. Integers, or without one, as they are."""
+    if nudge is None or not (values.is_floating_point() or values.is_complex()):
+        return values
+    size, seed = nudge
+    drawn = torch.rand(values.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(values.device)
+    return values * (1 + size * (2 * drawn - 1)).to(values.real.dtype)

@@ -67,8 +67,9 @@ def _check(operator: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
     arguments.check_device(operator, x, weight=weight, bias=bias)
     counts = [g.hint(n) for n in (x.shape[2], weight.shape[2], length, left)]
     check(counts[2] is None or counts[2] >= 0, "more taps than padded samples")
-    fits = all(n is None or -max_samples() <= n <= max_samples() for n in counts)
-    check(fits, f"rows of more than {max_samples()} samples are not supported")
+    most = max_samples()
+    fits = all(n is None or -most <= n <= most for n in counts)
+    check(fits, f"rows of more than {most} samples are not supported")
 
 
 def _fake(x, weight, bias, left, right, shift, silu, channels_last):

@@ -22,6 +22,7 @@ from torch.testing._internal.opinfo import core  # noqa: E402
 
 from fusebackend.fuzz import compare  # noqa: E402
 from fusebackend.fuzz.programs import Program  # noqa: E402
+from fusebackend.fuzz.tensors import nudged  # noqa: E402
 from fusebackend.rewriting.family import families  # noqa: E402
 
 # Views alone match no pattern: their results are also made contiguous, and added to a contiguous tensor.
@@ -55,11 +56,7 @@ class Given:
         return self.tensor.dtype
 
     def make(self, device, widen=False, nudge=None):
-        source = self.tensor.double() if widen and self.tensor.is_floating_point() else self.tensor
-        if nudge is not None and (source.is_floating_point() or source.is_complex()):
-            size, seed = nudge
-            drawn = torch.rand(source.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-            source = source * (1 + size * (2 * drawn - 1)).to(source.real.dtype)
+        source = nudged(self.tensor.double() if widen and self.tensor.is_floating_point() else self.tensor, nudge)
         if 0 in self.tensor.stride():
             made = source.clone()
         else:
