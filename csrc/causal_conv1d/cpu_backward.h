@@ -87,15 +87,16 @@ void backward_rows(const BackwardParams& p, int64_t begin, int64_t end) {
         const int64_t c = first + r;
         A *g0 = g.data() + r * g_pitch + before, *x0 = x.data() + r * x_pitch;
         load_taps<T>(w.data(), p, c);
+        const bool finite_taps = all_finite(w.data(), p.taps);
         if (p.silu) {
-          convolve(pre.data(), x0, w.data(), n, p.taps, channel_bias<T, A>(p, c), p.left, p.left + p.in_len);
+          convolve(pre.data(), x0, w.data(), n, p.taps, channel_bias<T, A>(p, c), finite_taps ? p.left : 0, finite_taps ? p.left + p.in_len : n + p.taps);
           apply_silu_backward<T>(g0, pre.data(), n);
           std::fill(g0 + p.out_len, g0 + n, A(0));  // past the end 0 * NaN may have made NaN
         }
         if (p.dx) {
           std::reverse_copy(w.begin(), w.end(), flipped.begin());
           A* dx0 = dx.data() + r * dx_pitch;
-          if (all_finite(w.data(), p.taps)) {
+          if (finite_taps) {
             convolve(dx0, g0 - back, flipped.data(), m, p.taps, A(0), back, back + p.out_len);
           } else {  // no gradient meets a tap that it does not belong to
             convolve_within(dx0, g0 - back, flipped.data(), p.in_len, p.taps, back, back + p.out_len);

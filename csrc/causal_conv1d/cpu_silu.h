@@ -6,8 +6,9 @@ namespace fusebackend::causal_conv1d {
 namespace {
 
 // exp(x) = scale + scale * less_one() for |x| <= kExpRange, NaN for NaN: to 2^-26 with 5 terms of (exp(r) - 1 - r) / r^2, which are those of the
-// least error for |r| <= ln2/2; to 2^-17 with 3, for results that are rounded to 16 bits.
-constexpr float kExpRange = 88.25f;
+// least error for |r| <= ln2/2; to 2^-17 with 3, for results that are rounded to 16 bits. plus_one() is infinite from 88.38 (127.5 * ln2) to
+// kInfiniteExp, where scale is 2^128.
+constexpr float kExpRange = 88.25f, kInfiniteExp = 88.5f;
 template <int TERMS>
 struct Exp {
   V<float> scale, r, p;
@@ -46,8 +47,12 @@ inline V<double> vexp(V<double> x) {
   return x > hi ? V<double>{} + HUGE_VAL : p * scale;
 }
 
-inline V<float> at_least_in_range(V<float> v) { return at_least(in_all(-kExpRange), v); }
-inline V<float> in_range(V<float> v) { return at_most(in_all(kExpRange), at_least_in_range(v)); }
+inline V<float> in_range(V<float> v) { return at_most(in_all(kExpRange), at_least(in_all(-kExpRange), v)); }
+// 1 + exp(-v), infinite for v below -88.38: v over it is -0 there, and NaN at -inf, as in eager mode.
+template <int TERMS>
+inline V<float> silu_divisor(V<float> v) { return Exp<TERMS>(-at_most(in_all(kExpRange), at_least(in_all(-kInfiniteExp), v))).plus_one(); }
+// `gradient`, or NaN where v is infinite, as in eager mode.
+inline V<float> nan_at_infinity(V<float> gradient, V<float> v) { return gradient + v * 0.f; }
 
 // In double.
 inline V<double> double_silu(V<double> v) { return v / (1 + vexp(-v)); }
@@ -57,16 +62,16 @@ inline V<double> double_silu_backward(V<double> dy, V<double> v) {
 }
 
 // To 2^-14, for results that are rounded to 16 bits.
-inline V<float> rough_silu(V<float> v) { return at_least_in_range(v) * reciprocal(Exp<3>(-in_range(v)).plus_one()); }
+inline V<float> rough_silu(V<float> v) { return v * reciprocal(silu_divisor<3>(v)); }
 inline V<float> rough_silu_backward(V<float> dy, V<float> v) {
   const V<float> c = in_range(v);
   const Exp<3> e(-c);
   const V<float> s = 1 / e.plus_one();
-  return dy * s * (1 + c * (1 - s));
+  return nan_at_infinity(dy * s * (1 + c * (1 - s)), v);
 }
 
 // fp32 with errors no larger than those of PyTorch's kernels. The gradient carries the roundings of each step (`*_tail`) along.
-inline V<float> exact_silu(V<float> v) { return at_least_in_range(v) / Exp<5>(-in_range(v)).plus_one(); }
+inline V<float> exact_silu(V<float> v) { return v / silu_divisor<5>(v); }
 inline V<float> exact_silu_backward(V<float> dy, V<float> value) {
   const V<float> v = in_range(value), one = in_all(1.f);
   const Exp<5> e(-v);
@@ -80,8 +85,8 @@ inline V<float> exact_silu_backward(V<float> dy, V<float> value) {
   const V<float> product = vs * c, product_tail = fused_difference(vs, c, product) + (vs * c_tail + vs_tail * c);
   const V<float> slope = s + product, added = slope - s;
   const V<float> slope_tail = (s - (slope - added)) + (product - added) + (s_tail + product_tail);
-  const V<float> g = dy * slope;
-  return g + (fused_difference(dy, slope, g) + dy * slope_tail);
+  const V<float> g = dy * slope, tail = fused_difference(dy, slope, g) + dy * slope_tail;
+  return nan_at_infinity(g - g == 0.f ? g + tail : g, value);  // an infinite g has no rounding error: the tail is NaN
 }
 
 // In A, for results that are stored as T.
