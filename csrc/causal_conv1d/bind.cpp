@@ -1,6 +1,6 @@
 // Operators without tensors: what Python asks about the kernels, where there is no GPU as well.
 //
-//   causal_conv1d_max_samples() -> int
+//   causal_conv1d_limits() -> (int samples, int taps, int tiles, int tile_samples)
 //   causal_conv1d_prefers_btc(int element_size, int taps) -> bool
 //   causal_conv1d_transposes_btc(int element_size, int channels, int length, int taps, bool backward) -> bool
 #include "causal_conv1d/bind.h"
@@ -10,12 +10,12 @@
 namespace fusebackend::causal_conv1d {
 namespace {
 
-int64_t max_samples() { return kMaxSamples; }
+std::tuple<int64_t, int64_t, int64_t, int64_t> limits() { return {kMaxSamples, kMaxTaps, kMaxTiles, kTileSamples}; }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CompositeExplicitAutograd, m) {
-  m.impl("causal_conv1d_max_samples", TORCH_BOX(&max_samples));
+  m.impl("causal_conv1d_limits", TORCH_BOX(&limits));
   m.impl("causal_conv1d_prefers_btc", TORCH_BOX(&prefers_btc));
   m.impl("causal_conv1d_transposes_btc", TORCH_BOX(&transposes_btc));
 }

@@ -7,11 +7,14 @@
 // x is (batch, channels, time), padded by `left` and `right` zeros, and weight (channels, 1, taps). The result (or x's gradient) lies in
 // memory as (batch, time, channels) if `channels_last`, else as (batch, channels, time). A gradient that is not needed comes back empty.
 #pragma once
+#include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <tuple>
 
 #include "causal_conv1d/params.h"
 #include "common/binding.h"
+#include "common/integer_math.h"
 
 namespace fusebackend::causal_conv1d {
 
@@ -37,6 +40,10 @@ inline void check_operand(const Tensor& t, const Tensor& x, const char* name) {
 
 // The most samples of a row: kernels count them in 32 bits.
 constexpr int64_t kMaxSamples = (int64_t{1} << 29) - 1;
+// The most taps: the z dimension of a grid, times the taps of a block of shared_tile_weight_grad.cuh.
+constexpr int64_t kMaxTaps = 65535 * int64_t{128};
+// The most tiles in all rows: the x dimension of a grid, whose blocks take no fewer samples of a row (shared_tile_forward.cuh).
+constexpr int64_t kMaxTiles = INT32_MAX, kTileSamples = 256;
 
 // `length` is the result's.
 inline void check_operands(const Tensor& x, const Tensor& weight, const Bias& bias, int64_t left, int64_t length) {
@@ -51,6 +58,10 @@ inline void check_operands(const Tensor& x, const Tensor& weight, const Bias& bi
   STD_TORCH_CHECK(x.size(2) <= kMaxSamples && weight.size(2) <= kMaxSamples && length <= kMaxSamples && left >= -kMaxSamples &&
                       left <= kMaxSamples,
                   "causal_conv1d: rows of more than ", kMaxSamples, " samples are not supported");
+  STD_TORCH_CHECK(weight.size(2) <= kMaxTaps, "causal_conv1d: more than ", kMaxTaps, " taps are not supported");
+  const int64_t tiles = ceil_div(std::max(x.size(2), length), kTileSamples);
+  STD_TORCH_CHECK(x.size(0) * x.size(1) * tiles <= kMaxTiles, "causal_conv1d: more than ", kMaxTiles, " rows, or tiles of ", kTileSamples,
+                  " samples of rows, are not supported");
 }
 
 inline void check_rank(const Tensor& x, const Tensor& weight) {

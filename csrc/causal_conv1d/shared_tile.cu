@@ -13,8 +13,7 @@ namespace {
 template <typename X, typename OUT, typename T, typename A, bool LAST_TAP_FIRST>
 cudaError_t forward(const ConvParams& p, cudaStream_t stream) {
   const int threads = p.out_len <= 32 * kElems ? 32 : p.out_len <= 64 * kElems ? 64 : kMaxForwardThreads, tile = threads * kElems;
-  const int64_t tiles = ceil_div(p.out_len, tile), blocks = p.batch * p.channels * tiles;
-  if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
+  const int64_t tiles = ceil_div(p.out_len, tile), blocks = p.batch * p.channels * tiles;  // bind.h refuses what exceeds a grid
   const size_t bytes = (kTapBlock + padded<A>(tile + kTapBlock + 16) + 4) * sizeof(A);
   shared_tile_forward<X, OUT, T, A, LAST_TAP_FIRST><<<static_cast<unsigned>(blocks), threads, bytes, stream>>>(p, static_cast<uint32_t>(tiles));
   return cudaGetLastError();

@@ -46,9 +46,10 @@ def _empty(x: torch.Tensor, length: Any, channels_last: bool) -> torch.Tensor:
 DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 
 
-def max_samples() -> int:
-    """How many samples a row may have. Without a library, whose operators nothing calls then, any number will do."""
-    return ops.ask("causal_conv1d_max_samples", default=1 << 62)
+def _limits() -> tuple[int, int, int, int]:
+    """``causal_conv1d_limits()``: the most samples of a row, taps, and tiles of ``tile_samples`` in all rows. Without a library, whose
+    operators nothing calls then, any numbers will do."""
+    return ops.ask("causal_conv1d_limits", default=(1 << 62, 1 << 62, 1 << 62, 256))
 
 
 def _check(operator: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, left: Any, length: Any) -> None:
@@ -67,9 +68,13 @@ def _check(operator: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
     arguments.check_device(operator, x, weight=weight, bias=bias)
     counts = [g.hint(n) for n in (x.shape[2], weight.shape[2], length, left)]
     check(counts[2] is None or counts[2] >= 0, "more taps than padded samples")
-    most = max_samples()
+    most, most_taps, most_tiles, tile = _limits()
     fits = all(n is None or -most <= n <= most for n in counts)
     check(fits, f"rows of more than {most} samples are not supported")
+    check((counts[1] or 0) <= most_taps, f"more than {most_taps} taps are not supported")
+    rows = [g.hint(n) or 0 for n in x.shape[:2]]
+    tiles = rows[0] * rows[1] * -(-max(counts[0] or 0, counts[2] or 0) // tile)
+    check(tiles <= most_tiles, f"more than {most_tiles} rows, or tiles of {tile} samples of rows, are not supported")
 
 
 def _fake(x, weight, bias, left, right, shift, silu, channels_last):
@@ -116,6 +121,6 @@ def transposes_btc(element_size: int, channels: int, length: int, taps: int, bac
 
 
 # Implemented by csrc/causal_conv1d/bind.h and memory_order.h. They do not appear in graphs.
-ops.define("causal_conv1d_max_samples() -> int", fake=max_samples)
+ops.define("causal_conv1d_limits() -> (int samples, int taps, int tiles, int tile_samples)", fake=_limits)
 ops.define("causal_conv1d_prefers_btc(int element_size, int taps) -> bool", fake=prefers_btc)
 ops.define("causal_conv1d_transposes_btc(int element_size, int channels, int length, int taps, bool backward) -> bool", fake=transposes_btc)

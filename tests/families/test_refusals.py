@@ -57,7 +57,7 @@ CALLS = {
 }
 #: Those that take no tensor.
 FACTS = {
-    "causal_conv1d_max_samples",
+    "causal_conv1d_limits",
     "causal_conv1d_prefers_btc",
     "causal_conv1d_transposes_btc",
     "fp32_matmul_constant",
@@ -164,15 +164,33 @@ def test_tensors_on_two_devices_are_refused(name):
 
 
 def test_rows_of_more_samples_than_the_kernels_count_are_refused():
-    most = ops.causal_conv1d_max_samples()
+    most, *_ = ops.causal_conv1d_limits()
     x = floats(1, 1, 1).expand(1, 1, most + 1)
     for args in (
         (x, floats(1, 1, 1), None, 0, 0, 0.0, False, False),
         (x[..., :3], floats(1, 1, 1), None, most + 1, -most, 0.0, False, False),
     ):
-        with FakeTensorMode() as mode:
-            fake = outcome(ops.causal_conv1d, faked(args, mode))
-        assert f"rows of more than {most} samples" in outcome(ops.causal_conv1d, args) and f"rows of more than {most} samples" in fake
+        assert_both_refuse(ops.causal_conv1d, args, f"rows of more than {most} samples")
+
+
+def assert_both_refuse(op, args, words):
+    with FakeTensorMode() as mode:
+        assert words in outcome(op, faked(args, mode))
+    assert words in outcome(op, args)
+
+
+def test_convolutions_that_no_grid_covers_are_refused():
+    """A grid has 2^31 - 1 blocks in x and 65,535 in z. The tensors are expanded: nothing is allocated."""
+    _, taps, tiles, samples = ops.causal_conv1d_limits()
+    assert (taps, tiles) == (65535 * 128, 2**31 - 1)
+    few, many = floats(1, 1, 1), floats(1, 1, 1).expand(1 << 16, 1 << 15, 1)
+    wide = floats(1, 1, 1).expand(1 << 15, 1, 2)
+    long = floats(1, 1, 1).expand(1 << 12, 1 << 11, (samples << 8) - samples + 1)
+    for x, weight in ((few.expand(1, 1, taps + 1), few.expand(1, 1, taps + 1)), (many, wide), (long, wide[: 1 << 11])):
+        words = f"more than {taps} taps" if x.shape[0] == 1 else f"more than {tiles} rows"
+        left = weight.shape[2] - 1
+        assert_both_refuse(ops.causal_conv1d, (x, weight, None, left, 0, 0.0, False, False), words)
+        assert_both_refuse(ops.causal_conv1d_backward, (x, x, weight, None, left, 0.0, False, False, False, True, False), words)
 
 
 def test_a_fake_with_symbolic_sizes_adds_no_guard():
