@@ -291,3 +291,35 @@ def test_training_step_through_the_backend(dynamic):
         found = torch.autograd.grad(compiled(x).square().mean(), [x, *net.parameters()])
         for f, w in zip(found, wanted):
             assert (f.double() - w.double()).norm() / w.double().norm() < 2e-6
+
+
+def around(size, *places):
+    """Indices of a dimension: its ends, and the places."""
+    wanted = {i + d for i in (0, size, *places) for d in range(-100, 100)}
+    return torch.tensor(sorted(i for i in wanted if 0 <= i < size), device=device())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("m, n, k", [(46_400, 46_400, 40), (70_000, 192, 1 << 15), (192, 70_000, 1 << 15)])
+@pytest.mark.parametrize("order", ["rows", "columns"])
+def test_more_than_two_to_the_31_elements(m, n, k, order, kernel):
+    """In the result, or in an operand. Compared is what lies at their ends, and around the element of that number."""
+    if torch.cuda.mem_get_info()[0] < 60 << 30:
+        pytest.skip("needs 60 GiB of GPU memory")
+    assert max(m * n, m * k, k * n) > 2**31
+    a, b = laid_out((m, k), order), laid_out((k, n), order)
+    c = product(a, b, kernel=kernel)
+    rows, columns = around(m, 2**31 // n, 2**31 // k), around(n, 2**31 % n, 2**31 // k)
+    check(c[rows][:, columns], a[rows], b[:, columns], kernel)
+
+
+def test_planes_of_more_than_two_to_the_31_elements():
+    if torch.cuda.mem_get_info()[0] < 60 << 30:
+        pytest.skip("needs 60 GiB of GPU memory")
+    x = torch.randn(66_000, 1 << 15, device=device())
+    planes = ops.matmul_planes(x, -1)
+    for part in (slice(0, 64), slice(2**31 // x.shape[1] - 32, 2**31 // x.shape[1] + 32), slice(x.shape[0] - 64, None)):
+        assert torch.equal(planes[:, :, part], reference_planes(x[part], -1))
+    y = torch.randn(1 << 15, 96, device=device())
+    c = ops.matmul(x, y, None, 1.0, 0.0, planes, -1, None, -1, "auto")
+    check(c[-200:], x[-200:], y)

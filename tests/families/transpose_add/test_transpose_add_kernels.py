@@ -139,9 +139,17 @@ def test_more_than_two_to_the_31_elements_of_a_square():
 
 
 @pytest.mark.cuda
-def test_more_than_two_to_the_31_elements():
-    shape = (1 << 16, (1 << 15) + 5)
-    x = torch.empty(shape, dtype=torch.int8, device="cuda").random_()
-    y = torch.empty(shape[::-1], dtype=torch.int8, device="cuda").random_()
-    result = transpose_add(x.t(), y, 0.0, 1, [0, 1])
-    assert torch.equal(result, y.add_(x.t()))
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "shape, permutation", [((1 << 16, (1 << 15) + 5), (1, 0)), ((2, 1 << 15, (1 << 15) + 3), (0, 2, 1)), (((1 << 31) + 40, 3), (1, 0))]
+)
+def test_more_than_two_to_the_31_elements(shape, permutation, dtype):
+    if torch.cuda.mem_get_info()[0] < 60 << 30:
+        pytest.skip("needs 60 GiB of GPU memory")
+    x = torch.empty(shape, dtype=torch.int8, device="cuda").random_(-100, 100).to(dtype).permute(permutation)
+    y = torch.empty(x.shape, dtype=torch.int8, device="cuda").random_(-100, 100).to(dtype)
+    result = transpose_add(x, y, 3.0, 3, list(range(x.dim())))
+    assert result.is_contiguous() and result.numel() > 2**31
+    longest = max(range(x.dim()), key=lambda d: x.shape[d])
+    for parts in zip(*(t.split(max(1, (1 << 29) * x.shape[longest] // x.numel()), dim=longest) for t in (result, x, y))):
+        assert_same_bits(parts[0].contiguous(), torch.add(parts[1].contiguous(), parts[2].contiguous(), alpha=3))
