@@ -39,7 +39,15 @@ def cpu_baseline() -> str:
     """The ``-march`` that CPU kernels are compiled for. Not ``native``: one library may serve several machines."""
     if platform.machine() == "x86_64" and {"avx2", "fma", "bmi2", "f16c"} <= cpu_flags():
         return "x86-64-v3"
-    return {"x86_64": "x86-64", "aarch64": "armv8-a"}.get(platform.machine(), "")
+    return _BASELINES.get(platform.machine(), "")
+
+
+_BASELINES = {"x86_64": "x86-64", "aarch64": "armv8-a"}
+
+
+def runs_here(march: str) -> bool:
+    """Whether this CPU runs what was compiled for ``march``. An empty one is that of a processor without a name here."""
+    return march in ("", cpu_baseline(), _BASELINES.get(platform.machine()))
 
 
 @lru_cache

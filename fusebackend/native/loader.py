@@ -18,8 +18,8 @@ import torch
 
 from fusebackend import cache_keys
 from fusebackend.log import log
-from fusebackend.native import build, cache, dynamic_library, manifest, trust
-from fusebackend.native.architectures import architecture_of, covers, cpu_baseline, device_architectures
+from fusebackend.native import build, cache, cuda_wheels, dynamic_library, manifest, trust
+from fusebackend.native.architectures import architecture_of, covers, device_architectures, runs_here
 from fusebackend.progress import progress_line
 
 
@@ -100,8 +100,8 @@ def _unfit(found: dict) -> str | None:
     """Why a library that was built ahead can't be used here, by its manifest."""
     if found["content"] != cache_keys.content_hash(build.sources_root()):
         return "it was built from other sources"
-    if found["march"] == "x86-64-v3" and cpu_baseline() != "x86-64-v3":
-        return "it needs a CPU with AVX2 and FMA"
+    if not runs_here(found["march"]):
+        return f"it needs another CPU ({found['march']})"
     missing = [a for a in device_architectures() if not covers(tuple(found["architectures"]), a)]
     return f"it has no code for compute capability {', '.join(missing)}" if missing else None
 
@@ -111,7 +111,7 @@ def _built() -> Native:
     gpus = device_architectures()
     reason = None
     if gpus and not wanted.cuda:
-        reason = "no nvcc found, so there are no CUDA kernels: install the CUDA toolkit, or set CUDA_HOME"
+        reason = f"no nvcc found, so there are no CUDA kernels: {cuda_wheels.how_to_get_nvcc()}"
     failed = cache.directory("native") / f"{wanted.key}.failed"
     if failed.exists() and 0 <= time.time() - failed.stat().st_mtime < FAILURES_LAST:
         raise build.BuildError(f"an earlier build failed, see {failed}; `python -m fusebackend build` tries again")
