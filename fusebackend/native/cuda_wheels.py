@@ -10,8 +10,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import torch
-
 #: What is needed to compile, as extras of ``cuda-toolkit``; pyproject.toml has them too.
 PARTS = ("cccl", "crt", "cudart", "nvcc", "nvvm")
 
@@ -32,6 +30,8 @@ def homes() -> list[Path]:
 
 def how_to_get_nvcc() -> str:
     """What to do to have nvcc: the command for this Python, torch and driver."""
+    import torch  # not above: the command line reads compilers' names before it needs torch
+
     built_for, driver = torch.version.cuda, driver_version()
     if built_for is None:
         return "install the CUDA toolkit, or set CUDA_HOME"
@@ -46,6 +46,8 @@ def how_to_get_nvcc() -> str:
 
 def driver_version() -> str | None:
     """The newest CUDA that the driver knows, e.g. ``13.0``; None where there is no driver."""
+    import torch
+
     asked = getattr(torch._C, "_cuda_getDriverVersion", None)  # torch without CUDA lacks it
     number = asked() if asked is not None else 0
     return f"{number // 1000}.{number % 1000 // 10}" if number > 0 else None
