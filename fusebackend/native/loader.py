@@ -19,18 +19,25 @@ import torch
 from fusebackend import cache_keys
 from fusebackend.log import log
 from fusebackend.native import build, cache, cuda_wheels, dynamic_library, manifest, trust
-from fusebackend.native.architectures import architecture_of, covers, device_architectures, runs_here
+from fusebackend.native.architectures import TUNED_BASELINE, architecture_of, covers, device_architectures, runs_here
 from fusebackend.progress import progress_line
 
 
 @dataclasses.dataclass(frozen=True)
 class Native:
-    """What was loaded. ``reason`` says why there is no library, or no CUDA code in it; None if nothing is missing."""
+    """What was loaded. ``reason`` says why there is no library, or no CUDA code in it; None if nothing is missing. ``march`` is what its
+    CPU code was compiled for."""
 
     path: Path | None = None
     architectures: tuple[str, ...] = ()
     key: str = ""
     reason: str | None = None
+    march: str = ""
+
+    @property
+    def tuned_for_cpu(self) -> bool:
+        """Whether its CPU kernels are those that were measured, and not the portable code beside them."""
+        return self.march == TUNED_BASELINE
 
     def why_not(self, device: torch.device, *ops: torch._ops.OpOverload) -> str | None:
         """None if ``ops`` can be called on ``device``; otherwise the reason, as it goes into the report."""
@@ -132,4 +139,4 @@ def _built() -> Native:
 
 def _load(found: manifest.Opened) -> Native:
     dynamic_library.load(found.descriptor, found.path)
-    return Native(found.path, tuple(found.contents["architectures"]), found.contents["key"])
+    return Native(found.path, tuple(found.contents["architectures"]), found.contents["key"], march=found.contents["march"])
