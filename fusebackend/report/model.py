@@ -106,6 +106,10 @@ class Report:
         Raises:
             KeyError, TypeError, ValueError, OverflowError: this is no report.
         """
+        schema = decoded(int, data.get("schema", 1))
+        if schema > SCHEMA:
+            raise ValueError(f"a report of schema {schema}, which a later version wrote; this one reads {SCHEMA} and before")
+        decoded(Coverage | None, data.get("coverage"))  # which follows from the rest
         sources = decoded(list[Source], data["sources"])
 
         def node(item: dict[str, Any]) -> GraphNode:  # thousands of them: not by `decoded`

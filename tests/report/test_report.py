@@ -90,6 +90,12 @@ def test_explain_says_when_nothing_was_compiled():
         fusebackend.explain(3)
 
 
+def test_a_report_of_a_later_version_is_refused():
+    data = Report().to_dict()
+    with pytest.raises(ValueError, match="a report of schema 3, which a later version wrote"):
+        Report.from_dict({**data, "schema": 3})
+
+
 def test_a_report_survives_json():
     report = fusebackend.explain(Model(), torch.randn(24, 16), torch.randn(16, 24))
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
