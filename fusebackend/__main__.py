@@ -44,6 +44,8 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
     command = commands.add_parser("explain", help="what would be rewritten in a model, and why the rest would not")
     command.add_argument("factory", help=f"package.module:function, which returns {FACTORY_RETURNS}")
     command.add_argument("--html", type=Path, metavar="FILE.html", help="write the report as a page, with the graphs drawn")
+    command.add_argument("--json", type=Path, metavar="FILE.json", help="write the report as JSON")
+    command.add_argument("--compare", type=Path, metavar="OLD.json", help="say what changed since a report that --json wrote")
     command.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
     command.set_defaults(run=_explain)
 
@@ -103,7 +105,7 @@ def _patterns(_: argparse.Namespace) -> int:
 def _explain(chosen: argparse.Namespace) -> int:
     from fusebackend.tools.explain import print_explanation
 
-    return print_explanation(chosen.factory, chosen.html, chosen.dynamic)
+    return print_explanation(chosen.factory, chosen.html, chosen.dynamic, chosen.json, chosen.compare)
 
 
 def _verify(chosen: argparse.Namespace) -> int:

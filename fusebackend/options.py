@@ -48,6 +48,12 @@ class Options:
     mode: str | None = None
     inductor: tuple[tuple[str, Any], ...] = ()
 
+    def given(self) -> dict[str, Any]:
+        """What differs from the defaults, under the names that the user gives."""
+        ours = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "inductor"}
+        named = {name if name == "mode" else f"fuse.{name}": value for name, value in ours.items() if value != getattr(Options(), name)}
+        return {**named, **dict(self.inductor)}
+
     @property
     def cacheable(self) -> bool:
         """Whether compiled code may be kept."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def progress_line(title: str) -> Iterator[Callable[[str], None]]:
-    """Yields a function that shows ``title`` and a text: rewritten in place on a terminal, otherwise the first and the last only.
+def progress_line(title: str, in_logs: bool = False) -> Iterator[Callable[[str], None]]:
+    """Yields a function that shows ``title`` and a text in one line of the terminal, rewritten in place.
 
-    Nothing is shown if the function is never called.
+    Nothing is shown if the function is never called, nor where the output is no terminal: that belongs to the user's program.
+
+    Args:
+        in_logs: for commands of ours: where the output is no terminal, the first text and the last one are shown, in a line each.
     """
     stream, live, shown = sys.stderr, sys.stderr.isatty(), ""
 
@@ -19,8 +23,9 @@ def progress_line(title: str) -> Iterator[Callable[[str], None]]:
         nonlocal shown
         line = f"fusebackend: {title} {text}"
         if live:
-            stream.write(f"\r\x1b[2K{line}")
-        elif not shown:
+            # A line that the terminal had to wrap could not be rewritten.
+            stream.write(f"\r\x1b[2K{line[: shutil.get_terminal_size().columns - 1]}")
+        elif in_logs and not shown:
             stream.write(f"fusebackend: {title} ...\n")
         shown = line
         stream.flush()
@@ -28,6 +33,6 @@ def progress_line(title: str) -> Iterator[Callable[[str], None]]:
     try:
         yield show
     finally:
-        if shown:
+        if shown and (live or in_logs):
             stream.write("\n" if live else f"{shown}\n")
             stream.flush()

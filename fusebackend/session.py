@@ -24,8 +24,9 @@ from fusebackend.profitability.decision_record import DecisionRecord
 from fusebackend.profitability.graph_race import racing
 from fusebackend.profitability.policy import Gate
 from fusebackend.report import history, store
+from fusebackend.report.context import compile_context
 from fusebackend.report.model import Report
-from fusebackend.rewriting import describe, interpret
+from fusebackend.rewriting import describe, interpret, provenance
 from fusebackend.rewriting.fuel import Fuel, fuel_for
 from fusebackend.rewriting.inductor_pass import SLOTS, FusePass, chained
 from fusebackend.rewriting.outcome import GraphOutcome, Source
@@ -58,7 +59,9 @@ class Session:
         example_inputs: Sequence[Any] = (),
     ):
         began = time.perf_counter()
-        self.report = Report(notes=[library.reason] if library.reason else [])
+        self.report = Report(notes=[library.reason] if library.reason else [], context=compile_context(options.given(), example_inputs))
+        if gm is not None and (broken := provenance.graph_break(gm)) is not None:
+            self.report.breaks.append(broken)
         self._outcomes: dict[str, GraphOutcome] = {}
         self._ended = False
         self._gm = gm
@@ -70,6 +73,7 @@ class Session:
             )
 
         self._patterns = select(options.patterns, known)
+        self._inputs_called = provenance.input_names(gm) if gm is not None else ()
 
         collected = history.collected() if gm is not None else None
         self._explained, interpreted = collected is not None, options.interpret or collected is not None
@@ -110,6 +114,7 @@ class Session:
                 code=self._explained,
                 prefix=self._prefix,
                 patterns=self._patterns,
+                inputs_called=self._inputs_called,
             )
             for level in levels
         }
@@ -144,13 +149,14 @@ class Session:
         kept = store.load(key)
         seen = {name for name, outcome in self._outcomes.items() if outcome.code is not None}
         lines = describe.lines_of(self._gm) if kept is not None and self._gm is not None else set()
+        modules = provenance.modules_of(self._gm) if kept is not None and self._gm is not None else set()
         for outcome in _outcomes_of(kept) if kept is not None else ():
             if outcome.graph in seen:
                 continue
             # A race looks its measurement up before Inductor looks up the code: it has reported here already.
             raced = self._outcomes[outcome.graph].verdicts if outcome.graph in self._outcomes else ()
             verdicts = [dataclasses.replace(v, why="cached") for v in outcome.verdicts if v.pattern or not raced]
-            outcome = _with_owners(dataclasses.replace(outcome, verdicts=(*raced, *verdicts)), lines)
+            outcome = _with_owners(dataclasses.replace(outcome, verdicts=(*raced, *verdicts)), lines, modules)
             self._outcomes[outcome.graph] = outcome
             _log_kept(outcome)
         self._update_report()
@@ -223,11 +229,15 @@ def _outcomes_of(report: Report) -> list[GraphOutcome]:
     ]
 
 
-def _with_owners(outcome: GraphOutcome, lines: set[tuple[str, int]]) -> GraphOutcome:
-    """A kept outcome in which each line says whether it is one of ``lines``, those of the program that is compiled."""
+def _with_owners(outcome: GraphOutcome, lines: set[tuple[str, int]], modules: set[str]) -> GraphOutcome:
+    """A kept outcome in which each line says whether it is one of ``lines``, those of the program that is compiled, and no path is one of
+    another program's modules."""
 
     def owned(items: tuple) -> tuple:
-        return tuple(dataclasses.replace(i, source=owner(i.source)) for i in items)
+        return tuple(dataclasses.replace(i, source=owner(i.source), **path(i)) for i in items)
+
+    def path(item: Any) -> dict[str, str]:
+        return {"module": ""} if getattr(item, "module", "") not in {"", *modules} else {}
 
     @functools.cache
     def owner(source: Source) -> Source:

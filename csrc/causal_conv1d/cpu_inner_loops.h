@@ -24,7 +24,7 @@ inline void add_taps(V<A> (&acc)[R], const A* x, const A* w, int first, int last
 #pragma GCC unroll 32
     for (int i = 0; i < R + J - 1; ++i) {
       V<A> samples = vload(x + m + W * i);
-      asm("" : "+v"(samples));  // else the compiler would load it again at each use
+      asm("" : FUSE_IN_REGISTER(samples));  // else the compiler would load it again at each use
 #pragma GCC unroll 4
       for (int j = 0; j < J; ++j) {
         if (i - j >= 0 && i - j < R) acc[i - j] += wk[j] * samples;

@@ -78,7 +78,7 @@ inline void add_lane_taps(V<A> (&acc)[R], const T* x, int64_t stride, const A* w
 #pragma GCC unroll 32
   for (int i = 0; i < R + J - 1; ++i, x += stride) {
     V<A> samples = vload_as<A>(x);
-    asm("" : "+v"(samples));  // else the compiler would load it again at each use
+    asm("" : FUSE_IN_REGISTER(samples));  // else the compiler would load it again at each use
 #pragma GCC unroll 4
     for (int j = 0; j < J; ++j) {
       if (i - j >= 0 && i - j < R) acc[i - j] += wj[j] * samples;

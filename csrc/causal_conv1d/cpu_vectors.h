@@ -1,17 +1,17 @@
-// Storage types of the CPU kernels, and vectors of the type that sums are made in, by GCC's vector extensions. Needs AVX2, FMA and F16C.
+// Storage types of the CPU kernels, and vectors of the type that sums are made in, by GCC's vector extensions.
 //
-// FUSE_VECTOR_BYTES is the width of a vector: 32 for the processors that the library is compiled for, 64 in code that is compiled for
-// AVX-512 (cpu_avx512.cpp). Everything is in unnamed namespaces, so that the linker can't take code of one for the other's.
+// FUSE_VECTOR_BYTES is the width of a vector: 32 for AVX2, 64 in code that is compiled for AVX-512 (cpu_avx512.cpp), 16 for other CPUs, all of which
+// have such registers. Everything is in unnamed namespaces, so that the linker can't take code of one for the other's.
 #pragma once
-#include <immintrin.h>
-
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
+#include "common/cpu_target.h"
+
 #ifndef FUSE_VECTOR_BYTES
-#define FUSE_VECTOR_BYTES 32
+#define FUSE_VECTOR_BYTES (FUSE_HAS_AVX2 ? 32 : 16)
 #endif
 
 namespace fusebackend::causal_conv1d {
@@ -30,7 +30,7 @@ using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 inline float load(float v) { return v; }
 inline double load(double v) { return v; }
-inline float load(Half v) { return _cvtsh_ss(v.bits); }
+inline float load(Half v) { return half_to_float(v.bits); }
 inline float load(BFloat16 v) {
   const uint32_t bits = uint32_t{v.bits} << 16;
   float f;
@@ -41,7 +41,7 @@ inline float load(BFloat16 v) {
 template <typename T, typename A>
 inline T to_storage(A v) {
   if constexpr (std::is_same_v<T, Half>) {
-    return {static_cast<uint16_t>(_cvtss_sh(static_cast<float>(v), _MM_FROUND_TO_NEAREST_INT))};
+    return {float_to_half(static_cast<float>(v))};
   } else if constexpr (std::is_same_v<T, BFloat16>) {
     const float f = static_cast<float>(v);
     uint32_t u;
@@ -76,7 +76,7 @@ inline V<A> bit_cast(From v) {
   return out;
 }
 
-// The intrinsics that both widths need. Those of AVX-512 are the masked ones with all lanes selected: GCC warns of the others, whose masked
+// What the vector extensions lack; at_least and at_most give x where that is NaN. Those of AVX-512 are the masked ones with all lanes selected: GCC warns of the others, whose masked
 // lanes are undefined. reciprocal is 1 / x to at least 2^-14. fused_difference is a * b - c rounded once: the rounding error of c if that is
 // a * b rounded.
 #if FUSE_VECTOR_BYTES == 64
@@ -98,6 +98,7 @@ inline void store_words(BFloat16* p, V<uint32_t> v) {
 }
 #else
 typedef uint16_t V16 __attribute__((vector_size(FUSE_VECTOR_BYTES / 2)));  // as many 16-bit numbers as a V<float> has
+#if FUSE_HAS_AVX2
 inline V<float> at_least(V<float> low, V<float> x) { return (V<float>)_mm256_max_ps((__m256)low, (__m256)x); }
 inline V<float> at_most(V<float> high, V<float> x) { return (V<float>)_mm256_min_ps((__m256)high, (__m256)x); }
 inline V<float> fused_difference(V<float> a, V<float> b, V<float> c) { return (V<float>)_mm256_fmsub_ps((__m256)a, (__m256)b, (__m256)c); }
@@ -106,6 +107,23 @@ inline V<float> load16(const Half* p) { return (V<float>)_mm256_cvtph_ps(_mm_loa
 inline void store16(Half* p, V<float> v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 }
+#else
+inline V<float> at_least(V<float> low, V<float> x) { return low > x ? low : x; }
+inline V<float> at_most(V<float> high, V<float> x) { return high < x ? high : x; }
+inline V<float> fused_difference(V<float> a, V<float> b, V<float> c) {
+  for (int i = 0; i < VecOf<float>::kSize; ++i) c[i] = __builtin_fmaf(a[i], b[i], -c[i]);
+  return c;
+}
+inline V<float> reciprocal(V<float> x) { return 1.f / x; }
+inline V<float> load16(const Half* p) {
+  V<float> v = {};
+  for (int i = 0; i < VecOf<float>::kSize; ++i) v[i] = load(p[i]);
+  return v;
+}
+inline void store16(Half* p, V<float> v) {
+  for (int i = 0; i < VecOf<float>::kSize; ++i) p[i] = to_storage<Half>(v[i]);
+}
+#endif
 inline V<uint32_t> load_words(const BFloat16* p) {
   V16 raw;
   std::memcpy(&raw, p, sizeof raw);
@@ -131,7 +149,7 @@ inline V<A> vload_as(const T* p) {
   } else if constexpr (std::is_same_v<A, float>) {
     return load16(p);
   } else {
-    V<A> v;
+    V<A> v = {};
     for (int i = 0; i < VecOf<A>::kSize; ++i) v[i] = load(p[i]);
     return v;
   }

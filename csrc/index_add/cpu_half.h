@@ -1,10 +1,10 @@
-// 16-bit floats on the CPU. The library is built for processors with F16C only.
+// 16-bit floats on the CPU.
 #pragma once
-
-#include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
+
+#include "common/cpu_target.h"
 
 namespace fusebackend::index_add {
 
@@ -27,8 +27,8 @@ inline void narrow(float f, BFloat16& out) {
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   out.bits = (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : uint16_t(rounded);
 }
-inline float widen(Float16 x) { return _cvtsh_ss(x.bits); }
-inline void narrow(float f, Float16& out) { out.bits = _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT); }
+inline float widen(Float16 x) { return half_to_float(x.bits); }
+inline void narrow(float f, Float16& out) { out.bits = float_to_half(f); }
 template <typename T> T widen(T x) { return x; }
 
 // The type in which elements T are summed.

@@ -1,7 +1,5 @@
 #include "index_add/cpu_sum.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -54,11 +52,13 @@ inline void add_row(T* __restrict out, const T* __restrict source, int64_t lengt
 template <typename T>
 inline void add_widened(float* __restrict sum, const T* __restrict source, int64_t length, int64_t stride, float scale) {
   int64_t i = 0;
+#if FUSE_HAS_AVX2  // the compiler does not vectorise these conversions
   if (std::is_same_v<T, Float16> && stride == 1)
     for (; i + 8 <= length; i += 8) {
       const __m256 x = _mm256_mul_ps(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i))), _mm256_set1_ps(scale));
       _mm256_storeu_ps(sum + i, _mm256_add_ps(_mm256_loadu_ps(sum + i), x));
     }
+#endif
   if (stride == 1)
     for (; i < length; ++i) sum[i] += scale * widen(source[i]);
   for (; i < length; ++i) sum[i] += scale * widen(source[i * stride]);
@@ -68,9 +68,11 @@ inline void add_widened(float* __restrict sum, const T* __restrict source, int64
 template <typename T>
 inline void store_rounded(T* __restrict out, const float* __restrict sum, int64_t length, int64_t stride) {
   int64_t i = 0;
+#if FUSE_HAS_AVX2
   if (std::is_same_v<T, Float16> && stride == 1)
     for (; i + 8 <= length; i += 8)
       _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(sum + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
   if (stride == 1)
     for (; i < length; ++i) narrow(sum[i], out[i]);
   for (; i < length; ++i) narrow(sum[i], out[i * stride]);

@@ -1,5 +1,3 @@
-#include <immintrin.h>
-
 #include "common/tile/cpu_blocks.h"
 #include "permute/permute.h"
 
@@ -26,6 +24,10 @@ void copy_row(char* to, const char* from, int64_t bytes) {
   *reinterpret_cast<Vector*>(to + last) = *reinterpret_cast<const Vector*>(from + last);
 }
 
+struct Bytes32 {
+  uint64_t quarter[4];
+};
+
 // Copies rows of one to two vectors.
 template <typename Vector>
 void copy_short_rows(char* to, const char* from, const OffsetTable& table, int64_t rows, int64_t bytes) {
@@ -43,8 +45,8 @@ void copy_short_rows(char* to, const char* from, const OffsetTable& table, int64
 void copy_rows(char* to, const char* from, const OffsetTable& table, int64_t rows, int64_t bytes) {
   if (bytes > 64)
     for (int64_t i = 0; i < rows; ++i) copy_row(to + i * bytes, from + table[i], bytes);
-  else if (bytes >= 32) copy_short_rows<__m256i>(to, from, table, rows, bytes);
-  else if (bytes >= 16) copy_short_rows<__m128i>(to, from, table, rows, bytes);
+  else if (bytes >= 32) copy_short_rows<Bytes32>(to, from, table, rows, bytes);
+  else if (bytes >= 16) copy_short_rows<Bytes16>(to, from, table, rows, bytes);
   else if (bytes >= 8) copy_short_rows<uint64_t>(to, from, table, rows, bytes);
   else if (bytes >= 4) copy_short_rows<uint32_t>(to, from, table, rows, bytes);
   else copy_short_rows<uint16_t>(to, from, table, rows, bytes);

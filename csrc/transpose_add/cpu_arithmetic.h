@@ -1,15 +1,15 @@
 // out[i] = a[i] + alpha * b[i] over contiguous, possibly unaligned memory, for each type.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
+#include "common/cpu_target.h"
+
 namespace fusebackend::transpose_add {
 
-// Of floats and doubles (with one fma, as PyTorch's kernels) and integers; also of vectors of them, in registers.
+// Of floats and doubles (as PyTorch's kernels, with one fma where the CPU has it) and integers; also of vectors of them, in registers.
 template <typename T>
 struct Arithmetic {
   using Element = T;
@@ -17,29 +17,35 @@ struct Arithmetic {
   using Scalar = std::conditional_t<std::is_floating_point_v<T> || sizeof(T) == 8, T, uint32_t>;
   static void add(T* __restrict out, const T* a, const T* b, int64_t n, Scalar alpha) {
     for (int64_t i = 0; i < n; ++i) {
-      if constexpr (std::is_same_v<T, double>) out[i] = __builtin_fma(alpha, b[i], a[i]);
-      else if constexpr (std::is_same_v<T, float>) out[i] = __builtin_fmaf(alpha, b[i], a[i]);
+      if constexpr (std::is_floating_point_v<T>) out[i] = fusebackend::multiply_add(alpha, b[i], a[i]);
       else out[i] = T(a[i] + alpha * b[i]);
     }
   }
   template <typename Vector>
   static Vector add(Vector a, Vector b, Scalar alpha) {
-    if constexpr (std::is_same_v<T, double>) {
-      return _mm_castpd_si128(_mm_fmadd_pd(_mm_set1_pd(alpha), _mm_castsi128_pd(b), _mm_castsi128_pd(a)));
-    } else if constexpr (std::is_same_v<T, float>) {
-      return _mm256_fmadd_ps(_mm256_set1_ps(alpha), b, a);
+    typedef T Elements __attribute__((vector_size(sizeof(Vector))));
+    if constexpr (std::is_floating_point_v<T>) {
+#if FUSE_HAS_AVX2
+      if constexpr (std::is_same_v<T, double>) return (Vector)_mm_fmadd_pd(_mm_set1_pd(alpha), (__m128d)b, (__m128d)a);
+      else return (Vector)_mm256_fmadd_ps(_mm256_set1_ps(alpha), (__m256)b, (__m256)a);
+#else
+      Elements sum = (Elements)a;
+      const Elements y = (Elements)b;
+      for (int i = 0; i < int(sizeof(Vector) / sizeof(T)); ++i) sum[i] = fusebackend::multiply_add(alpha, T(y[i]), T(sum[i]));
+      return (Vector)sum;
+#endif
     } else {
-      typedef T Elements __attribute__((vector_size(sizeof(Vector))));
       return reinterpret_cast<Vector>(reinterpret_cast<Elements>(a) + T(alpha) * reinterpret_cast<Elements>(b));
     }
   }
 };
 
+#if FUSE_HAS_AVX2
 // a + alpha * b of 16-bit floats in fp32. The product is rounded, as in PyTorch's and in Inductor's loops: a fused multiply-add would give a
 // finite sum where alpha * b overflows. The empty instruction keeps the compiler from fusing them.
 inline __m256 multiply_add(__m256 a, __m256 b, __m256 alpha) {
   __m256 product = _mm256_mul_ps(alpha, b);
-  asm("" : "+x"(product));
+  asm("" : FUSE_IN_REGISTER(product));
   return _mm256_add_ps(a, product);
 }
 
@@ -118,5 +124,55 @@ struct HalfArithmetic : Format {
     std::memcpy(out, z, n * 2);
   }
 };
+#else
+// The same, by the vector extensions.
+typedef float Floats __attribute__((vector_size(16)));
+typedef uint32_t Words __attribute__((vector_size(16)));
+constexpr int kFloats = 4;
+
+struct Half {
+  using Element = uint16_t;
+  using Scalar = float;
+  static Floats widen(const uint16_t* p) {
+    Floats v = {};
+    for (int i = 0; i < kFloats; ++i) v[i] = half_to_float(p[i]);
+    return v;
+  }
+  static void round(uint16_t* out, Floats v) {
+    for (int i = 0; i < kFloats; ++i) out[i] = float_to_half(v[i]);
+  }
+};
+
+struct BFloat16 {
+  using Element = uint16_t;
+  using Scalar = float;
+  static Floats widen(const uint16_t* p) { return (Floats)(Words{p[0], p[1], p[2], p[3]} << 16); }
+  static void round(uint16_t* out, Floats v) {
+    const Words bits = (Words)v, nan = (Words)(v != v), rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    const Words chosen = (nan & 0x7fc0u) | (~nan & rounded);
+    for (int i = 0; i < kFloats; ++i) out[i] = static_cast<uint16_t>(chosen[i]);
+  }
+};
+
+template <typename Format>
+struct HalfArithmetic : Format {
+  static constexpr bool kOnVectors = false;
+  static void add4(uint16_t* out, const uint16_t* a, const uint16_t* b, float alpha) {
+    Floats product = alpha * Format::widen(b);
+    asm("" : FUSE_IN_REGISTER(product));  // rounded, as above
+    Format::round(out, Format::widen(a) + product);
+  }
+  static void add(uint16_t* out, const uint16_t* a, const uint16_t* b, int64_t n, float alpha) {
+    int64_t i = 0;
+    for (; i + kFloats <= n; i += kFloats) add4(out + i, a + i, b + i, alpha);
+    if (i == n) return;
+    uint16_t x[kFloats] = {}, y[kFloats] = {}, z[kFloats];
+    std::memcpy(x, a + i, (n - i) * 2);
+    std::memcpy(y, b + i, (n - i) * 2);
+    add4(z, x, y, alpha);
+    std::memcpy(out + i, z, (n - i) * 2);
+  }
+};
+#endif
 
 }  // namespace fusebackend::transpose_add

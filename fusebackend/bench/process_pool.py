@@ -64,7 +64,7 @@ def run(jobs: Sequence[Job], device: torch.device, *, process_per_job: bool) -> 
 def _run_here(jobs: Sequence[Job], device: torch.device) -> Iterator[tuple[Job, Row | Failure]]:
     for i, job in enumerate(jobs, 1):
         torch._dynamo.reset()
-        with progress_line(f"{' '.join(job.names.values())} ({i} of {len(jobs)})") as progress:
+        with progress_line(f"{' '.join(job.names.values())} ({i} of {len(jobs)})", in_logs=True) as progress:
             progress("compiling")
             result = attempt(job.prepare, device)
             if not isinstance(result, Failure):
@@ -99,7 +99,7 @@ class ProcessPool:
     def run(self) -> Iterator[tuple[Job, Row | Failure]]:
         began, patience = time.perf_counter(), 0
         try:
-            with self.lock_folder, progress_line("compiling") as progress:
+            with self.lock_folder, progress_line("compiling", in_logs=True) as progress:
                 while self.waiting or self.ready or self.out_of_memory or self._working():
                     self._assign()
                     yield from self._receive()

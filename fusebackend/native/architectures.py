@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 
+#: The baseline for which CPU kernels have code of their own (``FUSE_HAS_AVX2`` in csrc).
+TUNED_BASELINE = "x86-64-v3"
+
 
 def architecture_of(capability: tuple[int, int]) -> str:
     """The architecture for a compute capability, e.g. ``"90a"`` for (9, 0)."""
@@ -38,8 +41,16 @@ def covers(built: tuple[str, ...], wanted: str) -> bool:
 def cpu_baseline() -> str:
     """The ``-march`` that CPU kernels are compiled for. Not ``native``: one library may serve several machines."""
     if platform.machine() == "x86_64" and {"avx2", "fma", "bmi2", "f16c"} <= cpu_flags():
-        return "x86-64-v3"
-    return {"x86_64": "x86-64", "aarch64": "armv8-a"}.get(platform.machine(), "")
+        return TUNED_BASELINE
+    return _BASELINES.get(platform.machine(), "")
+
+
+_BASELINES = {"x86_64": "x86-64", "aarch64": "armv8-a"}
+
+
+def runs_here(march: str) -> bool:
+    """Whether this CPU runs what was compiled for ``march``. An empty one is that of a processor without a name here."""
+    return march in ("", cpu_baseline(), _BASELINES.get(platform.machine()))
 
 
 @lru_cache

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from fusebackend import cache_keys
-from fusebackend.native import cache, manifest
+from fusebackend.native import cache, cuda_wheels, manifest
 from fusebackend.native.architectures import cpu_baseline, device_architectures, is_architecture
 from fusebackend.native.flags import compile_flags, include_flags, is_for_cuda, is_for_sm90a, link_flags
 from fusebackend.native.ninja_build import BuildError, ninja_file, run_ninja
@@ -114,7 +114,7 @@ def plan(architectures: Iterable[str] | None = None) -> Plan:
         if wrong is not None:
             raise BuildError(f"architecture {wrong!r}: give compute capabilities without the dot, e.g. 90a,80,75")
         if architectures and toolchain.nvcc is None:
-            raise BuildError("no nvcc found: install the CUDA toolkit, or set CUDA_HOME or CUDACXX")
+            raise BuildError(f"no nvcc found: {cuda_wheels.how_to_get_nvcc()}")
     return Plan(toolchain, architectures, sources_root())
 
 

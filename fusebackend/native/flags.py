@@ -39,7 +39,7 @@ def compile_flags(source: Path, architectures: tuple[str, ...], toolchain: Toolc
     if source.suffix != ".cu":
         march = cpu_baseline()
         return [
-            *("-std=c++17 -O3 -fPIC -fvisibility=hidden -Wall -Wno-unknown-pragmas".split()),
+            *("-std=c++17 -O3 -fPIC -fvisibility=hidden -Wall -Wno-unknown-pragmas -Wno-psabi".split()),
             *([f"-march={march}"] if march else []),
             *common,
         ]
@@ -58,6 +58,7 @@ def link_flags(cuda: bool, toolchain: Toolchain) -> list[str]:
     flags = ["-shared", "-Wl,-s", f"-L{Path(torch.__file__).parent / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu"]
     toolkit = toolchain.cuda_home
     if cuda and toolkit:
-        libraries = [p for p in (toolkit / "lib64", toolkit / "targets/x86_64-linux/lib", toolkit / "lib") if p.is_dir()]
+        names = ("lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib")  # the last is that of the packages of pip
+        libraries = [p for p in (toolkit / name for name in names) if p.is_dir()]
         flags += [*(f"-L{p}" for p in libraries), "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
     return flags

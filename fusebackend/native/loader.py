@@ -18,19 +18,26 @@ import torch
 
 from fusebackend import cache_keys
 from fusebackend.log import log
-from fusebackend.native import build, cache, dynamic_library, manifest, trust
-from fusebackend.native.architectures import architecture_of, covers, cpu_baseline, device_architectures
+from fusebackend.native import build, cache, cuda_wheels, dynamic_library, manifest, trust
+from fusebackend.native.architectures import TUNED_BASELINE, architecture_of, covers, device_architectures, runs_here
 from fusebackend.progress import progress_line
 
 
 @dataclasses.dataclass(frozen=True)
 class Native:
-    """What was loaded. ``reason`` says why there is no library, or no CUDA code in it; None if nothing is missing."""
+    """What was loaded. ``reason`` says why there is no library, or no CUDA code in it; None if nothing is missing. ``march`` is what its
+    CPU code was compiled for."""
 
     path: Path | None = None
     architectures: tuple[str, ...] = ()
     key: str = ""
     reason: str | None = None
+    march: str = ""
+
+    @property
+    def tuned_for_cpu(self) -> bool:
+        """Whether its CPU kernels are those that were measured, and not the portable code beside them."""
+        return self.march == TUNED_BASELINE
 
     def why_not(self, device: torch.device, *ops: torch._ops.OpOverload) -> str | None:
         """None if ``ops`` can be called on ``device``; otherwise the reason, as it goes into the report."""
@@ -100,8 +107,8 @@ def _unfit(found: dict) -> str | None:
     """Why a library that was built ahead can't be used here, by its manifest."""
     if found["content"] != cache_keys.content_hash(build.sources_root()):
         return "it was built from other sources"
-    if found["march"] == "x86-64-v3" and cpu_baseline() != "x86-64-v3":
-        return "it needs a CPU with AVX2 and FMA"
+    if not runs_here(found["march"]):
+        return f"it needs another CPU ({found['march']})"
     missing = [a for a in device_architectures() if not covers(tuple(found["architectures"]), a)]
     return f"it has no code for compute capability {', '.join(missing)}" if missing else None
 
@@ -111,7 +118,7 @@ def _built() -> Native:
     gpus = device_architectures()
     reason = None
     if gpus and not wanted.cuda:
-        reason = "no nvcc found, so there are no CUDA kernels: install the CUDA toolkit, or set CUDA_HOME"
+        reason = f"no nvcc found, so there are no CUDA kernels: {cuda_wheels.how_to_get_nvcc()}"
     failed = cache.directory("native") / f"{wanted.key}.failed"
     if failed.exists() and 0 <= time.time() - failed.stat().st_mtime < FAILURES_LAST:
         raise build.BuildError(f"an earlier build failed, see {failed}; `python -m fusebackend build` tries again")
@@ -132,4 +139,4 @@ def _built() -> Native:
 
 def _load(found: manifest.Opened) -> Native:
     dynamic_library.load(found.descriptor, found.path)
-    return Native(found.path, tuple(found.contents["architectures"]), found.contents["key"])
+    return Native(found.path, tuple(found.contents["architectures"]), found.contents["key"], march=found.contents["march"])

@@ -10,6 +10,8 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
+from fusebackend.native import cuda_wheels
+
 
 @dataclasses.dataclass(frozen=True)
 class Toolchain:
@@ -24,11 +26,15 @@ class Toolchain:
 
     @classmethod
     def find(cls) -> Toolchain:
-        """Honours ``CXX``, ``CUDACXX``, ``CUDA_HOME`` and ``CUDA_PATH``; the first two may have arguments (``CXX="ccache g++"``)."""
+        """Honours ``CXX``, ``CUDACXX``, ``CUDA_HOME`` and ``CUDA_PATH``; the first two may have arguments (``CXX="ccache g++"``).
+
+        nvcc is looked for in ``CUDACXX``, on the ``PATH``, in the homes and in /usr/local/cuda, then in this environment's site-packages.
+        """
         named_cxx = os.environ.get("CXX")
         cxx = _command(named_cxx) if named_cxx else next(filter(None, map(_command, ("g++", "c++", "clang++"))), None)
         homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
         candidates = [os.environ.get("CUDACXX"), "nvcc", *(f"{home}/bin/nvcc" for home in homes if home)]
+        candidates += [str(home / "bin/nvcc") for home in cuda_wheels.homes()]
         nvcc = next(filter(None, (_command(c) for c in candidates if c)), None)
         # An nvcc on the PATH may be a wrapper outside its toolkit.
         beside = Path(os.path.realpath(shlex.split(nvcc)[0])).parents[1] if nvcc else None

@@ -167,7 +167,8 @@ class _Race:
     def taken_back(self, outcome: GraphOutcome, reason: str) -> GraphOutcome:
         """``outcome`` of a graph that was compiled as it was."""
         rejections = tuple(
-            Rejection(s.pattern, s.graph, s.source, f"the graph was {reason}", s.node, "measured_slower") for s in outcome.substitutions
+            Rejection(s.pattern, s.graph, s.source, f"the graph was {reason}", s.node, "measured_slower", s.module)
+            for s in outcome.substitutions
         )
         code = outcome.code
         if code is None:

@@ -17,6 +17,7 @@ timing leaves the decision to the estimate, with the reason in the report.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import fx
 from torch._inductor import config as inductor_config
 
 from fusebackend import cache_keys
+from fusebackend import fx_utils as g
 from fusebackend.log import log, warn_once
 from fusebackend.native import cache, loader
 from fusebackend.profitability import measurement_store
@@ -78,6 +80,7 @@ class Gate:
 
     def refuse_unbuilt(self, proposal: Proposal) -> Reject | None:
         """In mode ``"auto"`` an estimate refuses a match where no measurement of it is kept and none would be taken."""
+        proposal = _without_guesses(proposal)
         if self.mode != "auto" or proposal.estimate.pays:
             return None
         try:
@@ -96,6 +99,7 @@ class Gate:
 
     def decide(self, proposal: Proposal, new_outputs: Sequence[fx.Node], emitted: Sequence[fx.Node]) -> Decision:
         """Decides by a kept measurement, by a new one, or by the estimate."""
+        proposal = _without_guesses(proposal)
         match, estimate, key = proposal.match, proposal.estimate, None
         try:
             region = extract(match.nodes, emitted, dict(zip(match.outputs, new_outputs)))
@@ -233,6 +237,17 @@ def verdict_of(pattern: str, graph: str, source: Source, answer: Answer, applied
     if answer.measurement is None:
         return Verdict(pattern, graph, source, applied, None, None, answer.why)
     return Verdict(pattern, graph, source, applied, answer.measurement.replaced_ms, answer.measurement.inductor_ms, answer.why)
+
+
+def _without_guesses(proposal: Proposal) -> Proposal:
+    """Our families' estimates are about the CPU kernels that were measured: where portable code takes their place, nobody knows."""
+    ours = type(proposal.pattern).__module__.startswith("fusebackend.patterns.")
+    if not proposal.estimate.pays or not ours or loader.load().tuned_for_cpu:
+        return proposal
+    if any(g.is_tensor(n) and g.value(n).device.type == "cpu" for n in proposal.match.outputs):
+        reason = "the kernels for this CPU are portable code, which nobody has measured"
+        return dataclasses.replace(proposal, estimate=dataclasses.replace(proposal.estimate, pays=None, reason=reason, code="unmeasured"))
+    return proposal
 
 
 def _refusal(estimate: Estimate) -> Reject:

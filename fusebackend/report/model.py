@@ -7,13 +7,20 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusebackend.native.kept_files import decoded
+from fusebackend.report.coverage import Coverage, coverage
 from fusebackend.report.text import report_text
-from fusebackend.rewriting.outcome import GraphCode, GraphNode, Rejection, Source, Substitution, Verdict
+from fusebackend.rewriting.outcome import GraphBreak, GraphCode, GraphNode, Rejection, Source, Substitution, Verdict
 
-__all__ = ["GraphCode", "GraphNode", "Rejection", "Report", "Source", "Substitution", "Verdict"]
+if TYPE_CHECKING:
+    from fusebackend.report.comparison import Comparison
+
+__all__ = ["Coverage", "GraphBreak", "GraphCode", "GraphNode", "Rejection", "Report", "Source", "Substitution", "Verdict"]
+
+#: The number of what :meth:`Report.to_dict` gives; reports without one are of the version before.
+SCHEMA = 2
 
 #: What :meth:`Report.save` writes.
 SUFFIXES = (".html", ".json")
@@ -28,6 +35,8 @@ class Report:
         from_cache: the compiled code came from Inductor's cache, and this report from the compile that filled it.
         notes: what concerns the whole compile, e.g. that there is no native library.
         seconds: the time that this backend added to the compile, without Inductor's own.
+        breaks: where Dynamo ended a graph before its function returned, and why.
+        context: versions, device, options and date of the compile, by name; empty in reports kept by older versions.
     """
 
     substitutions: list[Substitution] = dataclasses.field(default_factory=list)
@@ -37,9 +46,11 @@ class Report:
     from_cache: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
+    breaks: list[GraphBreak] = dataclasses.field(default_factory=list)
+    context: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def extend(self, other: Report) -> None:
-        """Adds the graphs and notes of another compile."""
+        """Adds the graphs and notes of another compile. The context stays that of the first."""
         self.substitutions += other.substitutions
         self.rejections += other.rejections
         self.graphs += other.graphs
@@ -47,29 +58,41 @@ class Report:
         self.notes += [n for n in other.notes if n not in self.notes]
         self.from_cache = self.from_cache or other.from_cache
         self.seconds += other.seconds
+        self.breaks += other.breaks
+        self.context = self.context or dict(other.context)
 
     def counts(self) -> dict[str, int]:
         """Number of substitutions by pattern."""
         return dict(collections.Counter(s.pattern for s in self.substitutions))
 
+    def coverage(self) -> Coverage | None:
+        """What part of the program was rewritten; None if this report was kept by a version that did not count."""
+        return coverage(self)
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, dicts and strings, as JSON takes them.
+        """Plain lists, dicts and strings, as JSON takes them; README.md beside this file describes them.
 
         The nodes' ``source`` is an index into ``sources``: thousands of nodes come from a few lines.
         """
         sources: dict[Source, int] = {}
 
         def plain(node: GraphNode) -> dict[str, Any]:
-            return {**vars(node), "inputs": list(node.inputs), "source": sources.setdefault(node.source, len(sources))}
+            found = {**vars(node), "inputs": list(node.inputs), "source": sources.setdefault(node.source, len(sources))}
+            return found if node.label else {k: v for k, v in found.items() if k != "label"}
 
         graphs = [
             {**vars(c), "nodes_before": [*map(plain, c.nodes_before)], "nodes_after": [*map(plain, c.nodes_after)]} for c in self.graphs
         ]
+        covered = self.coverage()
         return {
+            "schema": SCHEMA,
+            "context": dict(self.context),
+            "coverage": None if covered is None else dataclasses.asdict(covered),
             "substitutions": [dataclasses.asdict(s) for s in self.substitutions],
             "rejections": [dataclasses.asdict(r) for r in self.rejections],
             "graphs": graphs,
             "verdicts": [dataclasses.asdict(v) for v in self.verdicts],
+            "breaks": [dataclasses.asdict(b) for b in self.breaks],
             "from_cache": self.from_cache,
             "notes": list(self.notes),
             "seconds": self.seconds,
@@ -78,18 +101,22 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
-        """The report that :meth:`to_dict` was called on.
+        """The report that :meth:`to_dict` was called on, by this version or an earlier one.
 
         Raises:
             KeyError, TypeError, ValueError, OverflowError: this is no report.
         """
+        schema = decoded(int, data.get("schema", 1))
+        if schema > SCHEMA:
+            raise ValueError(f"a report of schema {schema}, which a later version wrote; this one reads {SCHEMA} and before")
+        decoded(Coverage | None, data.get("coverage"))  # which follows from the rest
         sources = decoded(list[Source], data["sources"])
 
         def node(item: dict[str, Any]) -> GraphNode:  # thousands of them: not by `decoded`
             name, target, spec, inputs = item["name"], item["target"], item["spec"], item["inputs"]
             if type(inputs) is not list or not all(type(text) is str for text in (name, target, spec, *inputs)):
                 raise TypeError(f"a node of {name}, {target}, {spec}, {inputs}")
-            return GraphNode(name, target, tuple(inputs), spec, sources[item["source"]])
+            return GraphNode(name, target, tuple(inputs), spec, sources[item["source"]], decoded(str, item.get("label", "")))
 
         def graph(item: dict[str, Any]) -> GraphCode:
             nodes = {k: tuple(map(node, item[k])) for k in ("nodes_before", "nodes_after")}
@@ -103,10 +130,15 @@ class Report:
             decoded(bool, data["from_cache"]),
             decoded(list[str], data["notes"]),
             decoded(float, data["seconds"]),
+            decoded(list[GraphBreak], data.get("breaks", [])),
+            decoded(dict[str, str], data.get("context", {})),
         )
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: str | os.PathLike[str], compared: Comparison | None = None) -> Path:
         """Writes the report: ``.html``, a page of its own with the graphs drawn before and after; ``.json``, :meth:`to_dict`.
+
+        Args:
+            compared: with an earlier report (:func:`fusebackend.report.comparison.compare`), to be shown on the page.
 
         Returns:
             The path.
@@ -122,7 +154,7 @@ class Report:
         else:
             from fusebackend.report.html.page import page
 
-            text = page(self)
+            text = page(self, compared)
         path.write_text(text, encoding="utf-8")
         return path
 

@@ -3,32 +3,61 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fusebackend.rewriting.outcome import Substitution
+from fusebackend.report.module_paths import condensed
+from fusebackend.rewriting.outcome import Substitution, Verdict
 
 if TYPE_CHECKING:
     from fusebackend.report.model import Report
 
 
 def report_text(report: Report) -> str:
-    """Substitutions, near misses and verdicts, each as a table; equal rows once with their count."""
+    """Context, coverage, substitutions, near misses, verdicts and graph breaks, each as a table; equal rows once with their count."""
     lines = [f"fusebackend: {_plural(len(report.substitutions), 'substitution')} in {_plural(len(report.graphs), 'graph')}"]
     if report.from_cache:
         lines[0] += " (compiled code and report from the cache)"
+    covered = report.coverage()
+    if covered is not None and report.substitutions:
+        lines[0] += f": {covered}"
+    lines += [f"  {line}" for line in context_lines(report.context)]
     lines += [f"  note: {n}" for n in report.notes]
-    substituted = [(s.pattern, s.graph, s.source.short, _specs(s), s.note or " ".join(s.replacement)) for s in report.substitutions]
-    lines += _table(("pattern", "graph", "source", "shapes", "by"), substituted)
+    timed = {(v.pattern, v.graph, v.source, v.module): gain_text(v) for v in report.verdicts}
+    substituted = [
+        (s.pattern, s.graph, s.module, s.source.short, timed.get((s.pattern, s.graph, s.source, s.module), ""), _specs(s), _by(s))
+        for s in report.substitutions
+    ]
+    lines += _table(("pattern", "graph", "module", "source", "gain", "shapes", "by"), substituted)
     if report.rejections:
         lines.append(f"left to Inductor: {_plural(len(report.rejections), 'near miss', 'near misses')}")
-        missed = [(r.pattern, r.graph, r.source.short, r.reason) for r in report.rejections]
-        lines += _table(("pattern", "graph", "source", "reason"), missed)
+        missed = [(r.pattern, r.graph, r.module, r.source.short, r.reason) for r in report.rejections]
+        lines += _table(("pattern", "graph", "module", "source", "reason"), missed)
     if report.verdicts:
         lines.append("timed by the gate:" if any(v.replaced_ms is not None for v in report.verdicts) else "gate:")
-        timed = [(v.pattern or "(all)", v.graph, v.source.short, str(v)) for v in report.verdicts]
-        lines += _table(("pattern", "graph", "source", "verdict"), timed)
+        verdicts = [(v.pattern or "(all)", v.graph, v.module, v.source.short, gain_text(v), str(v)) for v in report.verdicts]
+        lines += _table(("pattern", "graph", "module", "source", "gain", "verdict"), verdicts)
+    if report.breaks:
+        lines.append(f"graph breaks: {len(report.breaks)}")
+        lines += _table(("source", "reason"), [(b.source.short, b.reason) for b in report.breaks])
     return "\n".join(lines)
+
+
+def context_lines(context: Mapping[str, str]) -> list[str]:
+    """Versions and date, devices, options: a line each; none where the report does not say."""
+    if not context:
+        return []
+    versions = ", ".join(f"{name} {context[name]}" for name in ("fusebackend", "torch", "python") if name in context)
+    return [f"{context.get('date', '?')}, {versions}", f"on {context.get('device', '?')}; options: {context.get('options', '?')}"]
+
+
+def gain_text(verdict: Verdict) -> str:
+    """Inductor's time over ours, as it was measured: ``1.83x``."""
+    return "" if verdict.gain is None else f"{verdict.gain:.2f}x"
+
+
+def _by(s: Substitution) -> str:
+    return s.note or " ".join(s.replacement)
 
 
 def _plural(n: int, one: str, many: str | None = None) -> str:
@@ -40,10 +69,18 @@ def _specs(s: Substitution) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as aligned lines; equal rows are given once with their count."""
+    """Rows as aligned lines. Rows that are equal but for their module are one, with their count; empty columns are left out."""
     if not rows:
         return []
-    counted = collections.Counter(rows)
-    rows = [(*row[:-1], f"{row[-1]}  (x{n})" if n > 1 else row[-1]) for row, n in counted.items()]
-    widths = [max(len(r[i]) for r in (head, *rows)) for i in range(len(head) - 1)]
-    return ["  " + "  ".join([*(c.ljust(w) for c, w in zip(row, widths)), row[-1]]).rstrip() for row in (head, *rows)]
+    at = head.index("module") if "module" in head else None
+    grouped: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
+    for row in rows:
+        grouped[row if at is None else (*row[:at], "", *row[at + 1 :])].append("" if at is None else row[at])
+    made = []
+    for row, modules in grouped.items():
+        row = row if at is None else (*row[:at], condensed(modules), *row[at + 1 :])
+        made.append((*row[:-1], f"{row[-1]}  (x{len(modules)})" if len(modules) > 1 else row[-1]))
+    filled = [i for i in range(len(head)) if any(row[i] for row in made)]
+    lines = [tuple(row[i] for i in filled) for row in (head, *made)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(filled) - 1)]
+    return ["  " + "  ".join([*(c.ljust(w) for c, w in zip(line, widths)), line[-1]]).rstrip() for line in lines]

@@ -23,9 +23,11 @@ from fusebackend import fx_utils as g
 from fusebackend.log import log, warn_once
 from fusebackend.rewriting import checks, describe
 from fusebackend.rewriting.fuel import Fuel
-from fusebackend.rewriting.outcome import GraphCode, GraphOutcome, Rejection, Substitution, Verdict
+from fusebackend.rewriting.outcome import GraphCode, GraphNode, GraphOutcome, Rejection, Substitution, Verdict
 from fusebackend.rewriting.pattern import Emitter, Match, Pattern, Refusal, Reject, inherited_meta
 from fusebackend.rewriting.profitability_policy import ProfitabilityPolicy, Proposal
+from fusebackend.rewriting.provenance import module_of
+from fusebackend.rewriting.traffic import moved_bytes, operators
 
 T = TypeVar("T")
 
@@ -41,6 +43,7 @@ def rewrite(
     code: bool | None = None,
     policy: ProfitabilityPolicy | None = None,
     priorities: Mapping[str, int] | None = None,
+    inputs_called: tuple[str, ...] = (),
 ) -> GraphOutcome:
     """Applies ``patterns`` to ``graph``, which is called ``name``.
 
@@ -52,11 +55,12 @@ def rewrite(
             it (False), or not at all (None).
         policy: asked of each match whether it pays; None applies all.
         priorities: of the patterns, by name, where they are not to be those of now.
+        inputs_called: the user's names of the inputs of Dynamo's graph, for the report.
 
     Returns:
         What was done.
     """
-    return _Rewriting(graph, name, strict, fuel or Fuel(), check, policy, priorities or {}).run(patterns, code)
+    return _Rewriting(graph, name, strict, fuel or Fuel(), check, policy, priorities or {}).run(patterns, code, inputs_called)
 
 
 class _Rewriting:
@@ -79,16 +83,20 @@ class _Rewriting:
         self.rejections: list[Rejection] = []
         self.verdicts: list[Verdict] = []
 
-    def run(self, patterns: Sequence[Pattern], code: bool | None) -> GraphOutcome:
+    def run(self, patterns: Sequence[Pattern], code: bool | None, inputs_called: tuple[str, ...] = ()) -> GraphOutcome:
         began = time.perf_counter()
         candidates = self.candidates(patterns)
         shown = bool(candidates or self.rejections or code)
-        before, nodes_before = (describe.graph_code(self.graph), describe.graph_nodes(self.graph)) if shown else ("", ())
+        before, nodes_before = "", tuple[GraphNode, ...]()
+        if shown:
+            before, nodes_before = describe.graph_code(self.graph), describe.graph_nodes(self.graph, inputs_called=inputs_called)
+        computing = operators(self.graph.nodes)
+        whole = {"operators": len(computing), "moved_bytes": moved_bytes(computing)}
         self.apply_all(candidates)
         after, nodes_after = before, nodes_before
         if self.substitutions:
             after, nodes_after = describe.graph_code(self.graph), describe.graph_nodes(self.graph, nodes_before)
-        made = GraphCode(self.name, before, after, len(self.graph.nodes), nodes_before, nodes_after)
+        made = GraphCode(self.name, before, after, len(self.graph.nodes), nodes_before, nodes_after, **whole)
         return GraphOutcome(
             self.name,
             tuple(self.substitutions),
@@ -157,7 +165,8 @@ class _Rewriting:
             return built
         if self.policy is not None and proposal is not None:
             decision = self.policy.decide(proposal, built, emitter.nodes)
-            self.verdicts += [decision.verdict] if decision.verdict is not None else []
+            if decision.verdict is not None:
+                self.verdicts.append(dataclasses.replace(decision.verdict, module=module_of(anchor)))
             if decision.refusal is not None:
                 _erase(emitter.nodes)
                 return _at(decision.refusal, anchor)
@@ -205,7 +214,9 @@ class _Rewriting:
         source = describe.source_of(node)
         if not source.file:
             source = describe.source_of(anchor)
-        self.rejections.append(Rejection(pattern.name, self.name, source, reject.reason, node.name, reject.code))
+        self.rejections.append(
+            Rejection(pattern.name, self.name, source, reject.reason, node.name, reject.code, module_of(node) or module_of(anchor))
+        )
         log.debug("%s in %s left to Inductor at %s (%s): %s", pattern.name, self.name, source, node.name, reject.reason)
 
 

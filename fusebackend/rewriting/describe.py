@@ -12,6 +12,8 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.rewriting.outcome import GraphNode, Source, Substitution
+from fusebackend.rewriting.provenance import input_name, module_of
+from fusebackend.rewriting.traffic import moved_bytes, operators
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n\s+(?P<code>[^\n]*))?')
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -52,6 +54,11 @@ def substitution(
         note=note,
         replaced_nodes=tuple(n.name for n in old),
         new_nodes=tuple(n.name for n in new_nodes),
+        module=module_of(outputs[0]),
+        replaced_operators=len(operators(old)),
+        new_operators=len(operators(new_nodes)),
+        replaced_bytes=moved_bytes(old),
+        new_bytes=moved_bytes(new_nodes),
     )
 
 
@@ -72,10 +79,11 @@ def graph_code(graph: fx.Graph) -> str:
     return graph.owning_module.print_readable(print_output=False, include_stride=True, include_device=True)
 
 
-def graph_nodes(graph: fx.Graph, known: tuple[GraphNode, ...] = ()) -> tuple[GraphNode, ...]:
+def graph_nodes(graph: fx.Graph, known: tuple[GraphNode, ...] = (), inputs_called: tuple[str, ...] = ()) -> tuple[GraphNode, ...]:
     """The graph's nodes in order.
 
     Args:
+        inputs_called: the user's names of the inputs of Dynamo's graph.
         known: the nodes of the graph before it was rewritten, most of which are unchanged.
     """
     before = {n.name: n for n in known}
@@ -92,7 +100,8 @@ def graph_nodes(graph: fx.Graph, known: tuple[GraphNode, ...] = ()) -> tuple[Gra
             sources[stack] = source_of(node)
         target = g.describe(node) if node.op == "call_function" else node.op
         spec = _spec(g.value(node)) if node.op != "output" else ""
-        found.append(GraphNode(node.name, target, inputs, spec, sources[stack]))
+        label = input_name(node, inputs_called) if node.op == "placeholder" else ""
+        found.append(GraphNode(node.name, target, inputs, spec, sources[stack], label))
     return tuple(found)
 
 

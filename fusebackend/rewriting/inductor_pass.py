@@ -36,6 +36,7 @@ class FusePass(CustomGraphPass):
         code: whether a graph in which nothing was found is reported with its code.
         prefix: of the graphs' names.
         patterns: those that ``names`` selects, where that was asked before.
+        inputs_called: the user's names of the inputs of Dynamo's graph.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class FusePass(CustomGraphPass):
         code: bool = False,
         prefix: str = "",
         patterns: Sequence[Pattern] | None = None,
+        inputs_called: tuple[str, ...] = (),
     ):
         self.level = level
         self.names = names
@@ -59,7 +61,7 @@ class FusePass(CustomGraphPass):
         self.patterns = [p for p in (select(names) if patterns is None else patterns) if p.level == level]
         self._priorities = {p.name: p.priority for p in self.patterns}
         self.report_to = report_to
-        self._settings: dict[str, Any] = dict(strict=strict, fuel=fuel, check=check, policy=policy)
+        self._settings: dict[str, Any] = dict(strict=strict, fuel=fuel, check=check, policy=policy, inputs_called=inputs_called)
         self._policy = policy
         # Graphs in which forward and backward are still together are shown only where something was found in them.
         self._code = code if level == "post_grad" else None

@@ -51,6 +51,10 @@ class Substitution:
         node: the name of the first replaced output in the graph's ``before`` code.
         note: what the pattern says about the match, e.g. what was absorbed.
         replaced_nodes, new_nodes: the names of all removed nodes, in the ``before`` code, and of all inserted ones, in ``after``.
+        module: the path of the module that the first replaced output comes from, e.g. ``layers.3.mixer.conv1d``; empty for the compiled
+            function itself.
+        replaced_operators, new_operators: how many operators were removed and inserted, views aside.
+        replaced_bytes, new_bytes: what these read and write.
     """
 
     pattern: str
@@ -64,6 +68,11 @@ class Substitution:
     note: str = ""
     replaced_nodes: tuple[str, ...] = ()
     new_nodes: tuple[str, ...] = ()
+    module: str = ""
+    replaced_operators: int = 0
+    new_operators: int = 0
+    replaced_bytes: int = 0
+    new_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +83,7 @@ class Rejection:
         reason: one sentence for the user.
         node: the name of the node that decided, in the graph's ``before`` code.
         code: the kind of reason, as in :class:`fusebackend.rewriting.pattern.Reject`; empty in reports kept by older versions.
+        module: the path of the module that the node comes from.
     """
 
     pattern: str
@@ -82,6 +92,7 @@ class Rejection:
     reason: str
     node: str
     code: str = ""
+    module: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +103,7 @@ class Verdict:
         applied: whether the substitution was made.
         replaced_ms, inductor_ms: median times with the replacement and without; None where nothing was timed.
         why: where the times come from (``"measured"``, ``"cached"``), or why there are none.
+        module: the path of the module that the match comes from.
     """
 
     pattern: str
@@ -101,6 +113,14 @@ class Verdict:
     replaced_ms: float | None
     inductor_ms: float | None
     why: str
+    module: str = ""
+
+    @property
+    def gain(self) -> float | None:
+        """Inductor's time over that with the replacement; None where nothing was timed."""
+        if self.replaced_ms is None or self.inductor_ms is None or self.replaced_ms <= 0:
+            return None
+        return self.inductor_ms / self.replaced_ms
 
     def __str__(self) -> str:
         what = "kept" if self.applied else "gated out" if self.replaced_ms is not None else "left to Inductor"
@@ -117,13 +137,15 @@ def both_times(replaced_ms: float, inductor_ms: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class GraphNode:
-    """One node of a graph, as it is drawn: its operator, the names of the nodes it reads, shape and dtype."""
+    """One node of a graph, as it is drawn: its operator, the names of the nodes it reads, shape and dtype; ``label`` is what an input is
+    called in the user's program (``layers.3.weight``)."""
 
     name: str
     target: str
     inputs: tuple[str, ...] = ()
     spec: str = ""
     source: Source = Source()
+    label: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +154,8 @@ class GraphCode:
 
     ``after`` equals ``before`` where nothing was rewritten. Both are empty where there was no near miss either: so it is in most graphs
     of most compiles, and writing them down takes milliseconds.
+
+    ``operators`` counts the nodes before rewriting that compute something, and ``moved_bytes`` what these read and write.
     """
 
     name: str
@@ -140,6 +164,16 @@ class GraphCode:
     nodes: int
     nodes_before: tuple[GraphNode, ...] = ()
     nodes_after: tuple[GraphNode, ...] = ()
+    operators: int = 0
+    moved_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphBreak:
+    """Why Dynamo ended a graph before its function returned, and the line at which it did."""
+
+    reason: str
+    source: Source
 
 
 @dataclasses.dataclass(frozen=True)

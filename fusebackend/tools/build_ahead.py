@@ -33,12 +33,12 @@ def build_ahead(architectures: str | None, output: Path | None, wheel: bool) -> 
     if wheel and output:
         from fusebackend.native.wheel import pack
 
-        with progress_line("building kernels") as progress:
+        with progress_line("building kernels", in_logs=True) as progress:
             made = pack(wanted, output, progress)
         print(f"{made} ({made.stat().st_size / 1e6:.1f} MB): {compiled_for}")
         return 0
     (cache.directory("native") / f"{wanted.key}.failed").unlink(missing_ok=True)
-    with progress_line("building kernels") as progress:
+    with progress_line("building kernels", in_logs=True) as progress:
         folder = build.build(wanted, output, progress)
     print(f"{folder / manifest.LIBRARY}: {compiled_for}")
     try:

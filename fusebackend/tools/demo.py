@@ -72,7 +72,7 @@ def run(steps: int = 20) -> int:
     data = batches((Path(__file__).parent / "demo.txt").read_bytes(), batch, time_steps, steps, device)
     trainers = {how: Trainer(copy.deepcopy(model), how) for how in ("eager", "inductor", "fuse")}
     for how, trainer in trainers.items():
-        with progress_line("starting" if how == "eager" else f"compiling {how}") as progress:
+        with progress_line("starting" if how == "eager" else f"compiling {how}", in_logs=True) as progress:
             progress("")
             trainer.step(data[0])
             progress(f"took {trainer.seconds[0]:.0f} s")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import fusebackend
-from fusebackend.native import build, cache, loader
+from fusebackend.native import build, cache, cuda_wheels, loader
 from fusebackend.options import OPTIONS
 from fusebackend.rewriting.registry import all_patterns
 
@@ -26,9 +26,12 @@ def print_environment() -> int:
         rows.append((f"GPU {i}", f"{torch.cuda.get_device_name(i)}, compute capability {torch.cuda.get_device_capability(i)}"))
     if not torch.cuda.is_available():
         rows.append(("GPU", "none that torch sees: CUDA kernels are neither built nor used"))
+    driver = cuda_wheels.driver_version()
+    if driver:
+        rows.append(("driver", f"for CUDA {driver} and before"))
     missing = "none: apt-get install g++, or set CXX"
     rows.append(("C++ compiler", f"{tools.cxx}: {build.compiler_version(tools.cxx)}" if tools.cxx else missing))
-    missing = "none: install the CUDA toolkit, or set CUDA_HOME (needed for CUDA kernels only)"
+    missing = f"none: {cuda_wheels.how_to_get_nvcc()} (needed for CUDA kernels only)"
     rows.append(("nvcc", f"{tools.nvcc}: {build.compiler_version(tools.nvcc)}" if tools.nvcc else missing))
     try:
         rows.append(("cache", str(cache.directory())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch._functorch import config as functorch_config
 
 from fusebackend import backend
+from fusebackend.report.comparison import compare
 from fusebackend.report.history import collecting
 from fusebackend.report.model import Report
 from fusebackend.tools.command_line import check_file_to_write
@@ -65,26 +67,45 @@ def _is_compiled(fn: Callable) -> bool:
     return isinstance(fn, torch._dynamo.eval_frame.OptimizedModule) or hasattr(fn, "_torchdynamo_orig_callable")
 
 
-def print_explanation(factory: str, page: Path | None, dynamic: bool) -> int:
+def print_explanation(factory: str, page: Path | None, dynamic: bool, data: Path | None = None, earlier: Path | None = None) -> int:
     """``python -m fusebackend explain``.
 
     Args:
         factory: ``package.module:function``, which makes the model and its inputs.
         page: where to write the report as a page too.
         dynamic: whether to compile with ``dynamic=True``.
+        data: where to write the report as JSON too.
+        earlier: a report that was written so, to compare with.
 
     Raises:
-        UsageError: there is no such factory, or ``page`` does not end in ``.html`` or can't be written.
+        UsageError: there is no such factory, ``page`` or ``data`` can't be written or has another suffix, or ``earlier`` is no report.
         UsersCodeError: the factory, or what it made, raises.
     """
-    if page:  # said before the work, not after it
-        if page.suffix != ".html":
-            raise UsageError(f"--html writes a page: FILE.html is accepted, got {str(page)!r}")
-        check_file_to_write(page, "--html")
+    # Said before the work, not after it.
+    for path, argument, what, suffix in ((page, "--html", "a page", ".html"), (data, "--json", "JSON", ".json")):
+        if path:
+            if path.suffix != suffix:
+                raise UsageError(f"{argument} writes {what}: FILE{suffix} is accepted, got {str(path)!r}")
+            check_file_to_write(path, argument)
+    old = _report_in(earlier) if earlier else None
     fn, args, kwargs = call_factory(factory, "explain")
     with users_code(f"what {factory}() made"):
         report = explain(torch.compile(fn, backend="fuse", dynamic=True) if dynamic else fn, *args, **kwargs)
     print(report)
+    compared = compare(old, report) if old else None
+    if compared is not None:
+        print(compared)
     if page:
-        print(f"written: {report.save(page)}")
+        print(f"written: {report.save(page, compared)}")
+    if data:
+        print(f"written: {report.save(data)}")
     return 0
+
+
+def _report_in(path: Path) -> Report:
+    try:
+        return Report.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"--compare takes a report that --json wrote, got {str(path)!r}: {error.strerror}") from error
+    except Exception as error:  # whatever another file holds
+        raise UsageError(f"--compare takes a report that --json wrote, got {str(path)!r}: {type(error).__name__}: {error}") from error

@@ -1,15 +1,20 @@
 """The native library: found, built once, refused when unsafe, and never a reason for a compile to fail."""
 
+import contextlib
+import ctypes
 import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 
-from fusebackend.native import build, cache, loader, manifest, toolchain
+from fusebackend.native import architectures, build, cache, cuda_wheels, flags, loader, manifest, toolchain
 from fusebackend.native.architectures import covers
 
 
@@ -124,7 +129,7 @@ def test_a_compiler_that_is_not_there_is_not_used(monkeypatch, words):
 def test_two_processes_build_once(tmp_path, cache_dir):
     fake_sources(tmp_path)
     program = (
-        "import sys, pathlib; from fusebackend.native import build, toolchain; steps = []\n"
+        "import sys, pathlib; from fusebackend.native import architectures, build, toolchain; steps = []\n"
         f"build.build(build.Plan(toolchain.Toolchain.find(), (), pathlib.Path({str(tmp_path / 'csrc')!r})), progress=steps.append)\n"
         "print(sum(s.startswith('[') for s in steps))"
     )
@@ -163,6 +168,111 @@ def test_architectures_without_nvcc_say_how_to_get_it(monkeypatch):
         build.plan(["80"])
 
 
+@pytest.mark.parametrize(
+    ("built_for", "driver", "said"),
+    [
+        ("13.0", "13.0", "-m pip install 'cuda-toolkit[cccl,crt,cudart,nvcc,nvvm]==13.0.*'"),
+        ("13.2", "13.0", "-m pip install 'cuda-toolkit[cccl,crt,cudart,nvcc,nvvm]==13.2.*'"),
+        ("12.8", "13.1", "-m pip install 'cuda-toolkit[cccl,crt,cudart,nvcc,nvvm]==13.0.*'"),
+        ("12.8", "12.9", "install the CUDA toolkit 12.8 from NVIDIA"),
+        (None, None, "install the CUDA toolkit, or set CUDA_HOME"),
+    ],
+)
+def test_the_command_that_gets_nvcc_is_that_of_torch_and_driver(built_for, driver, said, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(cuda_wheels, "driver_version", lambda: driver)
+    assert said in cuda_wheels.how_to_get_nvcc() and "CUDA_HOME" in cuda_wheels.how_to_get_nvcc()
+
+
+def test_a_gpu_without_nvcc_gives_one_warning_with_the_command(monkeypatch, cache_dir, caplog):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(toolchain.Toolchain, "find", classmethod(lambda cls: cls("/usr/bin/g++", None)))
+    monkeypatch.setattr(build, "device_architectures", lambda: ("90a",))
+    monkeypatch.setattr(loader, "device_architectures", lambda: ("90a",))
+    monkeypatch.setattr(build, "build", lambda *a, **k: cache_dir)
+    monkeypatch.setattr(loader, "prebuilt_folders", lambda: [])
+    monkeypatch.setattr(manifest, "opened", lambda folder: contextlib.nullcontext())
+    monkeypatch.setattr(loader, "_load", lambda found: loader.Native(cache_dir))
+    monkeypatch.setattr(loader, "_loaded", None)
+    assert "no CUDA kernels" in loader.load().reason
+    loader.load()
+    (record,) = caplog.records
+    assert "pip install 'cuda-toolkit[cccl,crt,cudart,nvcc,nvvm]==13.0.*'" in record.getMessage()
+
+
+def test_the_extra_of_pyproject_has_what_the_command_installs():
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'cuda13 = ["cuda-toolkit[{",".join(cuda_wheels.PARTS)}]>=13,<14"]' in project
+
+
+def test_nvcc_of_pip_is_found_after_all_others(tmp_path, monkeypatch):
+    home = tmp_path / "nvidia" / "cu13"
+    (home / "include").mkdir(parents=True)
+    (home / "include/cuda_runtime_api.h").write_text("")
+    for nvcc in (home / "bin/nvcc", tmp_path / "other/bin/nvcc"):
+        nvcc.parent.mkdir(parents=True)
+        nvcc.write_text("#!/bin/sh\n")
+        nvcc.chmod(0o755)
+    (tmp_path / "other/include").mkdir()
+    (tmp_path / "other/include/cuda_runtime_api.h").write_text("")
+    monkeypatch.setattr(cuda_wheels, "homes", lambda: [home])
+    for name in ("CUDACXX", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "other"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert toolchain.Toolchain.find().nvcc == str(tmp_path / "other/bin/nvcc")
+    monkeypatch.delenv("CUDA_HOME")
+    real = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, *a: None if "/usr/local/cuda" in name else real(name, *a))
+    found = toolchain.Toolchain.find()
+    assert (found.nvcc, found.cuda_home) == (str(home / "bin/nvcc"), home)
+    assert f"-L{home / 'lib'}" not in flags.link_flags(True, found)
+    (home / "lib").mkdir()
+    assert f"-L{home / 'lib'}" in flags.link_flags(True, found)
+
+
+def test_the_packages_of_pip_are_looked_for_in_every_part_of_the_namespace(tmp_path, monkeypatch):
+    for name in ("one/nvidia/cu13/bin", "two/nvidia/cu12/bin", "two/nvidia/cu14"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("one/nvidia/cu13/bin/nvcc", "two/nvidia/cu12/bin/nvcc"):
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "one"), str(tmp_path / "two")])
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    assert cuda_wheels.homes() == [tmp_path / "two/nvidia/cu12", tmp_path / "one/nvidia/cu13"]
+    monkeypatch.setattr(sys, "path", [])
+    assert cuda_wheels.homes() == []
+
+
+HALVES = """
+#include "common/cpu_target.h"
+using namespace fusebackend;
+extern "C" void widen(const unsigned short* from, float* to, long n) { for (long i = 0; i < n; ++i) to[i] = half_to_float(from[i]); }
+extern "C" void narrow(const float* from, unsigned short* to, long n) { for (long i = 0; i < n; ++i) to[i] = float_to_half(from[i]); }
+"""
+
+
+@pytest.mark.parametrize("target", ["-mno-avx", "-march=native"])
+def test_half_floats_are_converted_alike_with_and_without_instructions_for_it(target, tmp_path):
+    if platform.machine() != "x86_64":
+        pytest.skip("the flags are those of x86-64")
+    (tmp_path / "halves.cpp").write_text(HALVES)
+    command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", target, f"-I{build.sources_root()}", "-o", tmp_path / "halves.so"]
+    subprocess.run([*command, tmp_path / "halves.cpp"], check=True)
+    library = ctypes.CDLL(str(tmp_path / "halves.so"))
+    bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    wide = torch.empty(1 << 16)
+    library.widen(ctypes.c_void_p(bits.data_ptr()), ctypes.c_void_p(wide.data_ptr()), ctypes.c_long(1 << 16))
+    torch.testing.assert_close(wide, bits.view(torch.half).float(), rtol=0, atol=0, equal_nan=True)
+    # All halves, the middles between them and their neighbours, and anything.
+    middle = (wide + wide.roll(-1)) / 2
+    near = [torch.nextafter(m, torch.full_like(m, to)) for m in (wide, middle) for to in (-torch.inf, torch.inf)]
+    anything = torch.randint(-(1 << 31), 1 << 31, (1 << 18,), dtype=torch.int64).to(torch.int32).view(torch.float32)
+    floats = torch.cat([wide, middle, *near, anything])
+    narrow = torch.empty(len(floats), dtype=torch.half)
+    library.narrow(ctypes.c_void_p(floats.data_ptr()), ctypes.c_void_p(narrow.data_ptr()), ctypes.c_long(len(floats)))
+    torch.testing.assert_close(narrow, floats.half(), rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_directory_that_others_can_write_is_refused(cache_dir):
     cache_dir.mkdir(mode=0o700)
     cache_dir.chmod(0o777)
@@ -198,8 +308,29 @@ def test_a_broken_manifest_is_a_reason_not_an_error(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("architectures", "capability", "covered"),
+    ("machine", "cpu", "march", "runs"),
+    [
+        ("x86_64", {"avx2", "fma", "bmi2", "f16c"}, "x86-64-v3", True),
+        ("x86_64", {"avx2", "fma", "bmi2", "f16c"}, "x86-64", True),
+        ("x86_64", {"sse2"}, "x86-64-v3", False),
+        ("x86_64", {"sse2"}, "x86-64", True),
+        ("x86_64", {"sse2"}, "armv8-a", False),
+        ("aarch64", set(), "armv8-a", True),
+        ("aarch64", set(), "x86-64", False),
+        ("riscv64", set(), "", True),
+        ("riscv64", set(), "x86-64", False),
+    ],
+)
+def test_a_library_runs_on_the_cpus_that_it_was_compiled_for(machine, cpu, march, runs, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(architectures, "cpu_flags", lambda: frozenset(cpu))
+    assert architectures.runs_here(march) is runs
+    assert architectures.runs_here(architectures.cpu_baseline())
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "covered"),
     [(("90a",), "90a", True), (("80",), "90a", True), (("90a",), "80", False), (("80",), "75", False), ((), "80", False)],
 )
-def test_machine_code_or_older_ptx_covers_a_gpu(architectures, capability, covered):
-    assert covers(architectures, capability) is covered
+def test_machine_code_or_older_ptx_covers_a_gpu(built, capability, covered):
+    assert covers(built, capability) is covered

@@ -3,6 +3,7 @@
 No test here judges a time: what is slow on purpose is slower by orders of magnitude.
 """
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -145,6 +146,24 @@ def test_what_is_fast_is_kept(fast, mode):
     assert all(v.applied and v.replaced_ms < v.inductor_ms for v in found.verdicts)
     assert [v.pattern for v in found.verdicts] == ["test_fast", ""][: 2 if mode == "race" else 1]
     assert "kept: " in str(found)
+
+
+@pytest.mark.parametrize(("march", "applied"), [("x86-64-v3", True), ("armv8-a", False), ("x86-64", False)])
+def test_portable_cpu_kernels_are_used_only_where_they_were_timed(march, applied, monkeypatch, library):
+    """No estimate of ours is about them. With the gate off every legal match is applied all the same."""
+    monkeypatch.setattr(loader, "_loaded", dataclasses.replace(loader.load(), march=march))
+    x, w = torch.randn(2, 32, 64), torch.randn(32, 1, 4)
+
+    def fn(x, w):
+        return torch.nn.functional.conv1d(torch.nn.functional.pad(x, (3, 0)), w, groups=32)
+
+    report = fusebackend.explain(torch.compile(fn, backend="fuse"), x, w)
+    assert bool(report.substitutions) is applied
+    if not applied:
+        assert {r.code for r in report.rejections if r.pattern.startswith("causal_conv1d")} == {"unmeasured"}
+        assert "portable code" in str(report)
+    torch._dynamo.reset()
+    assert fusebackend.explain(torch.compile(fn, backend="fuse", options={"fuse.gate": "off"}), x, w).substitutions
 
 
 def test_a_race_sees_what_the_regions_did_not(slow, monkeypatch):

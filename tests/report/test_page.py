@@ -1,6 +1,7 @@
 """The page of a report: content, links, hostile strings, large graphs, and a real browser."""
 
 import collections
+import dataclasses
 import html.parser
 import json
 import re
@@ -19,12 +20,12 @@ from torch import nn
 import fusebackend
 from fusebackend.__main__ import main
 from fusebackend.report.model import Report
-from fusebackend.rewriting.outcome import GraphCode, GraphNode, Rejection, Source, Substitution
+from fusebackend.rewriting.outcome import GraphBreak, GraphCode, GraphNode, Rejection, Source, Substitution, Verdict
 
 VOID = {"meta", "br", "img", "input", "link", "hr", "rect", "path"}
-OURS = set(
+OURS = {"input"} | set(
     "html head meta title style body h1 h2 h3 div b small ul li nav button span table thead tbody tr th td a code pre details summary "
-    "p section header svg g path rect text script".split()
+    "p section header svg g path rect text script main label".split()
 )
 
 
@@ -90,6 +91,10 @@ UNGATED = {"backend": "fuse", "options": {"fuse.gate": "off"}}
 
 def tiny():
     return torch.compile(Model(), **UNGATED), (torch.randn(24, 16, requires_grad=True), torch.randn(16, 24))
+
+
+def tiny_fused():
+    return torch.compile(Model(), backend="fuse"), tiny()[1]
 
 
 def keywords():
@@ -232,6 +237,29 @@ def test_save_takes_html_and_json(report, tmp_path):
         report.save(tmp_path / "x.pdf")
 
 
+def test_a_drawing_names_parameters_and_breaks_no_shape(tmp_path):
+    shapes = ["f32[4, 128, 128]", "f32[128, 1, 128]", "f32[7]"]
+    weight = GraphNode("primals_3", "placeholder", (), ", ".join(shapes), label="model.layers.3.mixer.conv1d_with_a_long_name.weight")
+    nodes = (weight, GraphNode("n1", "aten.relu.default", ("primals_3",), "f32[" + "12345, " * 9 + "8]"))
+    found = Report(rejections=[Rejection("p", "forward", Source(), "no", "n1")], graphs=[GraphCode("forward", "", "", 2, nodes, nodes)])
+    drawn = read(found, tmp_path / "x.html").texts["text"]
+    assert "…ixer.conv1d_with_a_long_name.weight"[-33:] in drawn[0] and drawn[0].startswith("…")
+    assert drawn[1] == "f32[4, 128, 128], … 2 more" and drawn[3] == nodes[1].spec
+
+
+def test_the_command_line_writes_json_and_compares_with_it(tmp_path, capsys):
+    old, target = tmp_path / "old.json", tmp_path / "new.html"
+    assert main(["explain", f"{__name__}:tiny", "--json", str(old)]) == 0
+    assert main(["explain", f"{__name__}:tiny_fused", "--compare", str(old), "--html", str(target)]) == 0
+    printed = capsys.readouterr().out
+    assert "no longer substituted: transpose_add in forward" in printed and "options: fuse.gate='off' -> defaults" in printed
+    page = Page(target.read_text()).check()
+    assert page.ids["changes"][0] == "table" and "no longer substituted" in page.text
+    old.write_text("[]")
+    assert main(["explain", f"{__name__}:tiny", "--compare", str(old)]) == 2
+    assert "--compare takes a report that --json wrote" in capsys.readouterr().err
+
+
 def test_the_command_line_explains_and_writes_the_page(tmp_path, capsys):
     target = tmp_path / "out.html"
     assert main(["explain", f"{__name__}:tiny", "--html", str(target)]) == 0
@@ -251,6 +279,8 @@ def test_the_command_line_explains_and_writes_the_page(tmp_path, capsys):
         ([f"{__name__}:VOID"], "must be a function, got set"),
         ([f"{__name__}:wrong"], r"must return \(model_or_function, args\).*, got Model"),
         ([f"{__name__}:wrong_args"], "args a tuple and kwargs a dict; got Tensor and dict"),
+        ([f"{__name__}:tiny", "--json", "x.txt"], "FILE.json is accepted, got 'x.txt'"),
+        ([f"{__name__}:tiny", "--compare", "none.json"], "--compare takes a report that --json wrote, got 'none.json': No such file"),
         ([f"{__name__}:tiny", "--html", "x.pdf"], "FILE.html is accepted, got 'x.pdf'"),
     ],
 )
@@ -327,26 +357,104 @@ def colours(path):
     return rows
 
 
-@pytest.mark.skipif(not BROWSER, reason="needs chromium or google-chrome on the PATH")
-def test_a_browser_runs_the_script_and_draws_the_graph(report, tmp_path):
-    page = tmp_path / "report.html"
-    report.save(page)
+needs_browser = pytest.mark.skipif(not BROWSER, reason="needs chromium or google-chrome on the PATH (Debian: apt-get install chromium)")
+
+
+@pytest.fixture
+def browser(tmp_path):
+    """Runs a headless browser on a page, with more arguments."""
     quiet = "no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update disable-sync"
     start = [BROWSER, "--headless", *(f"--{flag}" for flag in quiet.split()), "--hide-scrollbars", "--force-device-scale-factor=1"]
 
-    def run(*more):
+    def run(page, *more):
         folder = f"--user-data-dir={tmp_path / 'profile'}"
         return subprocess.run([*start, folder, *more, page.as_uri()], capture_output=True, text=True, timeout=120)
 
-    dom = run("--dump-dom")
+    return run
+
+
+@needs_browser
+def test_a_browser_runs_the_script_and_draws_the_graph(report, tmp_path, browser):
+    page = tmp_path / "report.html"
+    report.save(page)
+    dom = browser(page, "--dump-dom")
     drawn = re.search(r'<html[^>]* data-ready="(\d+)"', dom.stdout)
     assert drawn, f"the script did not run to its end: {dom.stderr[-2000:]}"
     assert int(drawn[1]) == page.read_text().count('<g class="n ')
 
-    shot = tmp_path / "shot.png"
-    done = run("--window-size=1200,1600", f"--screenshot={shot}")
+
+# The fills of a replaced node, a new node and a near miss, and the page behind them (page.css).
+LIGHT = [(0xFD, 0xE8, 0xE2), (0xDC, 0xF5, 0xEA), (0xFD, 0xF1, 0xD3), (0xFB, 0xFB, 0xFA)]
+DARK = [(0x46, 0x23, 0x1B), (0x14, 0x3B, 0x2D), (0x3F, 0x32, 0x14), (0x15, 0x17, 0x1A)]
+
+
+@needs_browser
+@pytest.mark.parametrize(("arguments", "fills"), [([], LIGHT), (["--force-dark-mode"], DARK)])
+def test_the_screenshot_has_the_colours_of_the_scheme(arguments, fills, report, tmp_path, browser):
+    page, shot = tmp_path / "report.html", tmp_path / "shot.png"
+    report.save(page)
+    done = browser(page, "--window-size=1280,2000", f"--screenshot={shot}", *arguments)
     assert shot.exists(), done.stderr[-2000:]
     seen = colours(shot)
-    # The light scheme's fills of a replaced node, a new node and a near miss (page.css).
-    for fill in ((0xFD, 0xE8, 0xE2), (0xDC, 0xF5, 0xEA), (0xFD, 0xF1, 0xD3)):
+    for fill in fills:
         assert seen[fill] > 500, f"{fill} is not on the page"
+
+
+def wide():
+    """A report with long names in every column."""
+    name, line = "a_pattern_with_quite_a_long_name", "x = self.something_long(self.with_more(x.transpose(1, 2), some_argument=3))" * 2
+    source = Source("/a/long/folder/modeling_something.py", 1234, "forward_with_a_long_name", line)
+    specs = tuple(f"bf16[{i}, 4096, 11008, 128]" for i in range(4))
+    module = "model.language_model.layers.3.mixer.conv1d_of_a_long_name"
+    found = Report(context={"options": "x" * 300}, breaks=[GraphBreak("reason " * 40 + "y" * 200, source)])
+    for i in range(12):
+        names = {"node": f"n{i}", "replaced_nodes": (f"n{i}",), "new_nodes": (f"newn{i}",), "module": module.replace("3", str(i))}
+        operators = ("aten._unsafe_masked_index_put_accumulate.default",) * 5
+        found.substitutions.append(Substitution(name, "forward", source, operators, operators, specs, specs, **names))
+        found.rejections.append(Rejection(name, "forward", source, "reason " * 30, f"n{i + 12}", module=module))
+        found.verdicts.append(Verdict(name, "forward", source, True, 1.0, 1.5, "measured", module.replace("3", str(i))))
+    nodes = chain(40, [f"n{i}" for i in range(12)]).graphs[0]
+    return dataclasses.replace(found, graphs=[nodes])
+
+
+MEASURE = """{
+const cut = [...document.querySelectorAll(".scroll")].filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.ariaLabel);
+const split = [...document.querySelectorAll(".shape")].filter((e) => e.getClientRects().length > 1).length;
+const page = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+const key = (key, target) => target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+const visible = () => [...document.querySelectorAll("#subs tbody tr, #misses tbody tr")].filter((e) => !e.hidden).length;
+key("/", document.body);
+const search = document.activeElement;
+const before = visible();
+search.value = "LAYERS.7.mixer";
+search.dispatchEvent(new Event("input"));
+const found = visible();
+search.value = "no such word";
+search.dispatchEvent(new Event("input"));
+const none = visible();
+key("Escape", search);
+const y = scrollY;
+search.blur();
+key("n", document.body);
+const dead = [...document.querySelectorAll(".scroll, .side")].filter((e) => e.tabIndex !== 0).length;
+document.body.dataset.measured = JSON.stringify({
+  cut, split, page, focused: search.id, before, found, none, after: visible(), scrolled: scrollY > y, dead
+});
+}"""
+
+
+@needs_browser
+def test_nothing_is_cut_at_1280_pixels_and_keys_and_search_work(tmp_path, browser):
+    path = tmp_path / "report.html"
+    wide().save(path)
+    Page(path.read_text()).check()
+    # The page's policy forbids other scripts than its own: in this copy it is taken out.
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", path.read_text())
+    path.write_text(text.replace("</body>", f"<script>{MEASURE}</script></body>"))
+    dom = browser(path, "--window-size=1280,900", "--dump-dom")
+    found = re.search(r'data-measured="([^"]*)"', dom.stdout)
+    assert found, dom.stderr[-2000:]
+    assert json.loads(found[1].replace("&quot;", '"')) == {
+        **{"cut": [], "split": 0, "page": 0, "focused": "search", "dead": 0, "scrolled": True},
+        **{"before": 2, "found": 1, "none": 0, "after": 2},
+    }

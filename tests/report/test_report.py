@@ -5,15 +5,20 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import fusebackend
-from fusebackend.report.model import Report
+from fusebackend.report.comparison import compare
+from fusebackend.report.model import Rejection, Report, Source, Substitution, Verdict
+from fusebackend.report.module_paths import condensed
 from fusebackend.rewriting.pattern import Code
+from fusebackend.rewriting.provenance import readable_path
 
 
 class Model(nn.Module):
@@ -85,6 +90,12 @@ def test_explain_says_when_nothing_was_compiled():
         fusebackend.explain(3)
 
 
+def test_a_report_of_a_later_version_is_refused():
+    data = Report().to_dict()
+    with pytest.raises(ValueError, match="a report of schema 3, which a later version wrote"):
+        Report.from_dict({**data, "schema": 3})
+
+
 def test_a_report_survives_json():
     report = fusebackend.explain(Model(), torch.randn(24, 16), torch.randn(16, 24))
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
@@ -97,6 +108,149 @@ def test_a_report_has_codes_of_its_reasons_and_loads_without_them():
     for rejection in data["rejections"]:
         del rejection["code"]
     assert [(r.reason, r.code) for r in Report.from_dict(data).rejections] == [(r.reason, "") for r in report.rejections]
+
+
+KEPT_BY_0_2 = Path(__file__).parent / "kept_by_0_2.json"
+
+
+def test_a_report_of_the_version_before_loads(tmp_path):
+    report = Report.from_dict(json.loads(KEPT_BY_0_2.read_text()))
+    assert report.counts() == {"transpose_add": 1} and report.rejections and report.graphs
+    assert report.coverage() is None and not report.context and not report.breaks and report.to_dict()["schema"] == 2
+    assert "1 substitution in 2 graphs" in str(report)
+    assert report.save(tmp_path / "x.html").stat().st_size > 10_000
+    now = fusebackend.explain(ungated(Model()), torch.randn(24, 16, requires_grad=True), torch.randn(16, 24))
+    assert ("coverage", "not counted", str(now.coverage())) in compare(report, now).context
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mixer = nn.Linear(24, 24)
+        self.bias = nn.Parameter(torch.randn(16, 24))
+
+    def forward(self, x):
+        return self.mixer(x.transpose(0, 1) + self.bias).t().contiguous()
+
+
+class Layers(nn.Module):
+    def __init__(self, count=3):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(count))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_sites_have_module_paths_and_inputs_their_names():
+    report = fusebackend.explain(ungated(Layers()), torch.randn(24, 16, requires_grad=True))
+    assert [s.module for s in report.substitutions] == ["layers.0", "layers.1", "layers.2"]
+    forward = next(c for c in report.graphs if c.name == "forward")
+    labels = [n.label for n in forward.nodes_before if n.target == "placeholder"]
+    assert labels[:4] == ["x", "layers.0.bias", "layers.0.mixer.weight", "layers.0.mixer.bias"] and len(labels) == 10
+    assert all(not n.label for n in forward.nodes_before if n.target != "placeholder")
+    rows = [line for line in str(report).splitlines() if line.startswith("  transpose_add")]
+    assert len(rows) == 1 and " layers.0-2 " in rows[0] and rows[0].endswith("(x3)"), rows
+
+
+def test_near_misses_of_a_backward_have_the_module_of_their_forward():
+    report = fusebackend.explain(torch.compile(Layers(1), backend="fuse"), torch.randn(24, 16, requires_grad=True))
+    found = {(r.graph, r.module) for r in report.rejections}
+    assert ("forward", "layers.0") in found or ("forward", "layers.0.mixer") in found
+    assert {m.split(".mixer")[0] for _, m in found} <= {"layers.0", ""}
+
+
+def test_coverage_counts_operators_and_bytes():
+    x, y = torch.randn(32, 16), torch.randn(16, 32)
+    report = fusebackend.explain(ungated(lambda x, y: (x.t() + y) @ y.t()), x, y)
+    covered = report.coverage()
+    # The sum and the product; views are no operators. Each reads two tensors and writes one.
+    assert (covered.replaced_operators, covered.operators) == (1, 2)
+    assert (covered.replaced_bytes, covered.moved_bytes) == (3 * 2048, 3 * 2048 + 2 * 2048 + 16 * 16 * 4)
+    assert str(covered) in str(report) and report.to_dict()["coverage"]["operators"] == 2
+
+
+def test_coverage_counts_what_was_replaced_before_forward_and_backward_were_parted(library):
+    def fn(x, w):
+        return F.conv1d(F.pad(x, (3, 0)), w, groups=8).sin()
+
+    ungated_all = torch.compile(fn, backend="fuse", options={"fuse.gate": "off"})
+    report = fusebackend.explain(ungated_all, torch.randn(2, 8, 64, requires_grad=True), torch.randn(8, 1, 4, requires_grad=True))
+    assert {s.graph for s in report.substitutions if s.pattern.startswith("causal")} == {"joint"}
+    covered = report.coverage()
+    apart = sum(c.operators for c in report.graphs if c.name != "joint")
+    assert 0 < covered.replaced_operators < covered.operators and 0 < covered.of_bytes < 1
+    joint = [s for s in report.substitutions if s.graph == "joint"]
+    assert covered.operators == apart + sum(s.replaced_operators - s.new_operators for s in joint)
+
+
+def test_a_report_says_with_what_where_and_when_and_why_graphs_break():
+    def fn(x):
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.cos()
+
+    report = fusebackend.explain(torch.compile(fn, backend="fuse", options={"fuse.gate": "measure"}), torch.randn(8))
+    assert report.context["torch"] == torch.__version__ and report.context["device"].startswith("cpu: ")
+    assert report.context["options"] == "fuse.gate='measure'" and report.context["date"].endswith(" UTC")
+    (broken,) = report.breaks
+    assert "graph_break" in broken.reason and broken.source.file == __file__ and broken.source.function == "fn"
+    assert "graph breaks: 1" in str(report) and f"torch {torch.__version__}" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("paths", "short"),
+    [
+        ([], ""),
+        (["", ""], ""),
+        (["a.b"], "a.b"),
+        ([f"layers.{i}.mixer" for i in (0, 1, 2, 4, 11)], "layers.0-2,4,11.mixer"),
+        (["layers.0.a", "layers.0.b", "layers.1.a"], "layers.0-1.a, layers.0.b"),
+        (["a", "b", "c", "d"], "a, b, 2 more"),
+        (["layers.00.x", "layers.²"], "layers.00.x, layers.²"),
+    ],
+)
+def test_module_paths_are_condensed(paths, short):
+    assert condensed(paths) == short
+
+
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [
+        ("L['self']._modules['layers']._modules['3']._parameters['weight']", "layers.3.weight"),
+        ("L['self'].layers.3.mixer", "layers.3.mixer"),
+        ("L['self']", ""),
+        ("L['batch']['tokens']", "batch['tokens']"),
+        ("G['model']._modules['a b']._buffers['mean']", "model.a b.mean"),
+        ("L['x'].size()[0]", "x.size()[0]"),
+    ],
+)
+def test_dynamos_places_are_read_as_paths(place, path):
+    assert readable_path(place) == path
+
+
+def test_two_reports_are_compared():
+    def report(gain=None, substituted=True, reason="why"):
+        source = Source("model.py", 7 if substituted else 9, "forward", "x")
+        site = {"node": "n", "module": "layers.0"}
+        made = Substitution("p", "0: forward", source, ("a",), ("b",), (), (), **site) if substituted else None
+        missed = [Rejection("p", "forward", source, "no", **site)] if not substituted else []
+        missed.append(Rejection("q", "forward", source, reason, **site))
+        verdicts = [Verdict("p", "forward", source, True, 1.0, gain, "measured", "layers.0")] if gain else []
+        return Report([made] if made else [], missed, verdicts=verdicts, context={"torch": "2"})
+
+    assert str(compare(report(), report())) == "no site changed"
+    (change,) = compare(report(), report(substituted=False)).changes
+    assert (change.what, change.pattern, change.modules, change.after) == ("no longer substituted", "p", "layers.0", "no")
+    (change,) = compare(report(substituted=False), report()).changes
+    assert change.what == "substituted now"
+    (change,) = compare(report(), report(reason="other")).changes
+    assert (change.what, change.before, change.after) == ("other reason", "why", "other")
+    (change,) = compare(report(gain=1.5), report(gain=3.0)).changes
+    assert change.what == "other time" and "1.5 ms" in change.before and "3 ms" in change.after
+    assert compare(report(gain=1.5), report()).changes == []
 
 
 def test_a_report_that_was_read_before_the_backward_was_compiled_shows_it_afterwards():

@@ -1,10 +1,13 @@
 // Transposition in squares that fit in registers.
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "common/cpu_target.h"
 
 namespace fusebackend::tile {
 
@@ -16,30 +19,27 @@ template <typename E>
 struct SquareTranspose {
   static constexpr int kN = 16 / sizeof(E);
 
-  static __m128i low(__m128i x, __m128i y) {
-    if constexpr (kN == 16) return _mm_unpacklo_epi8(x, y);
-    else if constexpr (kN == 8) return _mm_unpacklo_epi16(x, y);
-    else if constexpr (kN == 4) return _mm_unpacklo_epi32(x, y);
-    else return _mm_unpacklo_epi64(x, y);
-  }
-  static __m128i high(__m128i x, __m128i y) {
-    if constexpr (kN == 16) return _mm_unpackhi_epi8(x, y);
-    else if constexpr (kN == 8) return _mm_unpackhi_epi16(x, y);
-    else if constexpr (kN == 4) return _mm_unpackhi_epi32(x, y);
-    else return _mm_unpackhi_epi64(x, y);
+  using Lane = std::conditional_t<(kN > 1), E, uint64_t>;
+  typedef Lane Vector __attribute__((vector_size(16)));
+
+  // x[kFrom], y[kFrom], x[kFrom + 1], y[kFrom + 1] ...
+  template <int kFrom, int... I>
+  static Vector interleave(Vector x, Vector y, std::integer_sequence<int, I...>) {
+    return __builtin_shuffle(x, y, Vector{Lane(kFrom + I / 2 + I % 2 * kN)...});
   }
 
   template <typename Store>
   static void run(const char* from, const int64_t* rows, Store store) {
-    __m128i a[kN], b[kN];
+    constexpr auto kLanes = std::make_integer_sequence<int, kN>();
+    Vector a[kN], b[kN];
 #pragma GCC unroll 16
-    for (int i = 0; i < kN; ++i) a[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + rows[i]));
+    for (int i = 0; i < kN; ++i) std::memcpy(&a[i], from + rows[i], sizeof(Vector));
 #pragma GCC unroll 4
     for (int round = 1; round < kN; round *= 2) {
 #pragma GCC unroll 8
       for (int i = 0; i < kN / 2; ++i) {
-        b[2 * i] = low(a[i], a[i + kN / 2]);
-        b[2 * i + 1] = high(a[i], a[i + kN / 2]);
+        b[2 * i] = interleave<0>(a[i], a[i + kN / 2], kLanes);
+        b[2 * i + 1] = interleave<kN / 2>(a[i], a[i + kN / 2], kLanes);
       }
 #pragma GCC unroll 16
       for (int i = 0; i < kN; ++i) a[i] = b[i];
@@ -49,6 +49,7 @@ struct SquareTranspose {
   }
 };
 
+#if FUSE_HAS_AVX2
 // Squares of 8 x 8 elements of four bytes, in 32-byte vectors.
 template <>
 struct SquareTranspose<uint32_t> {
@@ -80,6 +81,7 @@ struct SquareTranspose<uint32_t> {
     for (int i = 0; i < 8; ++i) store(i, b[i]);
   }
 };
+#endif
 
 // Calls put(q, o, vector) with elements o ... o + kN - 1 of column q, until all o < o_count and q < q_count are covered; the last squares may
 // overlap others. It writes whole cache lines of a few output rows at a time: rows whose distance is a power of two share cache sets, so half

@@ -16,14 +16,16 @@ import jinja2
 from markupsafe import Markup
 
 from fusebackend.report.html.graphs import graph_view
-from fusebackend.report.html.tables import Tables
+from fusebackend.report.html.tables import Tables, source_view
+from fusebackend.report.text import context_lines
 
 if TYPE_CHECKING:
+    from fusebackend.report.comparison import Comparison
     from fusebackend.report.model import Report
 
 
-def page(report: Report) -> str:
-    """The page of ``report``."""
+def page(report: Report, compared: Comparison | None = None) -> str:
+    """The page of ``report``, and what changed since an earlier one."""
     tables = Tables(report)
     marks = tables.marks()
     graphs, locations = [], {}
@@ -45,6 +47,10 @@ def page(report: Report) -> str:
         substitutions=tables.substitutions(locations),
         near_misses=tables.near_misses(locations),
         verdicts=tables.verdicts(),
+        breaks=[(b.reason, source_view(b.source)) for b in report.breaks],
+        context=context_lines(report.context),
+        coverage=report.coverage(),
+        compared=compared,
         graphs=graphs,
     )
 

@@ -91,7 +91,7 @@ def drawing(
         identifier: the ``id`` of a node, or None.
         link: the ``id`` of what a node links to, or None.
     """
-    labels = {n.name: (_shortened(_label(n)), _shortened(n.spec)) for n in nodes}
+    labels = {n.name: (_shortened_label(n), _shortened_spec(n.spec)) for n in nodes}
     widths = {name: max(map(len, lines)) * _CHARACTER_WIDTH + 20 for name, lines in labels.items()}
     layout = layered(widths, {n.name: n.inputs for n in nodes}, box_height=_BOX_HEIGHT, layer_height=_LAYER_HEIGHT)
     numbers = {n.name: i for i, n in enumerate(nodes)}
@@ -108,7 +108,9 @@ def drawing(
                 radius=_BOX_HEIGHT / 2 if node.target in _ROUND else 6,
                 label=labels[node.name][0],
                 spec=labels[node.name][1],
-                title=f"{node.name} = {node.target}({', '.join(node.inputs)})\n{node.spec}\n{node.source}",
+                title=f"{node.name} = {node.target}({', '.join(node.inputs)})\n{node.label}\n{node.spec}\n{node.source}".replace(
+                    "\n\n", "\n"
+                ),
                 css_class=css_class(node.name),
                 identifier=identifier(node.name),
                 link=link(node.name),
@@ -129,13 +131,29 @@ def _stubs(node: GraphNode, x: float, y: float, drawn: Mapping[str, int], users:
 
 def _label(node: GraphNode) -> str:
     if node.target in ("placeholder", "get_attr"):
-        return node.name
+        return node.label or node.name
     label = node.target.removesuffix(".default")
     return label.strip("<>").split()[-1] if label.startswith("<") else label  # <built-in function getitem>
 
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_CHARACTERS else text[: _MAX_CHARACTERS - 1] + "…"
+
+
+def _shortened_label(node: GraphNode) -> str:
+    """Of a parameter's path the end is shown, which says more than its beginning."""
+    label = _label(node)
+    return "…" + label[1 - _MAX_CHARACTERS :] if node.label and len(label) > _MAX_CHARACTERS else _shortened(label)
+
+
+def _shortened_spec(spec: str) -> str:
+    """As many whole shapes as there is room for: part of a shape would be another shape. The first is always there."""
+    first, *others = spec.split("], ")
+    for i, shape in enumerate(others):
+        if len(spec) > _MAX_CHARACTERS and len(f"{first}], {shape}], … 1 more") > _MAX_CHARACTERS:
+            return f"{first}], … {len(others) - i} more"
+        first += f"], {shape}"
+    return first
 
 
 def _curve(points: Sequence[Point]) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fusebackend.report.html.graphs import Location
 from fusebackend.report.html.neighbourhoods import Mark
+from fusebackend.report.module_paths import condensed
+from fusebackend.report.text import gain_text
 from fusebackend.rewriting.outcome import Rejection, Source, Substitution
 
 if TYPE_CHECKING:
@@ -53,12 +55,15 @@ class Row:
         count: how many equal items the row stands for.
         sources: the lines of the user's program.
         links: the drawn nodes of each graph, by the graph's name.
+        modules, all_modules: the paths of the modules in few words, and all of them.
     """
 
     identifier: str
     pattern: str
     number: int
     count: int
+    modules: str
+    all_modules: str
     sources: list[SourceView]
     links: dict[str, list[Link]]
 
@@ -68,8 +73,9 @@ class SubstitutionRow(Row):
     replaced: str
     replacement: str
     note: str
-    inputs: str
-    outputs: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    gain: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +88,9 @@ class VerdictRow:
     pattern: str
     graph: str
     source: SourceView
+    modules: str
+    all_modules: str
+    gain: str
     verdict: str
     count: int
 
@@ -95,6 +104,7 @@ class Tables:
             report.substitutions, lambda s: (s.pattern, s.graph, s.source, s.inputs, s.outputs, s.note, s.replacement)
         )
         self._near_misses = _grouped(report.rejections, lambda r: (r.pattern, r.reason))
+        self._gains = {(v.pattern, v.graph, v.source, v.module): gain_text(v) for v in report.verdicts}
         self._verdicts = _grouped(report.verdicts, lambda v: (v.pattern, v.graph, v.source, v.applied, v.replaced_ms, v.inductor_ms))
 
     def marks(self) -> dict[str, list[tuple[Hashable, Mark]]]:
@@ -117,8 +127,9 @@ class Tables:
                 replaced=_operators(group[0].replaced),
                 replacement=_operators(group[0].replacement),
                 note=group[0].note,
-                inputs=", ".join(group[0].inputs),
-                outputs=", ".join(group[0].outputs),
+                inputs=group[0].inputs,
+                outputs=group[0].outputs,
+                gain=_range(self._gains.get((s.pattern, s.graph, s.source, s.module), "") for s in group),
             )
             for number, group in enumerate(self._substitutions)
         ]
@@ -131,7 +142,19 @@ class Tables:
         ]
 
     def verdicts(self) -> list[VerdictRow]:
-        return [VerdictRow(g[0].pattern or "(all)", g[0].graph, _source(g[0].source), str(g[0]), len(g)) for g in self._verdicts]
+        return [
+            VerdictRow(
+                g[0].pattern or "(all)",
+                g[0].graph,
+                source_view(g[0].source),
+                condensed(v.module for v in g),
+                _lines(v.module for v in g),
+                gain_text(g[0]),
+                str(g[0]),
+                len(g),
+            )
+            for g in self._verdicts
+        ]
 
     def _row(self, identifier: str, group: Sequence[Substitution | Rejection], locations: Mapping[Hashable, Location]) -> dict:
         pattern = group[0].pattern
@@ -140,7 +163,9 @@ class Tables:
             pattern=pattern,
             number=self.patterns.index(pattern),
             count=len(group),
-            sources=[_source(source) for source in dict.fromkeys(x.source for x in group)],
+            modules=condensed(x.module for x in group),
+            all_modules=_lines(x.module for x in group),
+            sources=[source_view(source) for source in dict.fromkeys(x.source for x in group)],
             links=_links(group, locations),
         )
 
@@ -167,7 +192,18 @@ def _operators(names: Iterable[str]) -> str:
     return " ".join(n.removesuffix(".default") for n in names)
 
 
-def _source(source: Source) -> SourceView:
+def _lines(modules: Iterable[str]) -> str:
+    return "\n".join(dict.fromkeys(m for m in modules if m))
+
+
+def _range(gains: Iterable[str]) -> str:
+    """``1.20x to 1.83x``, or the one gain that all have."""
+    found = sorted({g for g in gains if g}, key=lambda g: float(g.removesuffix("x")))
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" if found else ""
+
+
+def source_view(source: Source) -> SourceView:
+    """A line of the user's program, with the lines around it if the file still has it."""
     if not source.code or linecache.getline(source.file, source.line).strip() != source.code:
         return SourceView(source, [])
     first = max(1, source.line - _CONTEXT_LINES)
