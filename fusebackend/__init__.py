@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fusebackend.backend import inductor_configs, last_report, load_operators, reports
     from fusebackend.declarative.register import RegistrationError, register_pattern, register_replacement
     from fusebackend.declarative.verify import VerificationError
+    from fusebackend.native.hub_kernels import load_hub_kernel
     from fusebackend.native.user_kernels import load_kernel
     from fusebackend.report.model import Report
     from fusebackend.rewriting.numeric_check import numeric_errors
@@ -42,6 +43,7 @@ _MODULE_OF = {
     "explain": "tools.explain",
     "inductor_configs": "backend",
     "last_report": "backend",
+    "load_hub_kernel": "native.hub_kernels",
     "load_kernel": "native.user_kernels",
     "load_operators": "backend",
     "numeric_errors": "rewriting.numeric_check",
@@ -71,6 +73,7 @@ __all__ = [
     "explain",
     "inductor_configs",
     "last_report",
+    "load_hub_kernel",
     "load_kernel",
     "load_operators",
     "numeric_errors",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,13 @@ def as_tuples(pattern: str, given: Sequence[Any]) -> list[tuple]:
         if not any(isinstance(v, torch.Tensor) for v in example):
             raise RegistrationError(f"pattern {pattern!r}: example_inputs must hold a tensor, got {example!r}")
     return examples
+
+
+def without_optional(example: Mapping[str, Any], optional: Sequence[str]) -> list[dict[str, Any]]:
+    """The example, and it without each combination of the ``optional`` arguments, which are None then."""
+    chosen = [n for n in optional if example.get(n) is not None]
+    combinations = itertools.chain.from_iterable(itertools.combinations(chosen, k) for k in range(len(chosen) + 1))
+    return [{**example, **dict.fromkeys(left_out)} for left_out in combinations]
 
 
 def requires_grad(example: Mapping[str, Any]) -> bool:
