@@ -45,6 +45,8 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
     command.add_argument("factory", help=f"package.module:function, which returns {FACTORY_RETURNS}")
     command.add_argument("--html", type=Path, metavar="FILE.html", help="write the report as a page, with the graphs drawn")
     command.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
+    command.add_argument("--pattern", metavar="NAME", help="say where this pattern came nearest, and what differed")
+    command.add_argument("--at", metavar="FILE.py:LINE", help="say which patterns look at the operators of this line")
     command.set_defaults(run=_explain)
 
     command = commands.add_parser("verify", help="compare patterns with what they replace")
@@ -103,7 +105,7 @@ def _patterns(_: argparse.Namespace) -> int:
 def _explain(chosen: argparse.Namespace) -> int:
     from fusebackend.tools.explain import print_explanation
 
-    return print_explanation(chosen.factory, chosen.html, chosen.dynamic)
+    return print_explanation(chosen.factory, chosen.html, chosen.dynamic, chosen.pattern, chosen.at)
 
 
 def _verify(chosen: argparse.Namespace) -> int:

@@ -12,11 +12,13 @@ from fusebackend.declarative.errors import RegistrationError
 
 
 def as_tuples(pattern: str, given: Sequence[Any]) -> list[tuple]:
-    """The examples of a pattern: ``given`` is the arguments of one call, or a list of several such tuples.
+    """The examples of a pattern: ``given`` is the arguments of one call, the only one, or a list of several such tuples.
 
     Raises:
         RegistrationError: an example without a tensor.
     """
+    if isinstance(given, torch.Tensor):
+        return [(given,)]
     several = isinstance(given, list) and given and all(isinstance(e, (tuple, list)) for e in given)
     examples = [tuple(e) for e in given] if several else [tuple(given)]
     for example in examples:

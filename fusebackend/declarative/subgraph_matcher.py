@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -80,6 +81,14 @@ class SubgraphMatcher:
             The match; a Reject if at least half of the pattern's operators were found; None otherwise.
         """
         return copy.copy(self)._find(node)  # threads may compile at once, and a search counts its steps
+
+    def nearest(self, node: fx.Node) -> tuple[float, Reject] | None:
+        """How much of the pattern is at ``node``, from 0 to 1, and what differs; None if it is there whole."""
+        search = copy.copy(self)
+        if isinstance(search._find(node), SubgraphMatch):
+            return None
+        operators, reject = search._deepest
+        return min(operators / max(self._operators, 1), 1.0), reject or Reject("nothing of the pattern", node)
 
     def _find(self, node: fx.Node) -> SubgraphMatch | Reject | None:
         self._steps = 0
@@ -162,6 +171,12 @@ class SubgraphMatcher:
             yield from self._match_node(expected.args[0], node, views, partial)
         elif is_cast(expected) and g.is_tensor(node) and not is_cast(node):
             yield from self._match_through_casts(expected, node, views, partial)
+        elif expected.target is operator.getitem and isinstance(node, fx.Node) and node.target is operator.getitem:
+            if not views and expected.args[1] == node.args[1]:
+                partial = dataclasses.replace(partial, nodes={**partial.nodes, expected: (node, ())})
+                yield from self._match_node(expected.args[0], node.args[0], (), partial)
+            else:
+                self._fail(partial, f"another result of {g.describe(node.args[0])}, or a view of it", node)
         elif not isinstance(node, fx.Node) or node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             found = g.describe(node) if isinstance(node, fx.Node) else repr(node)
             self._fail(partial, f"expected {g.describe(expected)}, found {found}", node)
@@ -285,7 +300,8 @@ class SubgraphMatcher:
         for expected, actual, node in pairs:
             wanted = sizes.evaluate(expected, values)
             if wanted is None or isinstance(actual, torch.Tensor) or not g.same_size(wanted, actual):
-                return Reject(f"a size is {actual} where the pattern's other sizes make it {wanted} (a broadcast?)", node)
+                why = "a broadcast? or are sizes of the example equal by chance?"
+                return Reject(f"a size is {actual} where the pattern's other sizes make it {wanted} ({why})", node)
         return None
 
 

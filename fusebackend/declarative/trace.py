@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
 from fusebackend.declarative.replica import replica
+from fusebackend.declarative.trace_errors import explained
 from fusebackend.rewriting import interpret
 from fusebackend.rewriting.pattern import Level
 
@@ -143,8 +144,7 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
             inner = getattr(error, "inner_exception", None)  # Dynamo wraps the exceptions of a backend
             if isinstance(inner, TraceError):
                 raise inner from None
-            reason = str(error).strip().split("\n")[0]
-            raise TraceError(f"{getattr(fn, '__name__', fn)} can't be traced: {type(error).__name__}: {reason}") from error
+            raise TraceError(f"{getattr(fn, '__name__', fn)} can't be traced: {explained(error)}") from error
         finally:
             torch._dynamo.reset_code(call.__code__)
     if not captured:

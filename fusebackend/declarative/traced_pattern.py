@@ -100,6 +100,8 @@ class TracedPattern(Pattern):
         rejected = None
         with self._lock:
             variants = [*self.variants, *(v for v in self._specialized.values() if isinstance(v, Variant))]
+        # A forward alone may also be where forward and backward are: they are looked for first.
+        variants.sort(key=lambda v: not v.training)
         for variant in (v for whole in variants for v in whole.with_fewer_gradients):
             if node.target in variant.matcher.targets:
                 answer = self._match(variant, node)
@@ -115,9 +117,23 @@ class TracedPattern(Pattern):
     def _match(self, variant: Variant, node: fx.Node) -> Match | Reject | None:
         answer = variant.match(node, self.when)
         if isinstance(answer, Match):
-            reason = self._why_not_on(variant, g.value(node).device.type)
-            return answer if reason is None else reason
+            return self._used_by_backward(answer) or self._why_not_on(variant, g.value(node).device.type) or answer
         return answer
+
+    def _used_by_backward(self, match: Match) -> Reject | None:
+        """Refuses a forward whose backward reads what is inside, where the pattern was registered for inference alone."""
+        if self.level != "joint" or any(v.training for v in self.variants) or not g.is_joint(match.outputs[0].graph):
+            return None
+        inside = {*match.nodes}
+        node = next((n for n in match.interior if any(u not in inside for u in n.users)), None)
+        if node is None:
+            return None
+        cure = "example_inputs that require grad match forward and backward together"
+        return Reject(f"a backward reads {g.describe(node)} inside the match; {cure}", node, "illegal")
+
+    def nearest(self, node: fx.Node) -> tuple[float, Reject] | None:
+        found = [v.matcher.nearest(node) for v in self.variants if node.target in v.matcher.targets]
+        return max((f for f in found if f is not None), key=lambda f: f[0], default=None)
 
     def _match_specialized(self, node: fx.Node) -> Iterator[Match | Reject | None]:
         """Looks for the pattern in other dtypes and ranks, and traces it in those that it is found in."""
