@@ -16,6 +16,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from fusebackend import backend as backend
     from fusebackend import options as options
+    from fusebackend import passes as passes
     from fusebackend import testing as testing
     from fusebackend.backend import inductor_configs, last_report, load_operators, reports
     from fusebackend.declarative.register import RegistrationError, register_pattern, register_replacement
@@ -56,7 +57,7 @@ _MODULE_OF = {
     "verify": "tools.verify",
 }
 _SUBMODULES = frozenset(
-    "backend bench declarative fuzz fx_utils native options patterns profitability report rewriting testing tools".split()
+    "backend bench declarative fuzz fx_utils native options passes patterns profitability report rewriting testing tools".split()
 )
 _DEPRECATED = {"check": "rewriting.numeric_check", "graph": "fx_utils"}
 
