@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fusebackend import testing as testing
     from fusebackend.backend import inductor_configs, last_report, load_operators, reports
     from fusebackend.declarative.register import RegistrationError, register_pattern, register_replacement
+    from fusebackend.declarative.replace_module import replace_module
     from fusebackend.declarative.verify import VerificationError
     from fusebackend.native.hub_kernels import load_hub_kernel
     from fusebackend.native.user_kernels import load_kernel
@@ -52,6 +53,7 @@ _MODULE_OF = {
     "register": "rewriting.registry",
     "register_pattern": "declarative.register",
     "register_replacement": "declarative.register",
+    "replace_module": "declarative.replace_module",
     "reports": "backend",
     "unregister": "rewriting.registry",
     "verify": "tools.verify",
@@ -82,6 +84,7 @@ __all__ = [
     "register",
     "register_pattern",
     "register_replacement",
+    "replace_module",
     "reports",
     "unregister",
     "verify",

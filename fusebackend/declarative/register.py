@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 
 from fusebackend.declarative.errors import RegistrationError
-from fusebackend.declarative.module_function import as_function, with_state
+from fusebackend.declarative.module_function import ModuleFunction
 from fusebackend.declarative.traced_pattern import TracedPattern
 from fusebackend.declarative.variant import Candidate
 from fusebackend.declarative.verify import verify_traced
@@ -136,12 +136,13 @@ def register_replacement(
 ) -> TracedPattern:
     """Registers a pattern in one call, with the argument names of Inductor's function. See :func:`register_pattern`.
 
-    ``search_fn`` may be a module: its parameters and buffers are then arguments too, behind those of its ``forward``, called by their names
-    with ``_`` for each dot, and ``example_inputs`` are those of ``forward``.
+    ``search_fn`` may be a module, and ``example_inputs`` the arguments of its ``forward``: the replacement then takes what it needs of
+    these, of the parameters and buffers, and of the floating-point settings, by name.
     """
     if isinstance(search_fn, torch.nn.Module):
-        module, search_fn = search_fn, as_function(search_fn)
-        example_inputs = with_state(module, example_inputs)
+        name = name or type(search_fn).__name__
+        module = ModuleFunction(search_fn)
+        search_fn, replace_fn, example_inputs = module.call, module.taking(name, replace_fn), module.examples(example_inputs)
     name = name or search_fn.__name__
     try:
         registry.check_level(name, level)

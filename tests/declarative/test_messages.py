@@ -98,16 +98,6 @@ def test_both_names_of_the_check_are_accepted_in_both_forms(pattern, argument):
         pattern(silu_mul, other_silu_mul, pair(4, 8), when=refuses, extra_check=refuses)
 
 
-def test_a_module_as_search_function(pattern):
-    def replacement(input, weight, bias):
-        return F.layer_norm(input, (input.shape[-1],), None, None, 1e-5) * weight + bias
-
-    name = pattern(nn.LayerNorm(8), replacement, X, verify=True)
-    assert_pattern(nn.LayerNorm(8), torch.randn(5, 8), pattern=name, count=1, training=True)
-    with pytest.raises(RegistrationError, match=r"the search function takes \(input, weight, bias\), the replacement \(x\)"):
-        pattern(nn.LayerNorm(8), lambda x: x, X)
-
-
 def test_gradients_of_a_modules_parameters_are_compared(pattern):
     class Wrong(torch.autograd.Function):
         @staticmethod
