@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusebackend import fx_utils as g
@@ -265,6 +267,9 @@ class Variant:
                     values[node] = size
                     continue
             args, kwargs = tree_map(resolve, (node.args, node.kwargs))
+            if node.target is torch.ops.aten.view.default and not _can_be_viewed(g.value(args[0]), args[1]):
+                # In the trace its operand was contiguous; what stands for that here lies in another order.
+                args = (e.call(torch.ops.aten.clone.default, args[0], memory_format=torch.contiguous_format), *args[1:])
             values[node] = e.call(node.target, *args, **kwargs)
         results = {old: values[new] for old, new in zip(self.search.outputs, self.replace.outputs) if old and new}
         for term in found.other_terms:
@@ -279,6 +284,17 @@ def _proper_subsets(positions: Sequence[int]) -> list[tuple[int, ...]]:
     """The ways to leave some of them out, but not all; of many, one at a time."""
     most = len(positions) if len(positions) <= 3 else 2
     return [left_out for n in range(1, most) for left_out in itertools.combinations(positions, n)]
+
+
+def _can_be_viewed(tensor: torch.Tensor, shape: Sequence[Any]) -> bool:
+    """Whether a fake tensor can be seen in another shape without a copy."""
+    sizes = [g.value(s) if isinstance(s, fx.Node) else s for s in shape]
+    try:
+        with detect_fake_mode(tensor) or contextlib.nullcontext():
+            torch.ops.aten.view.default(tensor, sizes)
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 def _used_inside_only(found: SubgraphMatch) -> set[fx.Node]:

@@ -87,6 +87,12 @@ def test_one_pattern_finds_every_norm_in_inference(rms):
             assert report.substitutions[0].graph == "forward (joint level)"
 
 
+def test_a_norm_of_heads_that_are_transposed_behind_it(rms):
+    """Its gradient lies in another order than the one that the replacement was traced with."""
+    norm, x = nn.RMSNorm(8), torch.randn(2, 5, 4, 8).requires_grad_()
+    assert_pattern(lambda x: norm(x.sin()).transpose(1, 2).cos(), x, pattern=rms, count=1, training=True)
+
+
 def test_a_frozen_weight(rms):
     norm = nn.RMSNorm(16).requires_grad_(False)
     report = assert_pattern(lambda x: norm(x.sin()), torch.randn(4, 16).requires_grad_(), pattern=rms, count=1, training=True)
