@@ -67,6 +67,27 @@ def as_power_of(base: Any, expected: fx.Node, node: fx.Node) -> bool:
     )
 
 
+def computes_again(node: Any, other: fx.Node, depth: int = 3) -> list[fx.Node] | None:
+    """The nodes by which ``node`` computes from the same operands what ``other`` does, as ``x - mean`` that a program spells twice; None if
+    it does not."""
+    if node is other:
+        return []
+    if not isinstance(node, fx.Node) or depth == 0 or node.op != "call_function" or node.target is not other.target:
+        return None
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or g.is_mutating(node) or len(node.args) != len(other.args):
+        return None
+    found = [node]
+    for a, b in zip((*node.args, node.kwargs), (*other.args, other.kwargs)):
+        if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+            inner = computes_again(a, b, depth - 1)
+            if inner is None:
+                return None
+            found += inner
+        elif isinstance(a, torch.SymInt) or type(a) is not type(b) or a != b:
+            return None
+    return found
+
+
 def same_constant(name: str, expected: Any, actual: Any, pattern_node: fx.Node, node: fx.Node) -> bool:
     """Whether the argument ``name`` of two calls has the same value, which is not a node."""
     if name in ("device", "pin_memory"):

@@ -56,7 +56,7 @@ class PartialMatch:
     Attributes:
         nodes: the node of the searched graph for each operator of the pattern, and the views that its result passes through.
         sizes: pairs of sizes that must be equal, the pattern's first, each with the node that has the second.
-        casts: of the graph, that were seen through.
+        casts: of the graph, that were seen through; and nodes that compute once more what another matched node does.
         others: see :class:`SubgraphMatch`.
     """
 

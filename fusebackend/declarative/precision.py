@@ -89,7 +89,7 @@ def judge(pairs: Mapping[fx.Node, fx.Node], casts: Iterable[fx.Node], works_in: 
     Returns:
         Why the two do not fit together; or a note on what the replacement does not round, which is empty if it rounds as the graph does.
     """
-    rounded: list[fx.Node] = [c for c in casts if not is_lossless_cast(c)]
+    rounded: list[fx.Node] = [c for c in casts if is_cast(c) and not is_lossless_cast(c)]
     for expected, node in pairs.items():
         wanted, found = g.value(expected), g.value(node)
         if not isinstance(wanted, torch.Tensor) or not isinstance(found, torch.Tensor) or wanted.dtype == found.dtype:

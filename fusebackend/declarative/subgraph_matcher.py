@@ -26,6 +26,7 @@ from fusebackend.declarative.node_comparison import (
     MOVABLE_VIEWS,
     ancestors,
     as_power_of,
+    computes_again,
     equivalent_targets,
     is_plain_sum,
     is_pointwise_of_one_shape,
@@ -162,9 +163,10 @@ class SubgraphMatcher:
             yield from self._match_input(expected, node, views, partial)
         elif expected in partial.nodes:
             image, seen = partial.nodes[expected]
-            if views == seen and isinstance(node, fx.Node) and through_casts(node) is through_casts(image):
+            again = computes_again(through_casts(node), through_casts(image)) if views == seen and isinstance(node, fx.Node) else None
+            if again is not None and g.mutation_between(*sorted((node, image))) is None:
                 casts = () if node is image else _casts_of(node)
-                yield dataclasses.replace(partial, casts=(*partial.casts, *casts))
+                yield dataclasses.replace(partial, casts=(*partial.casts, *casts, *again))
             else:
                 self._fail(partial, f"two different nodes where the pattern uses one {g.describe(expected)} twice", node)
         elif expected.target is aten.alias.default and not (isinstance(node, fx.Node) and node.target is aten.alias.default):

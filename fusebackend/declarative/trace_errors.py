@@ -21,6 +21,7 @@ _CURES = (
     ("data-dependent", "a pattern is one graph whatever the values: use torch.where, or a when= that looks at sizes"),
     ("Failed to trace builtin", "a pattern may only compute: move this out of the function"),
     ("Mismatch in dtype", "convert to one dtype within the function"),
+    ("no autograd formula", "or let derive_backward=True take the search function's gradients"),
     ("does not require grad", "the result must depend on the examples that require grad by differentiable operators"),
 )
 

@@ -107,11 +107,11 @@ class TracedPattern(Pattern):
                 answer = self._match(variant, node)
                 if isinstance(answer, Match):
                     return answer
-                rejected = rejected or answer
+                rejected = _telling(rejected, answer)
         for answer in self._match_specialized(node) if self.accepted.several else ():
             if isinstance(answer, Match):
                 return answer
-            rejected = answer or rejected
+            rejected = _telling(answer, rejected)  # it is about a form that the graph holds
         return rejected
 
     def _match(self, variant: Variant, node: fx.Node) -> Match | Reject | None:
@@ -254,6 +254,13 @@ class TracedPattern(Pattern):
 
 def _code(variant: Variant) -> str:
     return variant.search.graph.python_code("self").src + variant.replace.graph.python_code("self").src
+
+
+def _telling(first: Reject | None, second: Reject | None) -> Reject | None:
+    """Of two reasons the one that says more: that a whole match was refused, or else the first."""
+    if first is None or (second is not None and first.code == "unsupported" and second.code != "unsupported"):
+        return second
+    return first
 
 
 def _names(given: Sequence[str] | str) -> tuple[str, ...]:

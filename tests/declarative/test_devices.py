@@ -81,6 +81,19 @@ def test_the_devices_may_be_said(pattern):
     assert_pattern(twice_sine, X, pattern=name, rejected="registered for cuda, not for cpu")
 
 
+@torch.library.custom_op("test_devices::forward_only", mutates_args=())
+def forward_only(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) * 2
+
+
+forward_only.register_fake(torch.empty_like)
+
+
+def test_what_to_do_without_a_backward(pattern):
+    with pytest.raises(fusebackend.RegistrationError, match="no autograd formula .* \\(or let derive_backward=True take the search"):
+        pattern(twice_sine, lambda x: forward_only(x), (X.clone().requires_grad_(),), verify=True)
+
+
 def test_a_kernel_without_a_backward_is_used_in_training(pattern):
     op = operator("no_backward", lambda x: torch.sin(x) * 2, "CPU")
     x = X.clone().requires_grad_()
