@@ -276,7 +276,9 @@ class Variant:
             results[self.matcher.anchor] = e.call(torch.ops.aten.add.Tensor, term, results[self.matcher.anchor])
         by_image: dict[fx.Node, Any] = {}
         for output in self.matcher.outputs:
-            by_image.setdefault(found.nodes[output], results[output])
+            gradient = output in self.search.outputs[self.search.forward_outputs :]
+            image, result = found.nodes[output], results[output]
+            by_image.setdefault(image, _in_order_of(e, image, result) if gradient else result)
         return tuple(by_image.values())
 
 
@@ -284,6 +286,18 @@ def _proper_subsets(positions: Sequence[int]) -> list[tuple[int, ...]]:
     """The ways to leave some of them out, but not all; of many, one at a time."""
     most = len(positions) if len(positions) <= 3 else 2
     return [left_out for n in range(1, most) for left_out in itertools.combinations(positions, n)]
+
+
+def _in_order_of(e: Emitter, original: fx.Node, new: fx.Node) -> fx.Node:
+    """A gradient in the memory order of the one that it replaces: autograd gives it that of what it was given."""
+    old, value = g.value(original), g.value(new)
+    order = g.memory_order(old)
+    if order is None or value.dim() != old.dim() or all(map(g.same_size, value.stride(), old.stride())):
+        return new
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    turned = e.call(torch.ops.aten.permute.default, new, order)
+    copied = e.call(torch.ops.aten.clone.default, turned, memory_format=torch.contiguous_format)
+    return e.call(torch.ops.aten.permute.default, copied, inverse)
 
 
 def _can_be_viewed(tensor: torch.Tensor, shape: Sequence[Any]) -> bool:

@@ -91,7 +91,8 @@ def test_a_norm_of_heads_that_are_transposed_behind_it(rms):
     """The gradient that it is given lies in another order than the one that the replacement was traced with."""
     norm = nn.RMSNorm(8)
     norm.forward = lambda x: F.rms_norm(x.sin(), (8,), norm.weight, 1e-6).transpose(1, 2).cos()
-    assert_pattern(norm, torch.randn(2, 5, 4, 8), pattern=rms, count=1, training=True)
+    for trained in (False, True):
+        assert_pattern(norm, torch.randn(2, 5, 4, 8).requires_grad_(trained), pattern=rms, count=1, training=True)
 
 
 def test_a_frozen_weight(rms):
