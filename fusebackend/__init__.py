@@ -16,10 +16,13 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from fusebackend import backend as backend
     from fusebackend import options as options
+    from fusebackend import passes as passes
     from fusebackend import testing as testing
     from fusebackend.backend import inductor_configs, last_report, load_operators, reports
     from fusebackend.declarative.register import RegistrationError, register_pattern, register_replacement
+    from fusebackend.declarative.replace_module import replace_module
     from fusebackend.declarative.verify import VerificationError
+    from fusebackend.native.hub_kernels import load_hub_kernel
     from fusebackend.native.user_kernels import load_kernel
     from fusebackend.report.model import Report
     from fusebackend.rewriting.numeric_check import numeric_errors
@@ -42,6 +45,7 @@ _MODULE_OF = {
     "explain": "tools.explain",
     "inductor_configs": "backend",
     "last_report": "backend",
+    "load_hub_kernel": "native.hub_kernels",
     "load_kernel": "native.user_kernels",
     "load_operators": "backend",
     "numeric_errors": "rewriting.numeric_check",
@@ -49,12 +53,13 @@ _MODULE_OF = {
     "register": "rewriting.registry",
     "register_pattern": "declarative.register",
     "register_replacement": "declarative.register",
+    "replace_module": "declarative.replace_module",
     "reports": "backend",
     "unregister": "rewriting.registry",
     "verify": "tools.verify",
 }
 _SUBMODULES = frozenset(
-    "backend bench declarative fuzz fx_utils native options patterns profitability report rewriting testing tools".split()
+    "backend bench declarative fuzz fx_utils native options passes patterns profitability report rewriting testing tools".split()
 )
 _DEPRECATED = {"check": "rewriting.numeric_check", "graph": "fx_utils"}
 
@@ -71,6 +76,7 @@ __all__ = [
     "explain",
     "inductor_configs",
     "last_report",
+    "load_hub_kernel",
     "load_kernel",
     "load_operators",
     "numeric_errors",
@@ -78,6 +84,7 @@ __all__ = [
     "register",
     "register_pattern",
     "register_replacement",
+    "replace_module",
     "reports",
     "unregister",
     "verify",

@@ -47,6 +47,8 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
     command.add_argument("--json", type=Path, metavar="FILE.json", help="write the report as JSON")
     command.add_argument("--compare", type=Path, metavar="OLD.json", help="say what changed since a report that --json wrote")
     command.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
+    command.add_argument("--pattern", metavar="NAME", help="say where this pattern came nearest, and what differed")
+    command.add_argument("--at", metavar="FILE.py:LINE", help="say which patterns look at the operators of this line")
     command.set_defaults(run=_explain)
 
     command = commands.add_parser("verify", help="compare patterns with what they replace")
@@ -105,7 +107,9 @@ def _patterns(_: argparse.Namespace) -> int:
 def _explain(chosen: argparse.Namespace) -> int:
     from fusebackend.tools.explain import print_explanation
 
-    return print_explanation(chosen.factory, chosen.html, chosen.dynamic, chosen.json, chosen.compare)
+    return print_explanation(
+        chosen.factory, chosen.html, chosen.dynamic, chosen.json, chosen.compare, pattern=chosen.pattern, at=chosen.at
+    )
 
 
 def _verify(chosen: argparse.Namespace) -> int:

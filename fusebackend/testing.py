@@ -39,7 +39,7 @@ def assert_pattern(
         pattern: the name of the pattern.
         count: how many substitutions there must be; by default at least one, or none if ``rejected`` is given.
         rejected: there must be a near miss whose reason contains these words.
-        training: also compare the gradients of ``args`` that require grad.
+        training: also compare the gradients of ``args`` that require grad and, of a module, of its parameters.
         dynamic: as for torch.compile.
         rtol, atol: as for torch.testing.assert_close, against eager.
 
@@ -88,4 +88,10 @@ def _run(fn: Callable, args: tuple, training: bool) -> tuple[Any, list[torch.Ten
         return outputs, tensors
     flat = [o for o in torch.utils._pytree.tree_leaves(outputs) if isinstance(o, torch.Tensor) and o.requires_grad]
     inputs = [a for a in tensors if a.requires_grad]
+    if isinstance(fn, torch.nn.Module):  # compiled or not
+        inputs += [p for p in fn.parameters() if p.requires_grad]
+    if not flat or not inputs:
+        raise ValueError(
+            "assert_pattern: training=True compares gradients: an argument or a parameter must require grad, and reach the result"
+        )
     return (outputs, torch.autograd.grad(flat, inputs, list(map(cotangent, flat)))), tensors

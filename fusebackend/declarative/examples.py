@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,17 +12,26 @@ from fusebackend.declarative.errors import RegistrationError
 
 
 def as_tuples(pattern: str, given: Sequence[Any]) -> list[tuple]:
-    """The examples of a pattern: ``given`` is the arguments of one call, or a list of several such tuples.
+    """The examples of a pattern: ``given`` is the arguments of one call, the only one, or a list of several such tuples.
 
     Raises:
         RegistrationError: an example without a tensor.
     """
+    if isinstance(given, torch.Tensor):
+        return [(given,)]
     several = isinstance(given, list) and given and all(isinstance(e, (tuple, list)) for e in given)
     examples = [tuple(e) for e in given] if several else [tuple(given)]
     for example in examples:
         if not any(isinstance(v, torch.Tensor) for v in example):
             raise RegistrationError(f"pattern {pattern!r}: example_inputs must hold a tensor, got {example!r}")
     return examples
+
+
+def without_optional(example: Mapping[str, Any], optional: Sequence[str]) -> list[dict[str, Any]]:
+    """The example, and it without each combination of the ``optional`` arguments, which are None then."""
+    chosen = [n for n in optional if example.get(n) is not None]
+    combinations = itertools.chain.from_iterable(itertools.combinations(chosen, k) for k in range(len(chosen) + 1))
+    return [{**example, **dict.fromkeys(left_out)} for left_out in combinations]
 
 
 def requires_grad(example: Mapping[str, Any]) -> bool:

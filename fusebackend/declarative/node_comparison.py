@@ -9,6 +9,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.declarative.examples import is_number
+from fusebackend.declarative.precision import same_number
 
 aten = torch.ops.aten
 
@@ -36,11 +37,55 @@ _EQUIVALENT = {
     aten._unsafe_view.default: aten.reshape.default,
     aten.detach.default: aten.alias.default,
 }
+# A number as the other operand: one computation under two names. The first has the arguments that are compared.
+_OF_NUMBERS = {
+    getattr(aten, name).Scalar: getattr(aten, name).Tensor
+    for name in "add sub mul div bitwise_and bitwise_or bitwise_xor eq ne lt le gt ge remainder fmod".split()
+}
+_EQUIVALENT.update(_OF_NUMBERS)
+# Eager computes these powers by the other operator, to the bit.
+_POWERS = {2: aten.mul.Tensor, -0.5: aten.rsqrt.default, 0.5: aten.sqrt.default, -1: aten.reciprocal.default}
 
 
 def same_target(a: Any, b: Any) -> bool:
-    """Whether two operators are the same, or differ only in what they require of their input's strides or of autograd."""
+    """Whether two operators are the same, or differ only in what they require of their input's strides or of autograd, or in whether
+    a number is given as such."""
     return _EQUIVALENT.get(a, a) is _EQUIVALENT.get(b, b)
+
+
+def equivalent_targets(target: Any) -> set[Any]:
+    """All operators that are the same as ``target`` to :func:`same_target`."""
+    return {t for t in (target, *_EQUIVALENT, *_EQUIVALENT.values()) if same_target(t, target)}
+
+
+def as_power_of(base: Any, expected: fx.Node, node: fx.Node) -> bool:
+    """Whether one of the two nodes is a power of a fixed exponent and the other its operator: ``pow(x, 2)`` and ``x * x``."""
+    return (
+        node.target is not expected.target
+        and base.target is aten.pow.Tensor_Scalar
+        and _POWERS.get(base.args[1]) is (node.target if base is expected else expected.target)
+    )
+
+
+def computes_again(node: Any, other: fx.Node, depth: int = 3) -> list[fx.Node] | None:
+    """The nodes by which ``node`` computes from the same operands what ``other`` does, as ``x - mean`` that a program spells twice; None if
+    it does not."""
+    if node is other:
+        return []
+    if not isinstance(node, fx.Node) or depth == 0 or node.op != "call_function" or node.target is not other.target:
+        return None
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or g.is_mutating(node) or len(node.args) != len(other.args):
+        return None
+    found = [node]
+    for a, b in zip((*node.args, node.kwargs), (*other.args, other.kwargs)):
+        if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+            inner = computes_again(a, b, depth - 1)
+            if inner is None:
+                return None
+            found += inner
+        elif isinstance(a, torch.SymInt) or type(a) is not type(b) or a != b:
+            return None
+    return found
 
 
 def same_constant(name: str, expected: Any, actual: Any, pattern_node: fx.Node, node: fx.Node) -> bool:
@@ -52,8 +97,10 @@ def same_constant(name: str, expected: Any, actual: Any, pattern_node: fx.Node, 
         return expected % max(ranks[0], 1) == actual % max(ranks[1], 1)
     if isinstance(expected, bool) or isinstance(actual, bool):
         return expected is actual
+    if is_number(expected) and is_number(actual):
+        return same_number(expected, actual, getattr(g.value(node), "dtype", None))
     # Values of other types are not compared: comparing a symbolic size would add a guard.
-    return (type(expected) is type(actual) or (is_number(expected) and is_number(actual))) and expected == actual
+    return type(expected) is type(actual) and expected == actual
 
 
 def is_pointwise_of_one_shape(node: fx.Node) -> bool:

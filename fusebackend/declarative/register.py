@@ -15,14 +15,20 @@ are compared before the pattern is registered (:mod:`fusebackend.declarative.ver
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from fusebackend.declarative.errors import RegistrationError
+from fusebackend.declarative.module_function import ModuleFunction
 from fusebackend.declarative.traced_pattern import TracedPattern
 from fusebackend.declarative.variant import Candidate
 from fusebackend.declarative.verify import verify_traced
+from fusebackend.log import log
 from fusebackend.rewriting import registry
 from fusebackend.rewriting.pattern import Level, Reject
+
+Check = Callable[[Candidate], "bool | str | Reject"]
 
 
 class SearchFunction:
@@ -43,10 +49,18 @@ def register_pattern(
     name: str,
     *,
     example_inputs: Sequence[Any],
-    when: Callable[[Candidate], bool | str | Reject] | None = None,
+    when: Check | None = None,
+    extra_check: Check | None = None,
     level: Level = "joint",
     priority: int = 0,
     pin: Sequence[str] = (),
+    dtypes: Sequence[torch.dtype] | torch.dtype | Literal["any"] | None = None,
+    ranks: Sequence[int] | int | Literal["any"] | None = None,
+    optional: Sequence[str] = (),
+    spellings: Sequence[Callable] = (),
+    roundings: Literal["fewer", "exact"] = "fewer",
+    derive_backward: bool = False,
+    devices: Sequence[str] | str | None = None,
     verify: bool = True,
 ) -> Callable[[Callable], SearchFunction]:
     """Decorates a search function. Decorate its replacement with the result's ``.replace_with``.
@@ -57,17 +71,46 @@ def register_pattern(
             and dtypes to match. Each is traced with symbolic sizes, except sizes of 0 and 1, which are part of the pattern. If a
             tensor requires grad, the pattern is also looked for in training graphs, forward and backward together, and the
             replacement must be differentiable.
-        when: receives a :class:`Candidate` and returns True to accept it; otherwise False, the reason, or a Reject.
+        when, extra_check: receives a :class:`Candidate` and returns True to accept it; otherwise False, the reason, or a Reject. The two
+            names mean the same.
         level: ``"joint"`` (default), or ``"post_grad"`` for the graphs after partitioning into forward and backward.
         priority: of two matches that overlap, the one with the higher priority is applied; of equal ones the larger.
-        pin: names of number arguments whose example value is part of the pattern. Other number arguments match any number.
-        verify: compares the two functions before registering (see :mod:`fusebackend.declarative.verify`).
+        pin: names of number arguments whose example value is part of the pattern. Other number arguments match any number, and the
+            replacement is given the one that the graph holds.
+        dtypes: floating-point dtypes that the arguments may have besides those of the examples, also mixed; ``"any"``: float32, bfloat16,
+            float16 and float64, without those that the replacement fails in.
+        ranks: numbers of dims that the arguments with most dims may have besides those of the examples; ``"any"``. Leading dims are added
+            or left out; the other arguments keep their ranks.
+        optional: arguments that may be None: the pattern is looked for with and without each.
+        spellings: functions of the same arguments that compute the same in other words. They are looked for and verified too.
+        roundings: ``"fewer"`` also matches where the graph rounds to fewer bits between the operators and the pattern does not, as Inductor
+            leaves such roundings out of the code that it generates; ``"exact"`` does not.
+        derive_backward: the gradients are those of the search function, computed from its arguments, not those of the replacement: for a
+            kernel without a backward. The replacement takes the place of the forward alone.
+        devices: types of device (``"cuda"``) that the replacement runs on, where what is registered for its operators does not say so.
+        verify: compares the two functions before registering (see :mod:`fusebackend.declarative.verify`), and where the replacement runs on
+            no device of this machine, or for another dtype or rank, before it is first used.
 
     Raises:
         RegistrationError: the name is taken, the functions do not fit together, or one can't be traced.
         fusebackend.VerificationError: the replacement computes something else.
     """
-    options = dict(example_inputs=example_inputs, extra_check=when, level=level, priority=priority, pin=pin, verify=verify)
+    options = dict(
+        example_inputs=example_inputs,
+        when=when,
+        extra_check=extra_check,
+        level=level,
+        priority=priority,
+        pin=pin,
+        dtypes=dtypes,
+        ranks=ranks,
+        optional=optional,
+        spellings=spellings,
+        roundings=roundings,
+        derive_backward=derive_backward,
+        devices=devices,
+        verify=verify,
+    )
     return lambda search_fn: SearchFunction(name, search_fn, options)
 
 
@@ -76,14 +119,30 @@ def register_replacement(
     replace_fn: Callable,
     example_inputs: Sequence[Any],
     *,
-    extra_check: Callable[[Candidate], bool | str | Reject] | None = None,
+    extra_check: Check | None = None,
+    when: Check | None = None,
     name: str | None = None,
     level: Level = "joint",
     priority: int = 0,
     pin: Sequence[str] = (),
+    dtypes: Sequence[torch.dtype] | torch.dtype | Literal["any"] | None = None,
+    ranks: Sequence[int] | int | Literal["any"] | None = None,
+    optional: Sequence[str] = (),
+    spellings: Sequence[Callable] = (),
+    roundings: Literal["fewer", "exact"] = "fewer",
+    derive_backward: bool = False,
+    devices: Sequence[str] | str | None = None,
     verify: bool = True,
 ) -> TracedPattern:
-    """Registers a pattern in one call, with the argument names of Inductor's function. See :func:`register_pattern`."""
+    """Registers a pattern in one call, with the argument names of Inductor's function. See :func:`register_pattern`.
+
+    ``search_fn`` may be a module, and ``example_inputs`` the arguments of its ``forward``: the replacement then takes what it needs of
+    these, of the parameters and buffers, and of the floating-point settings, by name.
+    """
+    if isinstance(search_fn, torch.nn.Module):
+        name = name or type(search_fn).__name__
+        module = ModuleFunction(search_fn)
+        search_fn, replace_fn, example_inputs = module.call, module.taking(name, replace_fn), module.examples(example_inputs)
     name = name or search_fn.__name__
     try:
         registry.check_level(name, level)
@@ -92,9 +151,31 @@ def register_replacement(
         raise RegistrationError(str(error)) from None
     if name in registry.known_names():
         raise _taken(name)
-    pattern = TracedPattern(name, search_fn, replace_fn, example_inputs, when=extra_check, level=level, priority=priority, pin=pin)
+    if when is not None and extra_check is not None:
+        raise RegistrationError(f"pattern {name!r}: when= and extra_check= are two names of one argument; give one of them")
+    pattern = TracedPattern(
+        name,
+        search_fn,
+        replace_fn,
+        example_inputs,
+        when=when or extra_check,
+        level=level,
+        priority=priority,
+        pin=pin,
+        dtypes=dtypes,
+        ranks=ranks,
+        optional=optional,
+        spellings=spellings,
+        roundings=roundings,
+        derive_backward=derive_backward,
+        on=devices,
+        verify=verify,
+    )
     if verify:
-        verify_traced(pattern).raise_if_wrong()
+        verification = verify_traced(pattern)
+        verification.raise_if_wrong()
+        for note in verification.notes:
+            log.warning("pattern %r: %s", name, note)
     try:
         registry.register(pattern)
     except ValueError as error:

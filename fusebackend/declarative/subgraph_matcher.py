@@ -2,7 +2,8 @@
 
 Every argument of every matched node is compared: it must correspond to a node of the pattern, an input, a named number, a
 size that follows from the inputs' sizes, or an equal constant. Commutative operators match in either order, by backtracking.
-A view between pointwise operators does not prevent a match: the replacement applies it to the inputs instead.
+A view between pointwise operators does not prevent a match: the replacement applies it to the inputs instead. Nor does a cast between
+floating-point types, as long as no precision is lost (:mod:`fusebackend.declarative.precision`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import operator
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -23,12 +25,17 @@ from fusebackend.declarative.node_comparison import (
     COMMUTATIVE,
     MOVABLE_VIEWS,
     ancestors,
+    as_power_of,
+    computes_again,
+    equivalent_targets,
     is_plain_sum,
     is_pointwise_of_one_shape,
     same_constant,
     same_target,
     sum_terms,
 )
+from fusebackend.declarative.partial_match import InputBinding, PartialMatch, SubgraphMatch, Views
+from fusebackend.declarative.precision import is_cast, is_lossless_cast, judge, number_held_by, same_number, through_casts
 from fusebackend.declarative.trace import Trace
 from fusebackend.rewriting.pattern import Reject
 
@@ -36,58 +43,8 @@ aten = torch.ops.aten
 
 _MAX_STEPS = 20_000  # bounds the backtracking of ambiguous patterns, which could take minutes
 
-_Views = tuple[fx.Node, ...]
 
-
-@dataclasses.dataclass(frozen=True)
-class InputBinding:
-    """What an input of the pattern stands for: ``node`` of the searched graph, with ``views`` applied to it in this order."""
-
-    node: fx.Node
-    views: _Views = ()
-
-    @property
-    def shape(self) -> torch.Size:
-        return g.value(self.views[-1] if self.views else self.node).shape
-
-
-@dataclasses.dataclass(frozen=True)
-class SubgraphMatch:
-    """A complete match.
-
-    Attributes:
-        nodes: the node of the searched graph for each operator of the pattern.
-        inputs: what each input of the pattern stands for.
-        scalars: the value of each named number.
-        views: the views between the matched nodes, which the replacement applies to the inputs.
-        other_terms: terms of the sum at the anchor that are not the pattern's.
-        sums: the additions between the anchor and its terms.
-    """
-
-    nodes: Mapping[fx.Node, fx.Node]
-    inputs: Mapping[fx.Node, InputBinding]
-    scalars: Mapping[str, Any]
-    views: frozenset[fx.Node]
-    other_terms: tuple[fx.Node, ...]
-    sums: tuple[fx.Node, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class _PartialMatch:
-    """The assignments made so far. It is immutable, so backtracking needs no undo.
-
-    Attributes:
-        nodes: the node of the searched graph for each operator of the pattern, and the views that its result passes through.
-        sizes: pairs of sizes that must be equal, the pattern's first, each with the node that has the second.
-        others: see :class:`SubgraphMatch`.
-    """
-
-    nodes: Mapping[fx.Node, tuple[fx.Node, _Views]] = dataclasses.field(default_factory=dict)
-    inputs: Mapping[fx.Node, InputBinding] = dataclasses.field(default_factory=dict)
-    scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    sizes: tuple[tuple[Any, Any, fx.Node], ...] = ()
-    other_terms: tuple[fx.Node, ...] = ()
-    sums: tuple[fx.Node, ...] = ()
+Loose = Literal["sources", "casts"] | None
 
 
 class SubgraphMatcher:
@@ -96,19 +53,27 @@ class SubgraphMatcher:
     Args:
         pattern: the trace to look for.
         scalars: the constants in it that match any number, with the name of each.
+        exact: whether the graph may not round between the operators where the pattern does not.
+        loose: whether ranks, dims, sizes and dtypes may be others: what is found then says what to trace, not what to replace. The
+            arguments that are found are what casts convert (``"sources"``) or give (``"casts"``).
 
     Attributes:
         outputs: what the pattern computes and returns, without repetitions. An input that it returns (a gradient that is passed on)
             is not among them: it stays what it is.
         anchor: the output that depends on most of the pattern, where matching starts.
+        targets: the operators at which it may start.
     """
 
-    def __init__(self, pattern: Trace, scalars: Mapping[Any, str]):
+    def __init__(self, pattern: Trace, scalars: Mapping[Any, str], *, exact: bool = False, loose: Loose = None):
         self.pattern = pattern
         self.scalars = scalars
+        self._exact, self._loose = exact, loose
         self.outputs = [o for o in dict.fromkeys(pattern.outputs) if o is not None and o.op != "placeholder"]
         self.anchor = max(self.outputs, key=lambda o: len(ancestors(o)))
-        self._operators = len([n for n in pattern.graph.nodes if n.op == "call_function" and g.is_tensor(n)])
+        self.targets = equivalent_targets(self.anchor.target) | equivalent_targets(through_casts(self.anchor).target)
+        self._operators = len([n for n in pattern.graph.nodes if n.op == "call_function" and g.is_tensor(n) and not is_cast(n)])
+        arguments = [*pattern.inputs, *pattern.tangents, *pattern.outputs]
+        self._works_in = frozenset(g.value(n).dtype for n in arguments if n is not None and g.value(n).is_floating_point())
 
     def find(self, node: fx.Node) -> SubgraphMatch | Reject | None:
         """Matches the pattern with its anchor at ``node``.
@@ -118,28 +83,36 @@ class SubgraphMatcher:
         """
         return copy.copy(self)._find(node)  # threads may compile at once, and a search counts its steps
 
+    def nearest(self, node: fx.Node) -> tuple[float, Reject] | None:
+        """How much of the pattern is at ``node``, from 0 to 1, and what differs; None if it is there whole."""
+        search = copy.copy(self)
+        if isinstance(search._find(node), SubgraphMatch):
+            return None
+        operators, reject = search._deepest
+        return min(operators / max(self._operators, 1), 1.0), reject or Reject("nothing of the pattern", node)
+
     def _find(self, node: fx.Node) -> SubgraphMatch | Reject | None:
         self._steps = 0
         # How many operators the best incomplete match has, and what prevented it from being complete.
         self._deepest: tuple[int, Reject | None] = (0, None)
         for found in self._match_all(node):
-            problem = self._mismatch(found)
-            if problem is None:
-                nodes = {p: image for p, (image, _) in found.nodes.items()}
-                views = frozenset(v for _, views in found.nodes.values() for v in views)
-                return SubgraphMatch(nodes, found.inputs, found.scalars, views, found.other_terms, found.sums)
+            nodes = {p: image for p, (image, _) in found.nodes.items()}
+            problem = self._mismatch(found) or judge(nodes, found.casts, self._works_in, self._exact) if not self._loose else ""
+            if isinstance(problem, str):
+                views = frozenset(v for _, views in found.nodes.values() for v in views) | set(found.casts)
+                return SubgraphMatch(nodes, found.inputs, found.scalars, views, found.other_terms, found.sums, problem)
             if self._deepest[0] <= self._operators:  # of several complete structures, the first gives the reason
                 self._deepest = (self._operators + 1, problem)
         operators, reject = self._deepest
         return reject if reject is not None and 2 * operators >= self._operators else None
 
-    def _match_all(self, node: fx.Node) -> Iterator[_PartialMatch]:
+    def _match_all(self, node: fx.Node) -> Iterator[PartialMatch]:
         others = [o for o in self.outputs if o is not self.anchor]
         for found in self._match_anchor(node):
             yield from self._match_outputs(others, found)
 
-    def _match_anchor(self, node: fx.Node) -> Iterator[_PartialMatch]:
-        yield from self._match_node(self.anchor, node, (), _PartialMatch())
+    def _match_anchor(self, node: fx.Node) -> Iterator[PartialMatch]:
+        yield from self._match_node(self.anchor, node, (), PartialMatch())
         # Autograd adds up the gradients of a tensor in the order in which it computes them. Where the pattern's gradient is a sum
         # of two terms, the graph may add a third between them (a residual connection): (other + a) + b for other + (a + b).
         is_gradient = self.anchor in self.pattern.outputs[self.pattern.forward_outputs :]
@@ -152,7 +125,7 @@ class SubgraphMatcher:
         for x, y in itertools.product(left, right):
             for a, b in (self.anchor.args[:2], self.anchor.args[1::-1]):
                 if same_target(a.target, x.target) and same_target(b.target, y.target):
-                    for first in self._match_node(a, x, (), _PartialMatch()):
+                    for first in self._match_node(a, x, (), PartialMatch()):
                         for found in self._match_node(b, y, (), first):
                             yield dataclasses.replace(
                                 found,
@@ -161,7 +134,7 @@ class SubgraphMatcher:
                                 sums=(*left_sums, *right_sums),
                             )
 
-    def _match_outputs(self, remaining: list[fx.Node], partial: _PartialMatch) -> Iterator[_PartialMatch]:
+    def _match_outputs(self, remaining: list[fx.Node], partial: PartialMatch) -> Iterator[PartialMatch]:
         if not remaining:
             yield partial
             return
@@ -169,14 +142,19 @@ class SubgraphMatcher:
         if output in partial.nodes or output in partial.inputs:
             yield from self._match_outputs(rest, partial)
             return
-        candidates = [n for n in _output_candidates(output, partial) if n.op == "call_function" and same_target(output.target, n.target)]
+        targets = (output.target, through_casts(output).target)
+        candidates = [
+            n
+            for n in _output_candidates(output, partial)
+            if n.op == "call_function" and any(same_target(t, n.target) for t in targets) and (self._loose or _same_dtype(output, n))
+        ]
         if not candidates:
             self._fail(partial, f"no {g.describe(output)} for another output of the pattern", next(iter(partial.nodes.values()))[0])
         for candidate in candidates:
             for found in self._match_node(output, candidate, (), partial):
                 yield from self._match_outputs(rest, found)
 
-    def _match_node(self, expected: fx.Node, node: Any, views: _Views, partial: _PartialMatch) -> Iterator[_PartialMatch]:
+    def _match_node(self, expected: fx.Node, node: Any, views: Views, partial: PartialMatch) -> Iterator[PartialMatch]:
         """Matches one node of the pattern and all that it depends on with ``node``, whose result passes through ``views``."""
         self._steps += 1
         if self._steps > _MAX_STEPS:
@@ -184,17 +162,34 @@ class SubgraphMatcher:
         elif expected.op == "placeholder":
             yield from self._match_input(expected, node, views, partial)
         elif expected in partial.nodes:
-            if partial.nodes[expected] == (node, views):
-                yield partial
+            image, seen = partial.nodes[expected]
+            again = computes_again(through_casts(node), through_casts(image)) if views == seen and isinstance(node, fx.Node) else None
+            if again is not None and g.mutation_between(*sorted((node, image))) is None:
+                casts = () if node is image else _casts_of(node)
+                yield dataclasses.replace(partial, casts=(*partial.casts, *casts, *again))
             else:
                 self._fail(partial, f"two different nodes where the pattern uses one {g.describe(expected)} twice", node)
         elif expected.target is aten.alias.default and not (isinstance(node, fx.Node) and node.target is aten.alias.default):
             yield from self._match_node(expected.args[0], node, views, partial)
+        elif is_cast(expected) and g.is_tensor(node) and not is_cast(node):
+            yield from self._match_through_casts(expected, node, views, partial)
+        elif expected.target is operator.getitem and isinstance(node, fx.Node) and node.target is operator.getitem:
+            if not views and expected.args[1] == node.args[1]:
+                partial = dataclasses.replace(partial, nodes={**partial.nodes, expected: (node, ())})
+                yield from self._match_node(expected.args[0], node.args[0], (), partial)
+            else:
+                self._fail(partial, f"another result of {g.describe(node.args[0])}, or a view of it", node)
         elif not isinstance(node, fx.Node) or node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             found = g.describe(node) if isinstance(node, fx.Node) else repr(node)
             self._fail(partial, f"expected {g.describe(expected)}, found {found}", node)
         elif same_target(expected.target, node.target):
             yield from self._match_call(expected, node, views, partial)
+            if is_cast(expected) and is_cast(node):
+                yield from self._match_through_casts(expected, node, views, partial)
+        elif is_cast(node):
+            yield from self._match_through_casts(expected, node, views, partial)
+        elif as_power_of(node, expected, node) or as_power_of(expected, expected, node):
+            yield from self._match_power(expected, node, views, partial)
         elif node.target in (aten.alias.default, aten.detach.default):
             yield from self._match_node(expected, node.args[0], views, partial)
         elif node.target in MOVABLE_VIEWS and torch.Tag.pointwise in expected.target.tags:
@@ -202,17 +197,36 @@ class SubgraphMatcher:
         else:
             self._fail(partial, f"expected {g.describe(expected)}, found {g.describe(node)}", node)
 
-    def _match_input(self, expected: fx.Node, node: Any, views: _Views, partial: _PartialMatch) -> Iterator[_PartialMatch]:
+    def _match_through_casts(self, expected: fx.Node, node: fx.Node, views: Views, partial: PartialMatch) -> Iterator[PartialMatch]:
+        partial = dataclasses.replace(partial, casts=(*partial.casts, *_casts_of(node)))
+        node = through_casts(node)
+        for found in self._match_node(through_casts(expected), node, views, partial):
+            converted = dict.fromkeys(_casts_of(expected), (node, views))  # what a cast of the pattern gives is there without it
+            if all(found.nodes.get(c, image) == image for c, image in converted.items()):
+                yield dataclasses.replace(found, nodes={**found.nodes, **converted})
+
+    def _match_power(self, expected: fx.Node, node: fx.Node, views: Views, partial: PartialMatch) -> Iterator[PartialMatch]:
+        if views and not is_pointwise_of_one_shape(node):
+            return
+        partial = dataclasses.replace(partial, nodes={**partial.nodes, expected: (node, views)})
+        wanted, actual = expected.all_input_nodes, node.all_input_nodes
+        if len(wanted) == len(actual) == 1:  # one operand, which a product uses twice
+            yield from self._match_node(wanted[0], actual[0], views, partial)
+
+    def _match_input(self, expected: fx.Node, node: Any, views: Views, partial: PartialMatch) -> Iterator[PartialMatch]:
         if not g.is_tensor(node):
             self._fail(partial, "a number where a tensor is expected", node)
             return
+        while is_lossless_cast(node) and (self._loose == "sources" or not (self._loose or _same_dtype(expected, node))):
+            partial = dataclasses.replace(partial, casts=(*partial.casts, node))
+            node = node.args[0]
         binding = InputBinding(node, views)
         if partial.inputs.get(expected, binding) == binding:
             yield dataclasses.replace(partial, inputs={**partial.inputs, expected: binding})
         else:
             self._fail(partial, f"{expected.name} stands for two different tensors", node)
 
-    def _match_call(self, expected: fx.Node, node: fx.Node, views: _Views, partial: _PartialMatch) -> Iterator[_PartialMatch]:
+    def _match_call(self, expected: fx.Node, node: fx.Node, views: Views, partial: PartialMatch) -> Iterator[PartialMatch]:
         if views and not is_pointwise_of_one_shape(node):
             self._fail(partial, f"{g.describe(views[0])} between the operators can't be moved before {g.describe(node)}", node)
             return
@@ -226,8 +240,8 @@ class SubgraphMatcher:
             yield from self._match_arguments(pairs, expected, node, views, partial)
 
     def _match_arguments(
-        self, pairs: list, expected: fx.Node, node: fx.Node, views: _Views, partial: _PartialMatch
-    ) -> Iterator[_PartialMatch]:
+        self, pairs: list, expected: fx.Node, node: fx.Node, views: Views, partial: PartialMatch
+    ) -> Iterator[PartialMatch]:
         if not pairs:
             yield partial
             return
@@ -236,8 +250,14 @@ class SubgraphMatcher:
             yield from self._match_arguments(rest, expected, node, views, found)
 
     def _match_argument(
-        self, name: str, wanted: Any, actual: Any, expected: fx.Node, node: fx.Node, views: _Views, partial: _PartialMatch
-    ) -> Iterator[_PartialMatch]:
+        self, name: str, wanted: Any, actual: Any, expected: fx.Node, node: fx.Node, views: Views, partial: PartialMatch
+    ) -> Iterator[PartialMatch]:
+        if self._loose and name in _DIMS_AND_SIZES:
+            yield partial
+            return
+        if is_number(wanted) and isinstance(actual, fx.Node):
+            held = number_held_by(actual)
+            actual = actual if held is None else held
         if isinstance(wanted, fx.Node) and g.is_tensor(wanted):
             yield from self._match_node(wanted, actual, views, partial)
         elif isinstance(wanted, (list, tuple)):
@@ -252,8 +272,8 @@ class SubgraphMatcher:
             yield dataclasses.replace(partial, sizes=(*partial.sizes, (wanted, actual, node)))
         elif is_number(wanted) and wanted in self.scalars:
             scalar = self.scalars[wanted]
-            if isinstance(actual, (int, float)) and partial.scalars.get(scalar, actual) == actual:
-                yield dataclasses.replace(partial, scalars={**partial.scalars, scalar: actual})
+            if isinstance(actual, (int, float)) and same_number(known := partial.scalars.get(scalar, actual), actual, _dtype(node)):
+                yield dataclasses.replace(partial, scalars={**partial.scalars, scalar: known})
             else:
                 self._fail(partial, f"{g.describe(node)}: {name} is not one number that {scalar!r} could stand for", node)
         elif same_constant(name, wanted, actual, expected, node):
@@ -261,11 +281,11 @@ class SubgraphMatcher:
         else:
             self._fail(partial, f"{g.describe(node)}: {name} is {_spell(actual)}, the pattern has {_spell(wanted)}", node)
 
-    def _fail(self, partial: _PartialMatch, reason: str, node: Any) -> None:
+    def _fail(self, partial: PartialMatch, reason: str, node: Any) -> None:
         if len(partial.nodes) > self._deepest[0] or self._deepest[1] is None:
             self._deepest = (len(partial.nodes), Reject(reason, node if isinstance(node, fx.Node) else None))
 
-    def _mismatch(self, found: _PartialMatch) -> Reject | None:
+    def _mismatch(self, found: PartialMatch) -> Reject | None:
         """Compares dtypes, ranks and sizes of a structurally complete match."""
         values: dict[Any, Any] = {}  # of the pattern's symbolic sizes
         for placeholder, bound in found.inputs.items():
@@ -282,8 +302,26 @@ class SubgraphMatcher:
         for expected, actual, node in pairs:
             wanted = sizes.evaluate(expected, values)
             if wanted is None or isinstance(actual, torch.Tensor) or not g.same_size(wanted, actual):
-                return Reject(f"a size is {actual} where the pattern's other sizes make it {wanted} (a broadcast?)", node)
+                why = "a broadcast? or are sizes of the example equal by chance?"
+                return Reject(f"a size is {actual} where the pattern's other sizes make it {wanted} ({why})", node)
         return None
+
+
+_DIMS_AND_SIZES = frozenset({"dim", "dims", "size", "shape", "normalized_shape", "split_size", "split_sizes"})
+
+
+def _casts_of(node: Any) -> Iterator[fx.Node]:
+    while is_cast(node):
+        yield node
+        node = node.args[0]
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    return getattr(g.value(node), "dtype", None)
+
+
+def _same_dtype(expected: fx.Node, node: fx.Node) -> bool:
+    return _dtype(expected) == _dtype(node)
 
 
 def _number(value: Any) -> Any:
@@ -294,17 +332,27 @@ def _spell(value: Any) -> str:
     return value.name if isinstance(value, fx.Node) else repr(value)
 
 
-def _output_candidates(output: fx.Node, partial: _PartialMatch) -> list[fx.Node]:
-    """The nodes of the graph that are as many edges away from something matched as ``output`` is in the pattern."""
-    level, edges = [output], 0
+def _output_candidates(output: fx.Node, partial: PartialMatch) -> list[fx.Node]:
+    """The nodes of the graph that are as many edges away from something matched as ``output`` is in the pattern. Casts do not count."""
+    level, edges = [through_casts(output)], 0
     while level:
-        level = list(dict.fromkeys(i for n in level for i in n.all_input_nodes))
+        level = list(dict.fromkeys(through_casts(i) for n in level for i in n.all_input_nodes))
         edges += 1
         reached = {partial.nodes[n][0] for n in level if n in partial.nodes} | {
             partial.inputs[n].node for n in level if n in partial.inputs
         }
         if reached:
             for _ in range(edges):
-                reached = {u for n in reached for u in n.users}
+                reached = _with_casts({u for n in _with_casts(reached) for u in n.users})
             return sorted(reached)
     return []
+
+
+def _with_casts(nodes: set[fx.Node]) -> set[fx.Node]:
+    """The nodes and all their casts."""
+    found, stack = set(nodes), list(nodes)
+    while stack:
+        new = [u for u in stack.pop().users if is_cast(u) and u not in found]
+        found.update(new)
+        stack += new
+    return found

@@ -6,9 +6,10 @@ normalised in the same way as the graphs that it is looked for in, whatever the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
 from fusebackend.declarative.replica import replica
+from fusebackend.declarative.trace_errors import explained
 from fusebackend.rewriting import interpret
 from fusebackend.rewriting.pattern import Level
 
@@ -43,15 +46,51 @@ class Trace:
     outputs: tuple[fx.Node | None, ...]
     forward_outputs: int
 
+    def without_gradients(self, positions: Container[int]) -> Trace:
+        """The trace without the gradients of the arguments at ``positions``, as of a program that does not ask for them."""
+        first = self.forward_outputs
+        return self._with([None if i >= first and i - first in positions else o for i, o in enumerate(self.outputs)], first)
+
+    def without_outputs(self, positions: Container[int]) -> Trace:
+        """The trace without the results at ``positions``."""
+        kept = [o for i, o in enumerate(self.outputs) if i not in positions]
+        return self._with(kept, self.forward_outputs - (len(self.outputs) - len(kept)))
+
+    def _with(self, outputs: Sequence[fx.Node | None], forward_outputs: int) -> Trace:
+        clone = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        clone.graph_copy(self.graph, copies)
+        for old, new in copies.items():
+            new.meta = dict(old.meta)
+
+        def copied(nodes: Iterable[fx.Node | None]) -> tuple[fx.Node | None, ...]:
+            return tuple(copies[n] if n is not None else None for n in nodes)
+
+        clone.output(list(copied(outputs)))
+        clone.eliminate_dead_code()
+        return Trace(clone, copied(self.inputs), tuple(copies[n] for n in self.tangents), copied(outputs), forward_outputs)
+
+
+class _TracedError(Exception):
+    """Ends a call whose graph has been captured."""
+
 
 class TraceError(ValueError):
     """The function can't be traced as a pattern. The message says why."""
 
 
+@contextlib.contextmanager
+def outside_of_compiles() -> Iterator[None]:
+    """Operators on real tensors do within what they do in eager mode, whichever graph is being compiled around it."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
 def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
     """Traces ``fn(*tensors)`` with symbolic sizes, except sizes of 0 and 1, which are constants.
 
-    If a tensor requires grad, forward and backward are traced together, which needs ``level="joint"``.
+    If a tensor requires grad, forward and backward are traced together, which needs ``level="joint"``. No operator is run: what it gives
+    is what its fake says. May be called while another graph is compiled.
 
     Raises:
         TraceError: a graph break, a tensor that is not an argument, no tensor operation, or an error of the compiler.
@@ -79,28 +118,33 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
                 raise TraceError(f"the function uses a tensor that is not one of its arguments ({node.target}); pass it as one")
             positions.append(int(found[1]) if found else -1)
         slot = "joint_custom_pre_pass" if level == "joint" else "post_grad_custom_post_pass"
-        return inductor.compile_fx(
-            gm, example_inputs, inner_compile=interpret.inner_compile, config_patches={**interpret.PATCHES, slot: capture}
-        )
+        inductor.compile_fx(gm, example_inputs, inner_compile=interpret.inner_compile, config_patches={**interpret.PATCHES, slot: capture})
+        return stop
+
+    def stop(*_: Any) -> Any:
+        raise _TracedError  # instead of running an operator that may have no kernel for this machine
 
     def call(*tensors: torch.Tensor) -> Any:
         return fn(*tensors)
 
     with (
+        outside_of_compiles(),
         compile_lock,  # before torch 2.13 a configuration is that of all threads, also of one that compiles
         torch._dynamo.config.patch(suppress_errors=False, specialize_float=True),
-        functorch_config.patch(force_non_lazy_backward_lowering=True),
+        # An operator that launches Triton kernels stays one node, which says by its name what it is.
+        functorch_config.patch(force_non_lazy_backward_lowering=True, decompose_custom_triton_ops=False),
         inductor_config.patch({"joint_custom_pre_pass": None, "post_grad_custom_post_pass": None}),
         torch.set_grad_enabled(training),
     ):
         try:
             torch.compile(call, backend=backend, dynamic=True, fullgraph=True)(*map(replica, tensors))
+        except _TracedError:
+            pass
         except Exception as error:
             inner = getattr(error, "inner_exception", None)  # Dynamo wraps the exceptions of a backend
             if isinstance(inner, TraceError):
                 raise inner from None
-            reason = str(error).strip().split("\n")[0]
-            raise TraceError(f"{getattr(fn, '__name__', fn)} can't be traced: {type(error).__name__}: {reason}") from error
+            raise TraceError(f"{getattr(fn, '__name__', fn)} can't be traced: {explained(error)}") from error
         finally:
             torch._dynamo.reset_code(call.__code__)
     if not captured:

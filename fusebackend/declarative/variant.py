@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusebackend import fx_utils as g
 from fusebackend.declarative import sizes
 from fusebackend.declarative.errors import RegistrationError
 from fusebackend.declarative.examples import is_number, stand_in
-from fusebackend.declarative.subgraph_matcher import SubgraphMatch, SubgraphMatcher
+from fusebackend.declarative.partial_match import SubgraphMatch
+from fusebackend.declarative.precision import in_single
+from fusebackend.declarative.specialization import Form
+from fusebackend.declarative.subgraph_matcher import Loose, SubgraphMatcher
 from fusebackend.declarative.trace import Trace, trace
 from fusebackend.rewriting.pattern import Emitter, Level, Match, Reject
 
@@ -43,6 +50,11 @@ class Variant:
         example: the arguments that they are traced with, by name.
         level: the graphs that the pattern is looked for in.
         pin: the number arguments whose example value is part of the pattern.
+        exact: whether a graph may not round between the operators where the pattern does not.
+        derive_backward: whether the gradients are those of the search function, computed from its arguments.
+
+    Attributes:
+        derived: whether the gradients of this variant are derived.
 
     Raises:
         RegistrationError: the two functions do not fit together.
@@ -50,22 +62,64 @@ class Variant:
     """
 
     def __init__(
-        self, pattern: str, search_fn: Callable, replace_fn: Callable, example: Mapping[str, Any], level: Level, pin: Sequence[str]
+        self,
+        pattern: str,
+        search_fn: Callable,
+        replace_fn: Callable,
+        example: Mapping[str, Any],
+        level: Level,
+        pin: Sequence[str],
+        exact: bool = False,
+        derive_backward: bool = False,
     ):
+        self.search_fn, self.replace_fn = search_fn, replace_fn
         self.example = dict(example)
         self.tensors = [n for n, v in example.items() if isinstance(v, torch.Tensor)]
         numbers = [n for n, v in example.items() if is_number(v) and n not in pin]
         stand_ins = {n: stand_in(i, type(example[n])) for i, n in enumerate(numbers)}
-        self.scalars = {v: n for n, v in stand_ins.items()}
+        # A number that the program gives to an operator of single precision may stand in the trace as that rounds it.
+        self.scalars = {v: n for n, given in stand_ins.items() for v in dict.fromkeys((given, in_single(given)))}
         self.search = self._trace(search_fn, {**example, **stand_ins}, level)
-        self.replace = self._trace(replace_fn, {**example, **stand_ins}, level)
+        self.derived = derive_backward and bool(self.search.tangents)
+        self.replace = (self._derived if self.derived else self._trace)(replace_fn, {**example, **stand_ins}, level)
         self._check_scalars(pattern)
         self._check_inputs(pattern)
         self._check_outputs(pattern)
         drawn = next((n for n in self.replace.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
         if drawn is not None:
             raise RegistrationError(f"pattern {pattern!r}: the replacement draws random numbers ({g.describe(drawn)})")
-        self.matcher = SubgraphMatcher(self.search, self.scalars)
+        self._exact = exact
+        self._make_matchers()
+        # What verification has found on each type of device: why the replacement may not be used there, or None.
+        self.verified: dict[str, str | None] = {}
+        #: This variant, and it without some of the gradients, for programs that do not ask for all.
+        self.with_fewer_gradients = [self, *map(self._without, _proper_subsets(self._gradients()))]
+
+    def _make_matchers(self) -> None:
+        self.matcher = SubgraphMatcher(self.search, self.scalars, exact=self._exact)
+        loose: tuple[Loose, ...] = ("sources", "casts")
+        self._loose = [SubgraphMatcher(self.search, self.scalars, loose=how) for how in loose]
+
+    def _gradients(self) -> list[int]:
+        """The positions of the arguments whose gradients the search function computes."""
+        outputs = self.search.outputs[self.search.forward_outputs :]
+        return [i for i, o in enumerate(outputs) if o is not None and o.op != "placeholder"]
+
+    def _without(self, gradients: tuple[int, ...]) -> Variant:
+        fewer = copy.copy(self)
+        fewer.search, fewer.replace = self.search.without_gradients(gradients), self.replace.without_gradients(gradients)
+        fewer._make_matchers()
+        return fewer
+
+    @property
+    def training(self) -> bool:
+        return bool(self.search.tangents)
+
+    def other_forms(self, node: fx.Node) -> list[Form]:
+        """The dtypes and ranks with which the search function may be at ``node``, where they are not those of this variant."""
+        found = [m.find(node) for m in self._loose] if node.target in self.matcher.targets else []
+        forms = [Form.of_match(self, f) for f in found if isinstance(f, SubgraphMatch)]
+        return [f for f in dict.fromkeys(forms) if len(f.dtypes) == len(self.tensors) and f != Form.of_example(self.example)]
 
     def _trace(self, fn: Callable, arguments: Mapping[str, Any], level: Level) -> Trace:
         def positional(*tensors: torch.Tensor) -> Any:
@@ -74,10 +128,22 @@ class Variant:
         positional.__name__ = getattr(fn, "__name__", "function")
         return trace(positional, [arguments[n] for n in self.tensors], level)
 
+    def _derived(self, fn: Callable, arguments: Mapping[str, Any], level: Level) -> Trace:
+        """The trace of ``fn`` with the search function's gradients: of both functions, with the results of the one taken from it."""
+
+        def both(**given: Any) -> list[Any]:
+            detached = {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in given.items()}
+            return [*tree_leaves(self.search_fn(**given)), *tree_leaves(fn(**detached))]
+
+        both.__name__ = getattr(fn, "__name__", "function")
+        found = self._trace(both, arguments, level)
+        count = self.search.forward_outputs
+        return found.without_outputs(range(count))
+
     def _check_scalars(self, pattern: str) -> None:
         found = {a for n in self.search.graph.nodes for a in tree_leaves((n.args, n.kwargs)) if is_number(a)}
-        for value, name in self.scalars.items():
-            if value not in found:
+        for name in dict.fromkeys(self.scalars.values()):
+            if not any(value in found for value, of in self.scalars.items() if of == name):
                 raise RegistrationError(
                     f"pattern {pattern!r}: the number {name!r} is not an argument of any operator in the search function's graph "
                     f"(another number is derived from it, or it decides a shape); pin it: pin=({name!r},) makes {self.example[name]!r} "
@@ -103,7 +169,8 @@ class Variant:
                 continue
             if searched is None or replaced is None:
                 function = "replacement" if replaced is None else "search function"
-                raise RegistrationError(f"pattern {pattern!r}: the {function} gives no {what}")
+                cure = "; give its operator a backward, or let derive_backward=True take the search function's" if replaced is None else ""
+                raise RegistrationError(f"pattern {pattern!r}: the {function} gives no {what}{cure if 'gradient' in what else ''}")
             expected, got = sizes.describe(searched, search_names), sizes.describe(replaced, replace_names)
             if expected != got:
                 raise RegistrationError(f"pattern {pattern!r}: {what} differs: the search function gives {expected}, the replacement {got}")
@@ -159,8 +226,9 @@ class Variant:
             if answer is not True:
                 return Reject(answer if isinstance(answer, str) else "the pattern's own check (when, extra_check) returned False")
         outputs = tuple(dict.fromkeys(found.nodes[o] for o in self.matcher.outputs))
-        interior = {*found.nodes.values(), *found.sums, *_used_inside_only(found)} - set(outputs)
-        return Match(outputs, lambda e: self._emit(e, found), tuple(sorted(interior)))
+        read = {b.node for b in found.inputs.values()}  # a cast in the pattern may stand for an argument that needs none
+        interior = {*found.nodes.values(), *found.sums, *_used_inside_only(found)} - set(outputs) - read
+        return Match(outputs, lambda e: self._emit(e, found), tuple(sorted(interior)), found.note)
 
     def _emit(self, e: Emitter, found: SubgraphMatch) -> tuple[fx.Node, ...]:
         """Emits the replacement's nodes. Returns a node for each output of the match."""
@@ -199,14 +267,48 @@ class Variant:
                     values[node] = size
                     continue
             args, kwargs = tree_map(resolve, (node.args, node.kwargs))
+            if node.target is torch.ops.aten.view.default and not _can_be_viewed(g.value(args[0]), args[1]):
+                # In the trace its operand was contiguous; what stands for that here lies in another order.
+                args = (e.call(torch.ops.aten.clone.default, args[0], memory_format=torch.contiguous_format), *args[1:])
             values[node] = e.call(node.target, *args, **kwargs)
         results = {old: values[new] for old, new in zip(self.search.outputs, self.replace.outputs) if old and new}
         for term in found.other_terms:
             results[self.matcher.anchor] = e.call(torch.ops.aten.add.Tensor, term, results[self.matcher.anchor])
         by_image: dict[fx.Node, Any] = {}
         for output in self.matcher.outputs:
-            by_image.setdefault(found.nodes[output], results[output])
+            gradient = output in self.search.outputs[self.search.forward_outputs :]
+            image, result = found.nodes[output], results[output]
+            by_image.setdefault(image, _in_order_of(e, image, result) if gradient else result)
         return tuple(by_image.values())
+
+
+def _proper_subsets(positions: Sequence[int]) -> list[tuple[int, ...]]:
+    """The ways to leave some of them out, but not all; of many, one at a time."""
+    most = len(positions) if len(positions) <= 3 else 2
+    return [left_out for n in range(1, most) for left_out in itertools.combinations(positions, n)]
+
+
+def _in_order_of(e: Emitter, original: fx.Node, new: fx.Node) -> fx.Node:
+    """A gradient in the memory order of the one that it replaces: autograd gives it that of what it was given."""
+    old, value = g.value(original), g.value(new)
+    order = g.memory_order(old)
+    if order is None or value.dim() != old.dim() or all(map(g.same_size, value.stride(), old.stride())):
+        return new
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    turned = e.call(torch.ops.aten.permute.default, new, order)
+    copied = e.call(torch.ops.aten.clone.default, turned, memory_format=torch.contiguous_format)
+    return e.call(torch.ops.aten.permute.default, copied, inverse)
+
+
+def _can_be_viewed(tensor: torch.Tensor, shape: Sequence[Any]) -> bool:
+    """Whether a fake tensor can be seen in another shape without a copy."""
+    sizes = [g.value(s) if isinstance(s, fx.Node) else s for s in shape]
+    try:
+        with detect_fake_mode(tensor) or contextlib.nullcontext():
+            torch.ops.aten.view.default(tensor, sizes)
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 def _used_inside_only(found: SubgraphMatch) -> set[fx.Node]:

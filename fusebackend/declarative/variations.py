@@ -9,12 +9,19 @@ import torch
 
 from fusebackend.declarative.replica import like as _like
 
+#: What tells most: enough for another dtype or rank of what was compared on all.
+_BRIEF = ("as given", "odd sizes", "storage in reverse order", "inf and nan")
 
-def variations(variant: Any, example: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+
+def variations(variant: Any, example: dict[str, Any], brief: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """Arguments for both functions of a variant, each with what is special about them. The first are ``example`` itself.
 
-    A function may not accept all of them.
+    A function may not accept all of them. ``brief`` gives few.
     """
+    return ((how, arguments) for how, arguments in _all(variant, example) if not brief or how in _BRIEF)
+
+
+def _all(variant: Any, example: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "as given", example
     placeholders = dict(zip(variant.tensors, variant.search.inputs))
     symbols = list(dict.fromkeys(s.node.expr for p in placeholders.values() for s in p.meta["val"].shape if isinstance(s, torch.SymInt)))
@@ -24,7 +31,7 @@ def variations(variant: Any, example: dict[str, Any]) -> Iterator[tuple[str, dic
         new = dict(example)
         for name, p in placeholders.items():
             shape = [int(s.node.expr.subs(sizes)) if isinstance(s, torch.SymInt) else s for s in p.meta["val"].shape]
-            new[name] = _random(example[name], shape)
+            new[name] = random_like(example[name], shape)
         return new
 
     odd = (7, 13, 5, 11, 3, 17)
@@ -49,7 +56,7 @@ def variations(variant: Any, example: dict[str, Any]) -> Iterator[tuple[str, dic
         yield how, {n: _like(v, change(v.detach())) if n in floats else v for n, v in base.items()}
 
 
-def _random(like: torch.Tensor, shape: list[int]) -> torch.Tensor:
+def random_like(like: torch.Tensor, shape: list[int]) -> torch.Tensor:
     if like.is_floating_point() or like.is_complex():
         new = torch.randn(shape, dtype=torch.float64 if like.is_floating_point() else like.dtype).to(like.dtype)
     elif like.dtype == torch.bool:

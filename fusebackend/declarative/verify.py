@@ -19,8 +19,11 @@ from typing import Any
 import torch
 
 from fusebackend import fx_utils as g
+from fusebackend.declarative import devices
 from fusebackend.declarative.examples import without_grad
 from fusebackend.declarative.replica import like
+from fusebackend.declarative.specialization import Form, with_dtype
+from fusebackend.declarative.trace import outside_of_compiles
 from fusebackend.declarative.variations import variations
 from fusebackend.declarative.watched_call import watched_call
 
@@ -46,6 +49,7 @@ class Verification:
 
     pattern: str
     checks: list[Check] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -63,35 +67,83 @@ class Verification:
         lines = [f"{self.pattern}: {sum(c.ok for c in self.checks)} of {len(self.checks)} checks passed"]
         for c in self.checks:
             lines.append(f"  {'ok  ' if c.ok else 'FAIL'} {c.what}{': ' + c.detail if c.detail else ''}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  note: {n}" for n in self.notes)])
 
 
 def verify_traced(pattern: Any, *, seed: int = 0) -> Verification:
-    """Verifies a :class:`fusebackend.declarative.traced_pattern.TracedPattern` on the CPU and, where there is one, on a GPU."""
+    """Verifies a :class:`fusebackend.declarative.traced_pattern.TracedPattern` on each device of this machine that its replacement runs
+    on, in the dtypes of its examples and in the others that it is registered for.
+
+    What fails in a dtype that only ``"any"`` asked for is left out of the pattern, with a note.
+    """
     result = Verification(pattern.name)
-    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-    with torch.random.fork_rng(), torch.enable_grad():
-        torch.manual_seed(seed)
-        for device in devices:
-            for check in _traced(pattern, device):
-                result.checks.append(dataclasses.replace(check, what=f"{device}, {check.what}"))
+    here = [d for d in ("cpu", "cuda") if devices.available(d)]
+    postponed: dict[str, None] = {}
+    for variant in pattern.variants:
+        able = [d for d in here if pattern.runs_on(variant, d)]
+        for device in able:
+            checks = verify_variant(variant, device, seed=seed)
+            variant.verified[device] = why_wrong(checks)
+            result.checks += checks
+            for dtype in pattern.accepted.dtypes or ():
+                example = with_dtype(variant.example, dtype)
+                if Form.of_example(example) == Form.of_example(variant.example) or dtype in pattern.left_out:
+                    continue
+                checks = verify_variant(variant, device, example=example, brief=True, seed=seed)
+                wrong = why_wrong(checks)
+                if wrong is not None and pattern.accepted.any_dtype:
+                    pattern.left_out[dtype] = wrong
+                    result.notes.append(f"not for {dtype}: {wrong}")
+                else:
+                    result.checks += checks
+        if not able:
+            operator = devices.lacking(variant.replace.graph, here[0] if here else "cpu")
+            where = pattern.on or (operator and devices.devices_of(operator)) or ()
+            postponed[f"verification is postponed to the first compile on {devices.spelled(where)}, where {operator or 'it'} runs"] = None
+    result.notes += postponed
     return result
 
 
-def _traced(pattern: Any, device: str) -> Iterator[Check]:
-    for variant in pattern.variants:
-        example = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in variant.example.items()}
-        training = any(isinstance(v, torch.Tensor) and v.requires_grad for v in variant.example.values())
-        label = ", ".join(f"{n} {g.spec(v)}" for n, v in example.items() if isinstance(v, torch.Tensor))
-        if not training:
-            yield from _operators(pattern.replace_fn, example, label)
-        for how, arguments in variations(variant, example):
-            yield from _compare(pattern, arguments, f"{label}, {how}", training)
+def why_wrong(checks: list[Check]) -> str | None:
+    """The first check that failed, in words; None if all passed."""
+    wrong = next((c for c in checks if not c.ok), None)
+    return None if wrong is None else f"{wrong.what}: {wrong.detail}"
+
+
+def verify_variant(variant: Any, device: str, *, example: dict[str, Any] | None = None, brief: bool = False, seed: int = 0) -> list[Check]:
+    """Compares the two functions of a :class:`fusebackend.declarative.variant.Variant` on a type of device.
+
+    May be called while a graph is compiled.
+
+    Args:
+        example: the arguments to begin with, whose dtypes may be others than those of the variant; None takes its own.
+        brief: compares on few inputs, where a variant of another dtype or rank was compared on all.
+    """
+    with outside_of_compiles(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        given = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in (example or variant.example).items()}
+        return [dataclasses.replace(c, what=f"{device}, {c.what}") for c in _checks(variant, given, brief)]
+
+
+def _checks(variant: Any, example: dict[str, Any], brief: bool) -> Iterator[Check]:
+    if variant.derived:
+        return  # its gradients are the search function's, and its results those of the variant for inference
+    training = any(isinstance(v, torch.Tensor) and v.requires_grad for v in variant.example.values())
+    label = ", ".join(f"{n} {g.spec(v)}" for n, v in example.items() if isinstance(v, torch.Tensor))
+    if not training and not brief:
+        yield from _operators(variant.replace_fn, example, label)
+    for how, arguments in variations(variant, example, brief):
+        yield from _compare(variant, arguments, f"{label}, {how}", training)
 
 
 def _operators(replace_fn: Callable, example: dict[str, Any], label: str) -> Iterator[Check]:
-    with torch.no_grad():
-        call = watched_call(replace_fn, without_grad(example), training=False)
+    try:
+        with torch.no_grad():
+            call = watched_call(replace_fn, without_grad(example), training=False)
+    except Exception as error:
+        cure = "devices= says on which devices it runs, if not on this one"
+        yield Check(f"{label}, as given", False, f"the replacement raised {type(error).__name__}: {_first_line(error)} ({cure})")
+        return
     for op, (args, kwargs) in call.operators.items():
         try:
             torch.library.opcheck(op, args, kwargs)
@@ -100,17 +152,17 @@ def _operators(replace_fn: Callable, example: dict[str, Any], label: str) -> Ite
             yield Check(f"{label}, opcheck of {op}", False, _first_line(error))
 
 
-def _compare(pattern: Any, arguments: dict[str, Any], what: str, training: bool) -> Iterator[Check]:
+def _compare(variant: Any, arguments: dict[str, Any], what: str, training: bool) -> Iterator[Check]:
     try:
-        expected = watched_call(pattern.search_fn, arguments, training).results
+        expected = watched_call(variant.search_fn, arguments, training).results
     except Exception:
         return  # the search function does not accept this input
     try:
-        exact = watched_call(pattern.search_fn, {n: _double(v) for n, v in arguments.items()}, training).results
+        exact = watched_call(variant.search_fn, {n: _double(v) for n, v in arguments.items()}, training).results
     except Exception:
         exact = expected
     try:
-        problem = _problem_of_replacement(pattern.replace_fn, arguments, training, expected, exact)
+        problem = _problem_of_replacement(variant.replace_fn, arguments, training, expected, exact)
     except Exception as error:
         problem = f"the replacement raised {type(error).__name__}: {_first_line(error)}"
     yield Check(what + (" (with gradients)" if training else ""), problem is None, problem or "")

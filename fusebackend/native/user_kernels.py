@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,16 +52,8 @@ def load_kernel(
         fusebackend.native.build.BuildError: the sources do not compile; the message ends with the compiler's output. No
             compiler at all is not an error: the reference is used, and a warning says so.
     """
-    namespace, separator, operator = name.partition("::")
-    if not (separator and namespace.isidentifier() and operator.isidentifier()):
-        raise KernelError(f"load_kernel: name={name!r}; give 'namespace::operator'")
-    if not schema.lstrip().startswith("(") or "->" not in schema:
-        raise KernelError(f"load_kernel: schema={schema!r}; give arguments and results, e.g. '(Tensor x, float eps) -> Tensor'")
-    if name in _keys or hasattr(getattr(torch.ops, namespace), operator):
-        raise KernelError(f"load_kernel: the operator {name!r} is there already; choose another name")
-    for argument, value in (("fake", fake), ("reference", reference)):
-        if not callable(value):
-            raise KernelError(f"load_kernel: {argument}={value!r}; a function is needed")
+    check_new_operator("load_kernel", name, schema, fake=fake, reference=reference)
+    namespace, _, operator = name.partition("::")
 
     # Built before anything is registered: after an error, or Ctrl-C, the name is free for another try.
     plan = _plan(_collect(sources))
@@ -68,9 +61,7 @@ def load_kernel(
     if plan is not None:
         with progress_line(f"building {name}") as progress:
             folder = build.build(plan, progress=progress)
-    if namespace not in _libraries:
-        _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
-    library = _libraries[namespace]
+    library = library_of(namespace)
     library.define(f"{operator}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(operator, reference, "CompositeExplicitAutograd")
     torch.library.register_fake(name, fake, lib=library)
@@ -82,13 +73,39 @@ def load_kernel(
                 dynamic_library.load(found.descriptor, found.path)
         except (OSError, manifest.DamagedError, trust.UntrustedError) as error:
             raise build.BuildError(f"load_kernel: {error}") from error
-    _keys[name] = plan.key if plan else "reference"
+    remember(name, plan.key if plan else "reference")
     ops.defined.append(getattr(getattr(torch.ops, namespace), operator).default)
     return ops.defined[-1]
 
 
+def check_new_operator(caller: str, name: str, schema: str, **functions: Any) -> None:
+    """Raises KernelError, naming ``caller``, if no operator of that name and schema can be defined, or one of the functions is none."""
+    namespace, separator, operator = name.partition("::")
+    if not (separator and namespace.isidentifier() and operator.isidentifier()):
+        raise KernelError(f"{caller}: name={name!r}; give 'namespace::operator'")
+    if not schema.lstrip().startswith("(") or "->" not in schema:
+        raise KernelError(f"{caller}: schema={schema!r}; give arguments and results, e.g. '(Tensor x, float eps) -> Tensor'")
+    if name in _keys or hasattr(getattr(torch.ops, namespace), operator):
+        raise KernelError(f"{caller}: the operator {name!r} is there already; choose another name")
+    for argument, value in functions.items():
+        if not callable(value):
+            raise KernelError(f"{caller}: {argument}={value!r}; a function is needed")
+
+
+def library_of(namespace: str) -> torch.library.Library:
+    """The fragment in which the operators of users are defined; it lives as long as the process."""
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    return _libraries[namespace]
+
+
+def remember(name: str, key: str) -> None:
+    """Keeps what identifies the build behind an operator, for :func:`library_key`."""
+    _keys[name] = key
+
+
 def library_key(op: torch._ops.OpOverload) -> str:
-    """Identifies the build behind an operator made by :func:`load_kernel`; empty for others."""
+    """Identifies the build behind an operator made by :func:`load_kernel` and its like; empty for others."""
     return _keys.get(op._schema.name, "")
 
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fusebackend import fx_utils as g
 from fusebackend.log import log, warn_once
-from fusebackend.rewriting import checks, describe
+from fusebackend.rewriting import checks, describe, inquiry
 from fusebackend.rewriting.fuel import Fuel
 from fusebackend.rewriting.outcome import GraphCode, GraphNode, GraphOutcome, Rejection, Substitution, Verdict
 from fusebackend.rewriting.pattern import Emitter, Match, Pattern, Refusal, Reject, inherited_meta
@@ -115,6 +115,8 @@ class _Rewriting:
                 found.append((pattern, node, answer))
             elif isinstance(answer, Reject):
                 self.reject(pattern, node, answer)
+            elif inquiry.asks_for(pattern.name):
+                self.guarded(pattern, node, "comparing", functools.partial(inquiry.compare, pattern, node, self.name))
         return sorted(found, key=lambda c: (-self.priorities.get(c[0].name, c[0].priority), -len(c[2].nodes)))
 
     def apply_all(self, candidates: Sequence[tuple[Pattern, fx.Node, Match]]) -> None:

@@ -170,6 +170,13 @@ class Pattern(abc.ABC):
         Must not change the graph and must not add guards on symbolic sizes.
         """
 
+    def nearest(self, node: fx.Node) -> tuple[float, Reject] | None:
+        """How much of what is looked for is at one anchor node, from 0 to 1, and what differs; None where that can't be told.
+
+        For ``explain(..., pattern=)``, which asks it where ``match`` answers None.
+        """
+        return None
+
     def estimate(self, match: Match) -> Estimate:
         """Whether ``match`` pays at its site. Called before the replacement is built; must not change the graph.
 

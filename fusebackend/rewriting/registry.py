@@ -6,13 +6,16 @@ entry-point group ``fusebackend.patterns`` (each entry names a module, or a func
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import threading
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any, get_args
 
 import torch
 
+from fusebackend import __version__
 from fusebackend.log import log
 from fusebackend.rewriting.family import families
 from fusebackend.rewriting.pattern import Level, Pattern
@@ -20,6 +23,9 @@ from fusebackend.rewriting.pattern import Level, Pattern
 ENTRY_POINTS = "fusebackend.patterns"
 
 _patterns: dict[str, Pattern] = {}
+_origins: dict[str, str] = {}
+_origin = ""  # of what is being loaded
+_failed: dict[str, str] = {}
 _lock = threading.RLock()
 _loaded = False
 _loading: int | None = None  # the thread that loads
@@ -38,7 +44,30 @@ def register(pattern: Pattern) -> Pattern:
         if pattern.name in _patterns:
             raise ValueError(f"pattern name {pattern.name!r} is taken by {_patterns[pattern.name]!r}; unregister it first")
         _patterns[pattern.name] = pattern
+        _origins[pattern.name] = _origin
     return pattern
+
+
+def origin(name: str) -> str:
+    """The package and version that brought a pattern along; empty for one that the program registered."""
+    with _lock:
+        return _origins.get(known(name), "")
+
+
+def failed_packages() -> dict[str, str]:
+    """The packages whose patterns could not be loaded, each with the reason."""
+    _load()
+    return dict(_failed)
+
+
+@contextlib.contextmanager
+def _coming_from(package: str) -> Iterator[None]:
+    global _origin
+    before, _origin = _origin, package
+    try:
+        yield
+    finally:
+        _origin = before
 
 
 def check(pattern: Any) -> None:
@@ -132,18 +161,22 @@ def _load() -> None:
 def _load_families() -> None:
     for family in families().values():
         try:
-            for pattern in family.patterns:
-                if _patterns.get(pattern.name) is not pattern:
-                    register(pattern)
+            with _coming_from(f"fusebackend {__version__}"):
+                for pattern in family.patterns:
+                    if _patterns.get(pattern.name) is not pattern:
+                        register(pattern)
         except Exception:
             log.exception("the patterns of %s could not be loaded and are off", family.name)
 
 
 def _load_entry_points() -> None:
     for entry in entry_points(group=ENTRY_POINTS):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.name
         try:
-            found = entry.load()
-            if callable(found):
-                found()
-        except Exception:
+            with _coming_from(package):
+                found = entry.load()
+                if callable(found):
+                    found()
+        except Exception as error:
+            _failed[f"{package}, entry point {entry.name!r}"] = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
             log.exception("the patterns of entry point %r could not be loaded and are off", entry.name)

@@ -14,11 +14,13 @@ from fusebackend import backend
 from fusebackend.report.comparison import compare
 from fusebackend.report.history import collecting
 from fusebackend.report.model import Report
+from fusebackend.rewriting import inquiry, registry
 from fusebackend.tools.command_line import check_file_to_write
+from fusebackend.tools.not_here import notes_on_line, notes_on_pattern, parse_line
 from fusebackend.tools.object_reference import UsageError, call_factory, users_code
 
 
-def explain(fn_or_module: Callable, *args: Any, **kwargs: Any) -> Report:
+def explain(fn_or_module: Callable, *args: Any, pattern: str | None = None, at: str | None = None, **kwargs: Any) -> Report:
     """Compiles and runs ``fn_or_module(*args, **kwargs)`` once with ``backend="fuse"`` and reports every substitution and near miss.
 
     The report covers all graphs, including backward graphs where an input or parameter requires grad. The graphs are rewritten as
@@ -29,14 +31,24 @@ def explain(fn_or_module: Callable, *args: Any, **kwargs: Any) -> Report:
     ``torch._dynamo.explain``, this resets Dynamo before and after: compiled functions compile again when they are next called,
     mostly from Inductor's caches.
 
+    Args:
+        pattern: the name of a pattern. The report's notes then say where it came nearest and what differed there, also where that was
+            little.
+        at: a line of the program, ``"model.py:12"``. The notes then say for each of its operators which patterns look at it, or that none
+            does.
+
     Returns:
         The report. Print it, save it as a page, or read ``.substitutions``, ``.rejections`` and ``.graphs``.
 
     Raises:
         TypeError: ``fn_or_module`` is not callable.
+        ValueError: there is no such pattern, or ``at`` is not of the form.
     """
     if not callable(fn_or_module):
         raise TypeError(f"explain: fn_or_module must be callable, got {type(fn_or_module).__name__}")
+    if pattern is not None:
+        registry.known(pattern)
+    line = parse_line(at) if at is not None else None
     compiled = fn_or_module if _is_compiled(fn_or_module) else torch.compile(fn_or_module, backend=backend.fuse)
     module = getattr(fn_or_module, "_orig_mod", fn_or_module)
     buffers = list(module.buffers()) if isinstance(module, torch.nn.Module) else []
@@ -45,6 +57,7 @@ def explain(fn_or_module: Callable, *args: Any, **kwargs: Any) -> Report:
     try:
         with (
             collecting() as found,
+            inquiry.about(pattern) as nearest,
             # Every operator is called here, and the aliasing check of custom operators fails on tensor subclasses.
             functorch_config.patch(force_non_lazy_backward_lowering=True, check_custom_op_aliasing=False),
             torch.random.fork_rng(),
@@ -60,6 +73,10 @@ def explain(fn_or_module: Callable, *args: Any, **kwargs: Any) -> Report:
         whole.extend(part)
     if not found:
         whole.notes.append("nothing was compiled: Dynamo found no tensor operations, or was told to skip this function")
+    if pattern is not None:
+        whole.notes += notes_on_pattern(whole, registry.get(pattern), nearest)
+    if line is not None:
+        whole.notes += notes_on_line(whole, line, [registry.get(pattern)] if pattern is not None else registry.all_patterns())
     return whole
 
 
@@ -67,12 +84,22 @@ def _is_compiled(fn: Callable) -> bool:
     return isinstance(fn, torch._dynamo.eval_frame.OptimizedModule) or hasattr(fn, "_torchdynamo_orig_callable")
 
 
-def print_explanation(factory: str, page: Path | None, dynamic: bool, data: Path | None = None, earlier: Path | None = None) -> int:
+def print_explanation(
+    factory: str,
+    page: Path | None,
+    dynamic: bool,
+    data: Path | None = None,
+    earlier: Path | None = None,
+    *,
+    pattern: str | None = None,
+    at: str | None = None,
+) -> int:
     """``python -m fusebackend explain``.
 
     Args:
         factory: ``package.module:function``, which makes the model and its inputs.
         page: where to write the report as a page too.
+        pattern, at: as for :func:`explain`.
         dynamic: whether to compile with ``dynamic=True``.
         data: where to write the report as JSON too.
         earlier: a report that was written so, to compare with.
@@ -88,9 +115,14 @@ def print_explanation(factory: str, page: Path | None, dynamic: bool, data: Path
                 raise UsageError(f"{argument} writes {what}: FILE{suffix} is accepted, got {str(path)!r}")
             check_file_to_write(path, argument)
     old = _report_in(earlier) if earlier else None
+    try:
+        parse_line(at) if at is not None else None
+        registry.known(pattern) if pattern is not None else None
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     fn, args, kwargs = call_factory(factory, "explain")
     with users_code(f"what {factory}() made"):
-        report = explain(torch.compile(fn, backend="fuse", dynamic=True) if dynamic else fn, *args, **kwargs)
+        report = explain(torch.compile(fn, backend="fuse", dynamic=True) if dynamic else fn, *args, pattern=pattern, at=at, **kwargs)
     print(report)
     compared = compare(old, report) if old else None
     if compared is not None:

@@ -71,6 +71,6 @@ def print_verifications(names: Sequence[str], module: str | None) -> int:
     results = [verify(pattern) for pattern in patterns]
     print("\n".join(map(str, results)))
     for result in results:
-        if not result.checks:
+        if not result.checks and not result.notes:
             print(f"fusebackend: {result.pattern}: nothing was compared, since the pattern has no examples", file=sys.stderr)
     return 0 if all(r.ok and r.checks for r in results) else 1

@@ -24,7 +24,7 @@ FLOORS = [
     ["declarative", "report", "profitability"],
     ["options"],
     ["session"],
-    ["backend"],
+    ["backend", "passes"],
     ["testing"],
     ["tools", "bench", "fuzz"],
     ["__main__"],

@@ -26,6 +26,8 @@ def test_patterns_are_switched_off_and_on_for_a_block():
 class Entry:
     """An entry point of another package."""
 
+    dist = None
+
     def __init__(self, name, load):
         self.name, self.load = name, load
 
@@ -34,6 +36,8 @@ class Entry:
 def unloaded(monkeypatch):
     """As before the first compile of a process."""
     monkeypatch.setattr(registry, "_patterns", {})
+    monkeypatch.setattr(registry, "_origins", {})
+    monkeypatch.setattr(registry, "_failed", {})
     monkeypatch.setattr(registry, "_loaded", False)
 
 
@@ -44,6 +48,7 @@ def test_another_packages_patterns_come_by_entry_point(monkeypatch, unloaded, ca
     assert "transpose_add" in registry.known_names() and calls == ["called"]
     (record,) = [r for r in caplog.records if r.name == "fusebackend"]
     assert record.getMessage() == "fusebackend: the patterns of entry point 'broken' could not be loaded and are off"
+    assert registry.failed_packages() == {"broken, entry point 'broken'": "ZeroDivisionError: division by zero"}
 
 
 def sine(x):
