@@ -1,0 +1,110 @@
+"""A factor as an operand of a matrix product: a view of its memory where there is one, else a copy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.contraction.factors import Factor
+from fusebackend.patterns.contraction.sites import Site
+from fusebackend.rewriting.pattern import Emitter
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """Matrices with the elements of a factor.
+
+    Attributes:
+        factor: whose elements they are.
+        batch, rows, columns: the product's dims along each dim of the matrices, outermost first.
+        dtype: of the elements.
+    """
+
+    factor: Factor
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def is_view(self) -> bool:
+        """Whether BLAS can read the matrices where the factor lies: dims that become one are one in memory, and along rows or columns the
+        elements are neighbours."""
+        strides = self.factor.value.stride()
+        contiguous = any(g.same_size(strides[self.factor.axes[dims[-1]]], 1) for dims in (self.rows, self.columns))
+        return not self._is_computed and contiguous and all(map(self._are_one, (self.batch, self.rows, self.columns)))
+
+    @property
+    def _is_computed(self) -> bool:
+        copies = all(step.target is aten.clone.default for step in self.factor.elementwise)
+        return self.factor.dtype != self.dtype or not copies
+
+    def _are_one(self, dims: Sequence[int]) -> bool:
+        axes = [self.factor.axes[d] for d in dims]
+        shape, strides = self.factor.value.shape, self.factor.value.stride()
+        return all(g.same_size(strides[outer], strides[inner] * shape[inner]) for outer, inner in zip(axes, axes[1:]))
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the innermost dim in memory runs along the rows' index: such a factor is copied as it lies, and then transposed."""
+        return max(self.rows, key=self.factor.axis_order) == max(self.factor.dims - set(self.batch), key=self.factor.axis_order)
+
+    def emit(self, emitter: Emitter) -> fx.Node:
+        """(batch, rows, columns), or (rows, columns) where there is no batch."""
+        node = self.factor.emit(emitter)
+        if g.value(node).dtype != self.dtype:
+            node = emitter.call(prims.convert_element_type.default, node, self.dtype)
+        groups = [self.batch, self.columns, self.rows] if self.is_transposed else [self.batch, self.rows, self.columns]
+        node = permuted(emitter, node, self.factor.emitted_axes([d for dims in groups for d in dims]))
+        if not self.is_view:
+            node = emitter.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+        node = merged(emitter, node, [len(dims) for dims in groups if dims])
+        if self.is_transposed:
+            node = permuted(emitter, node, [0, 2, 1] if self.batch else [1, 0])
+        return node
+
+
+def operands(site: Site) -> tuple[Operand, Operand]:
+    """The two operands of the matrix product that ``site`` is."""
+    left = Operand(site.x, site.batch, site.free_x, site.summed, site.dtype)
+    return left, Operand(site.y, site.batch, site.summed, site.free_y, site.dtype)
+
+
+def permuted(emitter: Emitter, node: fx.Node, order: list[int]) -> fx.Node:
+    return node if order == list(range(len(order))) else emitter.call(aten.permute.default, node, order)
+
+
+def merged(emitter: Emitter, node: fx.Node, counts: Sequence[int]) -> fx.Node:
+    """``node`` with so many neighbouring dims as one, for each of ``counts``."""
+    if all(count == 1 for count in counts):
+        return node
+    sizes = [size_of(emitter, node, axis) for axis in range(sum(counts))]
+    shape = []
+    for count in counts:
+        shape.append(product_of(emitter, sizes[:count]))
+        sizes = sizes[count:]
+    return emitter.call(aten.reshape.default, node, shape)
+
+
+def size_of(emitter: Emitter, node: fx.Node, axis: int) -> Any:
+    """A size: a number, or a node where it is symbolic."""
+    size = g.value(node).shape[axis]
+    return size if isinstance(size, int) else emitter.call(aten.sym_size.int, node, axis)
+
+
+def product_of(emitter: Emitter, sizes: Sequence[Any]) -> Any:
+    """That of numbers, or of nodes."""
+    product: Any = math.prod(size for size in sizes if isinstance(size, int))
+    for size in sizes:
+        if not isinstance(size, int):
+            product = size if isinstance(product, int) and product == 1 else emitter.call(operator.mul, product, size)
+    return product
