@@ -10,7 +10,7 @@ import dataclasses
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.operands import operands
-from fusebackend.patterns.contraction.sites import Site, is_contraction
+from fusebackend.patterns.contraction.sites import Site, goes_away
 from fusebackend.rewriting.pattern import Estimate
 
 #: Bytes that first-level caches deliver while memory delivers one: on an H200 128 a clock and multiprocessor, 33 TB/s beside 4.8; on CPUs
@@ -83,7 +83,7 @@ def traffic(site: Site) -> Traffic:
 def estimate(site: Site) -> Estimate:
     if site.sizes is None:
         return Estimate(False, "a size depends on data, so it is not known whether a matrix product pays", "unmeasured")
-    other = next((u for u in site.other_users if not is_contraction(u)), None)
+    other = next((u for u in site.other_users if not goes_away(u)), None)
     if other is not None:
         return Estimate(False, f"the product is computed all the same, for {g.describe(other)}", "fused_neighbour", other)
     both = traffic(site)

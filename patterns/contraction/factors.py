@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -13,18 +14,10 @@ from fusebackend.rewriting.pattern import Emitter
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+#: By a number.
+SCALINGS = frozenset({aten.div.Scalar, aten.div.Tensor, aten.mul.Scalar, aten.mul.Tensor, aten.neg.default})
 #: Computed element by element from their first argument alone. Where that is expanded, so is what they compute, though it was written out.
-_ELEMENTWISE = frozenset(
-    {
-        aten.clone.default,
-        aten.div.Scalar,
-        aten.div.Tensor,
-        aten.mul.Scalar,
-        aten.mul.Tensor,
-        aten.neg.default,
-        prims.convert_element_type.default,
-    }
-)
+_ELEMENTWISE = SCALINGS | {aten.clone.default, prims.convert_element_type.default}
 _MOVABLE_VIEWS = frozenset({aten.reshape.default, aten.view.default, aten.permute.default, aten.unsqueeze.default, aten.expand.default})
 
 
@@ -53,6 +46,15 @@ class Factor:
     def dims(self) -> set[int]:
         return set(self.axes)
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether it is not in memory but for what is computed of it."""
+        return any(step.target is not aten.clone.default for step in self.elementwise)
+
+    def size(self, emitter: Emitter, dim: int) -> fx.Node:
+        """The size of a dim of symbolic size. (Views are left out only where sizes are static.)"""
+        return emitter.call(aten.sym_size.int, self.source, self.axes[dim])
+
     def axis_order(self, dim: int) -> int:
         """Sorts dims from outermost to innermost in memory."""
         order = g.memory_order(self.value)
@@ -76,6 +78,51 @@ class Factor:
         return [left.index(self.axes[d]) for d in dims]
 
 
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """Factors that are multiplied element by element first, and are one factor then."""
+
+    parts: tuple[Factor, ...]
+
+    @property
+    def dims(self) -> set[int]:
+        return set().union(*(part.dims for part in self.parts))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return functools.reduce(torch.promote_types, (part.dtype for part in self.parts))
+
+    @property
+    def is_computed(self) -> bool:
+        return True
+
+    def size(self, emitter: Emitter, dim: int) -> fx.Node:
+        return next(part for part in self.parts if dim in part.dims).size(emitter, dim)
+
+    def axis_order(self, dim: int) -> int:
+        largest = max(self.parts, key=lambda part: len(part.dims))
+        return largest.axis_order(dim) if dim in largest.dims else -1
+
+    def emit(self, emitter: Emitter) -> fx.Node:
+        dims, product = sorted(self.dims), None
+        for part in self.parts:
+            node = part.emit(emitter)
+            held = sorted(part.dims, key=lambda d: part.axes[d])
+            order = [held.index(d) for d in sorted(held)]
+            if order != sorted(order):
+                node = emitter.call(aten.permute.default, node, order)
+            for i, d in enumerate(dims):
+                if d not in part.dims:
+                    node = emitter.call(aten.unsqueeze.default, node, i)
+            product = node if product is None else emitter.call(aten.mul.Tensor, product, node)
+        assert product is not None
+        return product
+
+    def emitted_axes(self, dims: Sequence[int]) -> list[int]:
+        held = sorted(self.dims)
+        return [held.index(d) for d in dims]
+
+
 def read_factor(node: fx.Node, shape: Sequence) -> Factor | None:
     """The factor ``node`` of a product of that shape; None if it is not known along which dims it is broadcast."""
     source, views, elementwise, value = _without_repetition(node)
@@ -94,6 +141,13 @@ def same_as_one(size: int | torch.SymInt) -> bool:
     return g.same_size(size, 1)
 
 
+def is_scaling(node: fx.Node) -> bool:
+    """Whether ``node`` scales a tensor by a number, and does not change its dtype."""
+    if node.target not in SCALINGS or not g.is_tensor(node.args[0]) or g.value(node.args[0]).dtype != g.value(node).dtype:
+        return False
+    return all(isinstance(a, (int, float)) for a in (*node.args[1:], *node.kwargs.values()))
+
+
 _Steps = tuple[fx.Node, ...]
 
 
@@ -107,7 +161,7 @@ def _without_repetition(node: fx.Node) -> tuple[fx.Node, _Steps, _Steps, torch.T
     elementwise: list[fx.Node] = []
     source = node
     while not (elementwise and _is_expanded(g.value(source))):
-        if source.target in _ELEMENTWISE and not any(isinstance(a, fx.Node) for a in source.args[1:]):
+        if source.target in _ELEMENTWISE and (source.target not in SCALINGS or is_scaling(source)):
             elementwise.append(source)
         elif source.target in _MOVABLE_VIEWS:
             views.append(source)

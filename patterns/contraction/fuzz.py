@@ -23,6 +23,11 @@ def contraction(b: Builder) -> bool | None:
     product = b.emit(f"{x} * {y}")
     if product is None:
         return False
+    if b.chance(20):
+        weights = _factor(b, kinds, sizes, set(b.pick((("summed",), ("batch", "left"), ("left", "summed"), ("right",)))))
+        product = b.emit(f"{product} * {weights}") or product
+    if b.chance(15):
+        product = b.emit(f"{product} * {b.number()}") or product
     if b.chance(15):
         b.emit(f"{product} + 1")
     dims = [d for d, kind in enumerate(kinds) if kind.startswith("summed")]

@@ -46,7 +46,9 @@ class Contraction(Pattern):
             return Reject("the mean over dims of symbolic or no size", node)
         if site.is_mean and site.dtype == torch.float16:
             return Reject("the mean of fp16 products: their sum, before it is divided, may be out of fp16's range", node, "illegal")
-        interior = () if site.other_users else (site.product, *site.between)
+        if site.dtype == torch.float16 and (site.scalings or site.parts):
+            return Reject("fp16 products of three factors or scaled by a number: in another order they may overflow", node, "illegal")
+        interior = () if site.other_users else (*site.parts, site.product, *site.between)
 
         def emit(emitter: Emitter) -> fx.Node:
             return emit_contraction(emitter, site)
@@ -107,8 +109,7 @@ def _size(emitter: Emitter, site: Site, dim: int) -> int | fx.Node:
     size = g.value(site.product).shape[dim]
     if isinstance(size, int):
         return size
-    factor = site.x if dim in site.x.dims else site.y  # views are left out only where sizes are static
-    return emitter.call(aten.sym_size.int, factor.source, factor.axes[dim])
+    return (site.x if dim in site.x.dims else site.y).size(emitter, dim)
 
 
 def _in_place_of(emitter: Emitter, site: Site, node: fx.Node, dims: list[int]) -> fx.Node:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.factors import Factor
+from fusebackend.patterns.contraction.factors import Factor, Folded
 from fusebackend.patterns.contraction.sites import Site
 from fusebackend.rewriting.pattern import Emitter
 
@@ -27,31 +27,26 @@ class Operand:
         factor: whose elements they are.
         batch, rows, columns: the product's dims along each dim of the matrices, outermost first.
         dtype: of the elements.
+        scalings: nodes of the graph that scale by a number what was multiplied: this factor is scaled instead.
     """
 
-    factor: Factor
+    factor: Factor | Folded
     batch: tuple[int, ...]
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     dtype: torch.dtype
+    scalings: tuple[fx.Node, ...] = ()
 
     @property
     def is_view(self) -> bool:
         """Whether BLAS can read the matrices where the factor lies: dims that become one are one in memory, and along rows or columns the
         elements are neighbours."""
-        strides = self.factor.value.stride()
-        contiguous = any(g.same_size(strides[self.factor.axes[dims[-1]]], 1) for dims in (self.rows, self.columns))
-        return not self._is_computed and contiguous and all(map(self._are_one, (self.batch, self.rows, self.columns)))
-
-    @property
-    def _is_computed(self) -> bool:
-        copies = all(step.target is aten.clone.default for step in self.factor.elementwise)
-        return self.factor.dtype != self.dtype or not copies
-
-    def _are_one(self, dims: Sequence[int]) -> bool:
-        axes = [self.factor.axes[d] for d in dims]
-        shape, strides = self.factor.value.shape, self.factor.value.stride()
-        return all(g.same_size(strides[outer], strides[inner] * shape[inner]) for outer, inner in zip(axes, axes[1:]))
+        factor = self.factor
+        if isinstance(factor, Folded) or factor.is_computed or factor.dtype != self.dtype or self.scalings:
+            return False
+        strides = factor.value.stride()
+        contiguous = any(g.same_size(strides[factor.axes[dims[-1]]], 1) for dims in (self.rows, self.columns))
+        return contiguous and all(_are_one(factor, dims) for dims in (self.batch, self.rows, self.columns))
 
     @property
     def is_transposed(self) -> bool:
@@ -63,6 +58,8 @@ class Operand:
         node = self.factor.emit(emitter)
         if g.value(node).dtype != self.dtype:
             node = emitter.call(prims.convert_element_type.default, node, self.dtype)
+        for scaling in self.scalings:
+            node = emitter.call(scaling.target, node, *scaling.args[1:], **scaling.kwargs)
         groups = [self.batch, self.columns, self.rows] if self.is_transposed else [self.batch, self.rows, self.columns]
         node = permuted(emitter, node, self.factor.emitted_axes([d for dims in groups for d in dims]))
         if not self.is_view:
@@ -73,10 +70,21 @@ class Operand:
         return node
 
 
+def _are_one(factor: Factor, dims: Sequence[int]) -> bool:
+    """Whether these dims are known to lie in memory as one."""
+    axes = [factor.axes[d] for d in dims]
+    shape, strides = factor.value.shape, factor.value.stride()
+    return all(g.same_size(strides[outer], strides[inner] * shape[inner]) for outer, inner in zip(axes, axes[1:]))
+
+
 def operands(site: Site) -> tuple[Operand, Operand]:
-    """The two operands of the matrix product that ``site`` is."""
-    left = Operand(site.x, site.batch, site.free_x, site.summed, site.dtype)
-    return left, Operand(site.y, site.batch, site.summed, site.free_y, site.dtype)
+    """The two operands of the matrix product that ``site`` is. The smaller one takes the scalings."""
+    sizes = [0, 1] if site.sizes is None else [site.count(factor.dims) for factor in (site.x, site.y)]
+    left, right = (site.scalings, ()) if sizes[0] <= sizes[1] else ((), site.scalings)
+    return (
+        Operand(site.x, site.batch, site.free_x, site.summed, site.dtype, left),
+        Operand(site.y, site.batch, site.summed, site.free_y, site.dtype, right),
+    )
 
 
 def permuted(emitter: Emitter, node: fx.Node, order: list[int]) -> fx.Node:

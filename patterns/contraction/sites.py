@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.factors import Factor, read_factor, same_as_one
+from fusebackend.patterns.contraction.factors import SCALINGS, Factor, Folded, is_scaling, read_factor, same_as_one
 from fusebackend.rewriting.pattern import Reject
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 DEVICES = ("cpu", "cuda")
 SUMS = (aten.sum.dim_IntList, aten.mean.dim)
+_MOST_FACTORS = 4
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -28,7 +30,9 @@ class Site:
     Attributes:
         node: the sum.
         product: the multiplication.
-        between: the nodes from the product to the sum's input: views and casts.
+        between: the nodes from the product to the sum's input: views, casts and scalings.
+        scalings: those that scale by a number.
+        parts: further multiplications, of more than two factors.
         x, y: the factors; the free dims of ``x`` stand before those of ``y`` in the result's memory.
         batch: dims of both factors that are kept.
         free_x, free_y: dims of one factor.
@@ -42,8 +46,10 @@ class Site:
     node: fx.Node
     product: fx.Node
     between: tuple[fx.Node, ...]
-    x: Factor
-    y: Factor
+    scalings: tuple[fx.Node, ...]
+    parts: tuple[fx.Node, ...]
+    x: Factor | Folded
+    y: Factor | Folded
     batch: tuple[int, ...]
     free_x: tuple[int, ...]
     free_y: tuple[int, ...]
@@ -80,12 +86,16 @@ def read(node: fx.Node) -> Site | Reject | None:
     product, between, dims = found
     kept, summed, result_dims = _reduced(node, dims)
     shape = g.value(product).shape
-    x, y = (read_factor(f, shape) for f in _operands(product))
-    if x is None or y is None:
+    factors, parts = _factors(product)
+    read_ones = [read_factor(f, shape) for f in factors]
+    known = [f for f in read_ones if f is not None]
+    if len(known) < len(read_ones):
         return Reject("whether a dim is broadcast is not known before run time (sizes are symbolic)", node)
-    both, alone_x, alone_y = (x.dims & y.dims, x.dims - y.dims, y.dims - x.dims)
-    if not (both & summed and alone_x & kept and alone_y & kept):
+    grouped = _grouped(known, kept, summed, shape)
+    if grouped is None:
         return None
+    x, y = grouped
+    both, alone_x, alone_y = (x.dims & y.dims, x.dims - y.dims, y.dims - x.dims)
     real = {d for d, size in enumerate(shape) if not same_as_one(size)}
     if not summed & real <= both:
         return Reject("a summed dim belongs to one factor alone, or to none: it is no dim of a matrix product", node)
@@ -99,29 +109,71 @@ def read(node: fx.Node) -> Site | Reject | None:
     free_x, free_y, batch = ([d for d in order if d in dims] for dims in (alone_x, alone_y, both))
     if order.index(free_y[0]) < order.index(free_x[0]):
         x, y, free_x, free_y = y, x, free_y, free_x
-    larger = max(x, y, key=lambda f: math.prod(g.hint(shape[d]) or 1 for d in f.dims))
+    larger = max(x, y, key=lambda f: _elements(f, shape))
     inner = sorted(both & summed, key=larger.axis_order)
-    used = (product, *between, node)
+    used = (*parts, product, *between, node)
     return Site(
-        node, product, between, x, y, tuple(batch), tuple(free_x), tuple(free_y), tuple(inner),
+        node, product, between, tuple(n for n in between if n.target in SCALINGS), parts, x, y,
+        tuple(batch), tuple(free_x), tuple(free_y), tuple(inner),
         tuple(d for d in order if d in real and d not in x.dims | y.dims),
         result_dims,
         functools.reduce(torch.promote_types, dtypes),
-        tuple(u for n in (product, *between) for u in n.users if u not in used),
+        tuple(u for n in used[:-1] for u in n.users if u not in used),
     )  # fmt: skip
 
 
-def _operands(product: fx.Node) -> tuple[fx.Node, fx.Node]:
-    a, b = product.args
-    assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
-    return a, b
+def _factors(product: fx.Node) -> tuple[list[fx.Node], tuple[fx.Node, ...]]:
+    """The factors of ``product``, at most ``_MOST_FACTORS``, and the multiplications before it that they are factors of.
+
+    A multiplication of which a factor is broadcast is taken apart, where it has all dims of ``product``.
+    """
+    factors, parts = list(product.args), []
+    while len(factors) < _MOST_FACTORS:
+        part = next((f for f in factors if _is_broadcast_product(f, g.value(product).shape)), None)
+        if part is None:
+            break
+        i = factors.index(part)
+        factors[i : i + 1] = part.args
+        parts.append(part)
+    return factors, tuple(dict.fromkeys(parts))
+
+
+def _is_broadcast_product(node: fx.Node, shape: Sequence) -> bool:
+    """Whether ``node`` multiplies two tensors to one of this shape and one of them is smaller."""
+    if node.target is not aten.mul.Tensor or not all(g.is_tensor(f) for f in node.args):
+        return False
+    if len(shape) != g.value(node).dim() or not all(map(g.same_size, g.value(node).shape, shape)):
+        return False
+    read_ones = [read_factor(f, shape) for f in node.args]
+    factors = [f for f in read_ones if f is not None]
+    return len(factors) == 2 and factors[0].dims != factors[1].dims
+
+
+def _grouped(factors: list[Factor], kept: set[int], summed: set[int], shape: Sequence) -> tuple[Factor | Folded, Factor | Folded] | None:
+    """Two factors of a matrix product, each of which may be several that are multiplied first: those of the fewest elements."""
+    best, least = None, math.inf
+    first, rest = factors[0], factors[1:]
+    for count in range(len(rest)):
+        for others in itertools.combinations(rest, count):
+            x = Folded((first, *others)) if others else first
+            right = [f for f in rest if not any(f is other for other in others)]
+            y = Folded(tuple(right)) if len(right) > 1 else right[0]
+            both, alone_x, alone_y = x.dims & y.dims, x.dims - y.dims, y.dims - x.dims
+            elements = _elements(x, shape) + _elements(y, shape)
+            if both & summed and alone_x & kept and alone_y & kept and elements < least:
+                best, least = (x, y), elements
+    return best
+
+
+def _elements(factor: Factor | Folded, shape: Sequence) -> int:
+    return math.prod(g.hint(shape[d]) or 1 for d in factor.dims)
 
 
 def _find_product(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...], list[list[int]]] | None:
     """The multiplication of tensors behind ``node``'s input, the nodes between, and the product's dims along each dim of that input."""
     path: list[fx.Node] = []
     source = node.args[0]
-    while isinstance(source, fx.Node) and source.target in _FOLLOWED:
+    while isinstance(source, fx.Node) and (source.target in _FOLLOWED or is_scaling(source)):
         path.append(source)
         source = source.args[0]
     if not isinstance(source, fx.Node) or source.target is not aten.mul.Tensor or not g.is_tensor(source):
@@ -130,7 +182,7 @@ def _find_product(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...], list[lis
         return None
     dims = [[d] if not same_as_one(size) else [] for d, size in enumerate(g.value(source).shape)]
     for view in reversed(path):
-        moved = _FOLLOWED[view.target](view, dims)
+        moved = dims if is_scaling(view) else _FOLLOWED[view.target](view, dims)
         if moved is None:
             return None
         dims = moved
@@ -200,5 +252,9 @@ _FOLLOWED: dict[object, Callable[[fx.Node, list[list[int]]], list[list[int]] | N
 }
 
 
-def is_contraction(node: fx.Node) -> bool:
-    return node.target in SUMS and isinstance(read(node), Site)
+def goes_away(user: fx.Node) -> bool:
+    """Whether ``user`` of a product needs it no more once contractions are matrix products."""
+    if user.target in SUMS:
+        return isinstance(read(user), Site)
+    followed = user.target is aten.mul.Tensor or user.target in _FOLLOWED
+    return followed and bool(user.users) and all(map(goes_away, user.users))

@@ -67,6 +67,42 @@ def test_gradients_become_matrix_products_too(interpreted):
     assert [s.graph for s in fusebackend.last_report().substitutions] == ["forward", "backward", "backward"]
 
 
+THREE_FACTORS = {
+    "weights of the summed dim": (lambda x, y, w: (x[:, :, None] * y[:, None] * w).sum(-1), (8,), 3),
+    "weights of rows": (lambda x, y, w: (x[:, :, None] * y[:, None] * w[:, :, None]).sum(-1), (3, 5, 1), 2),
+    "weights twice": (lambda x, y, w: (x[:, :, None] * y[:, None] * w * w).sum(-1), (8,), 3),
+    "weights and a number": (lambda x, y, w: (-(x[:, :, None] * y[:, None] * w) * 0.3 / 7).sum(-1), (8,), 3),
+}
+
+
+@pytest.mark.parametrize("name", THREE_FACTORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_more_than_two_factors(name, dtype):
+    """The small ones are multiplied first. How many of the forward and the gradients of the matrices are matrix products then?"""
+    fn, shape, count = THREE_FACTORS[name]
+
+    def forward_and_backward(x, y, w, gradient):
+        x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+        out = fn(x, y, w)
+        return (out, *torch.autograd.grad(out, (x, y), gradient))
+
+    inputs = [torch.randn(s).to(dtype) for s in ((3, 5, 8), (3, 6, 8), shape, (3, 5, 6))]
+    module, _ = rewritten(forward_and_backward, *inputs)
+    assert len(calls(module.graph, *PRODUCTS)) >= count
+    exact = forward_and_backward(*[t.double() for t in inputs])
+    eager = forward_and_backward(*inputs)
+    for found, plain, wanted in zip(module(*inputs), eager, exact):
+        assert (found.double() - wanted).norm() <= 1.5 * (plain.double() - wanted).norm() + torch.finfo(dtype).eps * wanted.norm()
+
+
+def test_three_factors_in_fp16_keep_their_order():
+    def fn(x, y, w):
+        return (x[:, :, None] * y[:, None] * w).sum(-1)
+
+    _, outcome = rewritten(fn, *(torch.randn(s).half() for s in ((3, 5, 8), (3, 6, 8), (8,))))
+    assert not outcome.substitutions and "may overflow" in outcome.rejections[0].reason
+
+
 def test_what_repeats_itself_is_multiplied_once():
     """Along the heads both factors are one tensor, so one product serves them all."""
     module, _ = rewritten(repeated_heads, torch.randn(2, 3, 5, 1, 7), torch.randn(2, 3, 6, 1, 7))
