@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.operands import operands
 from fusebackend.patterns.contraction.sites import Site, goes_away
@@ -86,6 +88,8 @@ def estimate(site: Site) -> Estimate:
     other = next((u for u in site.other_users if not goes_away(u)), None)
     if other is not None:
         return Estimate(False, f"the product is computed all the same, for {g.describe(other)}", "fused_neighbour", other)
+    if site.device.type == "cpu" and not _has_cpu_library(site.dtype):
+        return Estimate(False, f"PyTorch multiplies {site.dtype} matrices element by element on this CPU")
     both = traffic(site)
     launch = _LAUNCH_BYTES_CUDA if site.device.type == "cuda" else _LAUNCH_BYTES_CPU
     if both.inductor < launch:
@@ -96,6 +100,13 @@ def estimate(site: Site) -> Estimate:
     if ratio < 1:
         return Estimate(None, f"{_sizes(site)}: Inductor's loop may be as fast as the matrix product", "unmeasured")
     return Estimate()
+
+
+def _has_cpu_library(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies 16-bit matrices on this CPU; others MKL does."""
+    if dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype != torch.float16 or torch.ops.mkldnn._is_mkldnn_fp16_supported()
 
 
 def _sizes(site: Site) -> str:

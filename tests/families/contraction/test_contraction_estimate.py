@@ -70,3 +70,10 @@ def test_one_product_of_two_sums_goes_with_both(estimates):
         return product.sum(2), product.sum((0, 2))
 
     assert all(e.pays for e in estimates(fn, (64, 512, 256), (64, 256, 512)))
+
+
+@pytest.mark.parametrize("supported", [False, True])
+def test_16_bit_products_need_a_library_on_a_cpu(estimates, monkeypatch, supported):
+    monkeypatch.setattr("fusebackend.patterns.contraction.estimate._has_cpu_library", lambda dtype: supported)
+    (estimate,) = estimates(rows, (8, 64, 64), (8, 64, 64), dtype=torch.float16, device="cpu")
+    assert estimate.pays is supported and supported == ("element by element" not in estimate.reason)
