@@ -88,7 +88,7 @@ def why_less_exact(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def emit_contraction(emitter: Emitter, site: Site) -> fx.Node:
-    left, right = (operand.emit(emitter) for operand in operands(site))
+    left, right = (operand.emit(emitter, site.node) for operand in operands(site))
     node = emitter.call(aten.bmm.default if site.batch else aten.mm.default, left, right)
     dims = [*site.batch, *site.free_x, *site.free_y]
     if len(dims) != g.value(node).dim():

@@ -53,21 +53,47 @@ class Operand:
         """Whether the innermost dim in memory runs along the rows' index: such a factor is copied as it lies, and then transposed."""
         return max(self.rows, key=self.factor.axis_order) == max(self.factor.dims - set(self.batch), key=self.factor.axis_order)
 
-    def emit(self, emitter: Emitter) -> fx.Node:
-        """(batch, rows, columns), or (rows, columns) where there is no batch."""
+    def emit(self, emitter: Emitter, before: fx.Node) -> fx.Node:
+        """(batch, rows, columns), or (rows, columns) where there is no batch. A copy that another product made is used again, if it stands
+        in the graph before ``before``."""
         node = self.factor.emit(emitter)
         if g.value(node).dtype != self.dtype:
             node = emitter.call(prims.convert_element_type.default, node, self.dtype)
         for scaling in self.scalings:
             node = emitter.call(scaling.target, node, *scaling.args[1:], **scaling.kwargs)
         groups = [self.batch, self.columns, self.rows] if self.is_transposed else [self.batch, self.rows, self.columns]
-        node = permuted(emitter, node, self.factor.emitted_axes([d for dims in groups for d in dims]))
-        if not self.is_view:
-            node = emitter.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+        order = self.factor.emitted_axes([d for dims in groups for d in dims])
+        if self.is_view:
+            node = permuted(emitter, node, order)
+        else:
+            node = _copied(emitter, node, order, before)
         node = merged(emitter, node, [len(dims) for dims in groups if dims])
         if self.is_transposed:
             node = permuted(emitter, node, [0, 2, 1] if self.batch else [1, 0])
         return node
+
+
+def _copied(emitter: Emitter, node: fx.Node, order: list[int], before: fx.Node) -> fx.Node:
+    """``node`` with its dims in this order, contiguous: a new copy, or one of the same elements that is in the graph."""
+    value, root = g.value(node), g.through_views(node)
+    with value.fake_mode:
+        wanted = value.permute(order)
+    for copy in node.graph.find_nodes(op="call_function", target=aten.clone.default):
+        if not copy < before:
+            break
+        if _is_copy_of(copy, root, wanted) and g.mutation_between(copy, before) is None:
+            return copy
+    return emitter.call(aten.clone.default, permuted(emitter, node, order), memory_format=torch.contiguous_format)
+
+
+def _is_copy_of(copy: fx.Node, root: fx.Node, wanted: torch.Tensor) -> bool:
+    """Whether the clone ``copy`` is a contiguous one of the elements of ``wanted``, which is a view of ``root``."""
+    source = copy.args[0]
+    assert isinstance(source, fx.Node)
+    contiguous = copy.kwargs.get("memory_format") is torch.contiguous_format
+    found = g.value(source)
+    same = g.through_views(source) is root and g.share_storage(found, wanted) and g.difference(found, wanted) is None
+    return contiguous and same
 
 
 def _are_one(factor: Factor, dims: Sequence[int]) -> bool:

@@ -67,6 +67,35 @@ def test_gradients_become_matrix_products_too(interpreted):
     assert [s.graph for s in fusebackend.last_report().substitutions] == ["forward", "backward", "backward"]
 
 
+def test_both_gradients_read_one_copy_of_what_they_share():
+    def gradients(c, b, gradient):
+        product = gradient[..., None]
+        return (product * b[:, :, None]).sum(3), (product * c[:, :, :, None]).sum(2)
+
+    shapes = (2, 3, 5, 4, 7), (2, 3, 6, 4, 7), (2, 3, 5, 6, 4)
+    inputs = [torch.randn(s) for s in shapes]
+    module, outcome = rewritten(gradients, *inputs)
+    assert len(outcome.substitutions) == 2
+    read_by = [sum(1 for _ in copy.users) for copy in calls(module.graph, aten.clone.default) if copy.meta["val"].shape == (2, 3, 4, 5, 6)]
+    assert read_by == [2]
+    for found, wanted in zip(module(*inputs), gradients(*inputs)):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_copy_from_before_a_mutation_is_not_read_again():
+    def fn(c, b, gradient):
+        product = gradient[..., None]
+        first = (product * b[:, :, None]).sum(3)
+        aten.copy_.default(gradient, gradient + 1)
+        return first, (product * c[:, :, :, None]).sum(2)
+
+    inputs = [torch.randn(s) for s in ((2, 3, 5, 4, 7), (2, 3, 6, 4, 7), (2, 3, 5, 6, 4))]
+    module, outcome = rewritten(fn, *inputs)
+    assert outcome.substitutions
+    for found, wanted in zip(module(*[t.clone() for t in inputs]), fn(*inputs)):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
 THREE_FACTORS = {
     "weights of the summed dim": (lambda x, y, w: (x[:, :, None] * y[:, None] * w).sum(-1), (8,), 3),
     "weights of rows": (lambda x, y, w: (x[:, :, None] * y[:, None] * w[:, :, None]).sum(-1), (3, 5, 1), 2),
