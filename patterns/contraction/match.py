@@ -27,6 +27,10 @@ from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Rej
 aten = torch.ops.aten
 
 
+#: Of a sum in fp32 or fp64. A matrix product adds one term after another, so that its error grows with their number; a sum adds in a tree.
+MOST_TERMS = 1024
+
+
 class Contraction(Pattern):
     """``sum(mul(x, y), dims)`` of broadcast factors -> ``bmm``."""
 
@@ -46,6 +50,10 @@ class Contraction(Pattern):
             return Reject("the mean over dims of symbolic or no size", node)
         if site.is_mean and site.dtype == torch.float16:
             return Reject("the mean of fp16 products: their sum, before it is divided, may be out of fp16's range", node, "illegal")
+        terms = None if site.sizes is None else site.count(site.summed)
+        if site.dtype.itemsize > 2 and (terms is None or terms > MOST_TERMS):
+            many = "unknown many" if terms is None else f"{terms}"
+            return Reject(f"a sum of {many} terms in {site.dtype}: up to {MOST_TERMS} are added one after another", node)
         if site.dtype == torch.float16 and (site.scalings or site.parts):
             return Reject("fp16 products of three factors or scaled by a number: in another order they may overflow", node, "illegal")
         interior = () if site.other_users else (*site.parts, site.product, *site.between)
