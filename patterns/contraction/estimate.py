@@ -11,8 +11,9 @@ import dataclasses
 import torch
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.contraction.legality import goes_away
 from fusebackend.patterns.contraction.operands import operands
-from fusebackend.patterns.contraction.sites import Site, goes_away
+from fusebackend.patterns.contraction.sites import Site
 from fusebackend.rewriting.pattern import Estimate
 
 #: Bytes that first-level caches deliver while memory delivers one: on an H200 128 a clock and multiprocessor, 33 TB/s beside 4.8; on CPUs

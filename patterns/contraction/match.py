@@ -20,15 +20,12 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.estimate import estimate
+from fusebackend.patterns.contraction.legality import accept
 from fusebackend.patterns.contraction.operands import operands, permuted, prims, product_of, size_of
-from fusebackend.patterns.contraction.sites import SUMS, Site, read
+from fusebackend.patterns.contraction.sites import SUMS, Site
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
 
 aten = torch.ops.aten
-
-
-#: Of a sum in fp32 or fp64. A matrix product adds one term after another, so that its error grows with their number; a sum adds in a tree.
-MOST_TERMS = 1024
 
 
 class Contraction(Pattern):
@@ -38,24 +35,9 @@ class Contraction(Pattern):
     anchors = SUMS
 
     def match(self, node: fx.Node) -> Match | Reject | None:
-        site = read(node)
+        site = accept(node)
         if not isinstance(site, Site):
             return site
-        reason = why_less_exact(site.dtype, site.device)
-        if reason:
-            return Reject(reason, node)
-        if not all(isinstance(g.value(site.product).shape[d], int) for d in site.repeated):
-            return Reject("both factors are broadcast along a dim of symbolic size", node)
-        if site.is_mean and not all(isinstance(n, int) and n > 0 for n in g.value(site.product).shape):
-            return Reject("the mean over dims of symbolic or no size", node)
-        if site.is_mean and site.dtype == torch.float16:
-            return Reject("the mean of fp16 products: their sum, before it is divided, may be out of fp16's range", node, "illegal")
-        terms = None if site.sizes is None else site.count(site.summed)
-        if site.dtype.itemsize > 2 and (terms is None or terms > MOST_TERMS):
-            many = "unknown many" if terms is None else f"{terms}"
-            return Reject(f"a sum of {many} terms in {site.dtype}: up to {MOST_TERMS} are added one after another", node)
-        if site.dtype == torch.float16 and (site.scalings or site.parts):
-            return Reject("fp16 products of three factors or scaled by a number: in another order they may overflow", node, "illegal")
         interior = () if site.other_users else (*site.parts, site.product, *site.between)
 
         def emit(emitter: Emitter) -> fx.Node:
@@ -79,20 +61,6 @@ class Contraction(Pattern):
         # In 16 bits eager mode rounds each product, so the results are not to be compared with its own.
         pairs = [(torch.randn(3, 17, 33).to(dtype), torch.randn(3, 20, 33).to(dtype)) for dtype in (torch.float32, torch.float64)]
         return [(fn, pair) for fn in (rows, kept, mean) for pair in pairs]
-
-
-def why_less_exact(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a matrix product could be less exact than the loop, which multiplies in fp32; None if it is not.
-
-    The setting of matrix products is the user's, but the user wrote none here.
-    """
-    if dtype != torch.float32:
-        return None
-    backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
-    precision = backend.matmul.fp32_precision  # type: ignore[attr-defined]
-    if precision in ("none", "ieee"):
-        return None
-    return f"the precision of fp32 matrix products is set to {precision!r}, and this loop computes in fp32"
 
 
 def emit_contraction(emitter: Emitter, site: Site) -> fx.Node:

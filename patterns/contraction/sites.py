@@ -173,7 +173,7 @@ def _find_product(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...], list[lis
     """The multiplication of tensors behind ``node``'s input, the nodes between, and the product's dims along each dim of that input."""
     path: list[fx.Node] = []
     source = node.args[0]
-    while isinstance(source, fx.Node) and (source.target in _FOLLOWED or is_scaling(source)):
+    while isinstance(source, fx.Node) and (source.target in FOLLOWED or is_scaling(source)):
         path.append(source)
         source = source.args[0]
     if not isinstance(source, fx.Node) or source.target is not aten.mul.Tensor or not g.is_tensor(source):
@@ -182,7 +182,7 @@ def _find_product(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...], list[lis
         return None
     dims = [[d] if not same_as_one(size) else [] for d, size in enumerate(g.value(source).shape)]
     for view in reversed(path):
-        moved = dims if is_scaling(view) else _FOLLOWED[view.target](view, dims)
+        moved = dims if is_scaling(view) else FOLLOWED[view.target](view, dims)
         if moved is None:
             return None
         dims = moved
@@ -242,7 +242,7 @@ def _reshaped(view: fx.Node, dims: list[list[int]]) -> list[list[int]] | None:
     return found if math.prod(before[at:]) == 1 else None
 
 
-_FOLLOWED: dict[object, Callable[[fx.Node, list[list[int]]], list[list[int]] | None]] = {
+FOLLOWED: dict[object, Callable[[fx.Node, list[list[int]]], list[list[int]] | None]] = {
     prims.convert_element_type.default: _unchanged,
     aten.permute.default: _permuted,
     aten.unsqueeze.default: _unsqueezed,
@@ -250,11 +250,3 @@ _FOLLOWED: dict[object, Callable[[fx.Node, list[list[int]]], list[list[int]] | N
     aten.reshape.default: _reshaped,
     aten.view.default: _reshaped,
 }
-
-
-def goes_away(user: fx.Node) -> bool:
-    """Whether ``user`` of a product needs it no more once contractions are matrix products."""
-    if user.target in SUMS:
-        return isinstance(read(user), Site)
-    followed = user.target is aten.mul.Tensor or user.target in _FOLLOWED
-    return followed and bool(user.users) and all(map(goes_away, user.users))

@@ -7,6 +7,7 @@ from families.contraction.random_contractions import traced
 from fusebackend.patterns.contraction.bench import CASES
 from fusebackend.patterns.contraction.match import Contraction
 from fusebackend.patterns.contraction.sites import SUMS, Site
+from fusebackend.rewriting.pattern import Match
 
 
 @pytest.fixture
@@ -18,9 +19,9 @@ def estimates(monkeypatch):
         pattern, graph = Contraction(), traced(fn, *inputs).graph
         monkeypatch.setattr(Site, "device", torch.device("cpu"))
         monkeypatch.setattr("fusebackend.patterns.contraction.sites.DEVICES", ("meta",))
-        matches = [pattern.match(n) for n in graph.nodes if n.target in SUMS]
+        answers = [pattern.match(n) for n in graph.nodes if n.target in SUMS]
         monkeypatch.setattr(Site, "device", torch.device(device))
-        return [pattern.estimate(match) for match in matches]
+        return [pattern.estimate(match) for match in answers if isinstance(match, Match)]
 
     return of
 
@@ -77,3 +78,14 @@ def test_16_bit_products_need_a_library_on_a_cpu(estimates, monkeypatch, support
     monkeypatch.setattr("fusebackend.patterns.contraction.estimate._has_cpu_library", lambda dtype: supported)
     (estimate,) = estimates(rows, (8, 64, 64), (8, 64, 64), dtype=torch.float16, device="cpu")
     assert estimate.pays is supported and supported == ("element by element" not in estimate.reason)
+
+
+def test_a_product_stays_where_one_of_its_sums_does(estimates):
+    """The second sum is of 16384 terms, which are not added one after another."""
+
+    def fn(x, y):
+        product = x[:, :, :, None] * y[:, None]
+        return product.sum(2), product.sum((0, 2))
+
+    (estimate,) = estimates(fn, (64, 512, 256), (64, 256, 512))
+    assert estimate.pays is False and estimate.code == "fused_neighbour"
