@@ -46,15 +46,14 @@ SPELLINGS = {
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_spellings(interpreted, device, name, dynamic):
     fn, *shapes = SPELLINGS[name]
-    if dynamic and name in ("the mean", "both repeated along heads", "merged summed dims", "merged free dims"):
-        pytest.skip("refused under symbolic sizes")
+    left = dynamic and name in ("the mean", "merged summed dims", "merged free dims")  # are not followed under symbolic sizes
     inputs = [torch.randn(s, device=device) for s in shapes]
     result = interpreted(fn, options={"fuse.patterns": "contraction", "fuse.strict": True}, dynamic=dynamic)(*inputs)
     expected = fn(*inputs)
     assert result.stride() == expected.stride()
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
     report = fusebackend.last_report()
-    assert len(report.substitutions) == 1, report
+    assert len(report.substitutions) == (0 if left else 1), report
 
 
 def test_gradients_become_matrix_products_too(interpreted):
