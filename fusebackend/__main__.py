@@ -107,9 +107,7 @@ def _patterns(_: argparse.Namespace) -> int:
 def _explain(chosen: argparse.Namespace) -> int:
     from fusebackend.tools.explain import print_explanation
 
-    return print_explanation(
-        chosen.factory, chosen.html, chosen.dynamic, chosen.json, chosen.compare, pattern=chosen.pattern, at=chosen.at
-    )
+    return print_explanation(chosen.factory, chosen.html, chosen.dynamic, chosen.json, chosen.compare, pattern=chosen.pattern, at=chosen.at)
 
 
 def _verify(chosen: argparse.Namespace) -> int:

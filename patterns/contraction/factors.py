@@ -1,0 +1,193 @@
+"""A factor of a product: which dims of the product it has, and where its memory is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.rewriting.pattern import Emitter
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+#: By a number.
+SCALINGS = frozenset({aten.div.Scalar, aten.div.Tensor, aten.mul.Scalar, aten.mul.Tensor, aten.neg.default})
+#: Computed element by element from their first argument alone. Where that is expanded, so is what they compute, though it was written out.
+_ELEMENTWISE = SCALINGS | {aten.clone.default, prims.convert_element_type.default}
+_MOVABLE_VIEWS = frozenset({aten.reshape.default, aten.view.default, aten.permute.default, aten.unsqueeze.default, aten.expand.default})
+
+
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    """A factor, seen through what was written out of an expanded tensor: ``repeat_interleave`` (``expand``, ``clone``, ``reshape``), the
+    gradient of a mean (``expand``, ``div``).
+
+    Attributes:
+        source: the node from which it is read.
+        views: the nodes of the graph that are applied to ``source``, in this order.
+        elementwise: the nodes of the graph that are applied element by element, in this order.
+        value: the fake tensor of the views.
+        dtype: of the factor.
+        axes: for each dim of the product that this factor has, its axis. Along the rest it is broadcast.
+    """
+
+    source: fx.Node
+    views: tuple[fx.Node, ...]
+    elementwise: tuple[fx.Node, ...]
+    value: torch.Tensor
+    dtype: torch.dtype
+    axes: dict[int, int]
+
+    @property
+    def dims(self) -> set[int]:
+        return set(self.axes)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether it is not in memory but for what is computed of it."""
+        return any(step.target is not aten.clone.default for step in self.elementwise)
+
+    def size(self, emitter: Emitter, dim: int) -> fx.Node:
+        """The size of a dim of symbolic size. (Views are left out only where sizes are static.)"""
+        return emitter.call(aten.sym_size.int, self.source, self.axes[dim])
+
+    def axis_order(self, dim: int) -> int:
+        """Sorts dims from outermost to innermost in memory."""
+        order = g.memory_order(self.value)
+        return self.axes[dim] if order is None else order.index(self.axes[dim])
+
+    def emit(self, emitter: Emitter) -> fx.Node:
+        """This factor without its broadcast axes; the axes that are left keep their order."""
+        node = self.source
+        for view in self.views:
+            node = emitter.call(view.target, node, *view.args[1:], **view.kwargs)
+        for axis in sorted(set(range(self.value.dim())) - set(self.axes.values()), reverse=True):
+            node = emitter.call(aten.select.int, node, axis, 0)
+        for step in self.elementwise:
+            if step.target is not aten.clone.default:
+                node = emitter.call(step.target, node, *step.args[1:], **step.kwargs)
+        return node
+
+    def emitted_axes(self, dims: Sequence[int]) -> list[int]:
+        """The axes of what ``emit`` returns that run along ``dims``."""
+        left = sorted(self.axes.values())
+        return [left.index(self.axes[d]) for d in dims]
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """Factors that are multiplied element by element first, and are one factor then."""
+
+    parts: tuple[Factor, ...]
+
+    @property
+    def dims(self) -> set[int]:
+        return set().union(*(part.dims for part in self.parts))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return functools.reduce(torch.promote_types, (part.dtype for part in self.parts))
+
+    @property
+    def is_computed(self) -> bool:
+        return True
+
+    def size(self, emitter: Emitter, dim: int) -> fx.Node:
+        return next(part for part in self.parts if dim in part.dims).size(emitter, dim)
+
+    def axis_order(self, dim: int) -> int:
+        largest = max(self.parts, key=lambda part: len(part.dims))
+        return largest.axis_order(dim) if dim in largest.dims else -1
+
+    def emit(self, emitter: Emitter) -> fx.Node:
+        dims, product = sorted(self.dims), None
+        for part in self.parts:
+            node = part.emit(emitter)
+            held = sorted(part.dims, key=lambda d: part.axes[d])
+            order = [held.index(d) for d in sorted(held)]
+            if order != sorted(order):
+                node = emitter.call(aten.permute.default, node, order)
+            for i, d in enumerate(dims):
+                if d not in part.dims:
+                    node = emitter.call(aten.unsqueeze.default, node, i)
+            product = node if product is None else emitter.call(aten.mul.Tensor, product, node)
+        assert product is not None
+        return product
+
+    def emitted_axes(self, dims: Sequence[int]) -> list[int]:
+        held = sorted(self.dims)
+        return [held.index(d) for d in dims]
+
+
+def read_factor(node: fx.Node, shape: Sequence) -> Factor | None:
+    """The factor ``node`` of a product of that shape; None if it is not known along which dims it is broadcast."""
+    source, views, elementwise, value = _without_repetition(node)
+    axes, leading = {}, len(shape) - value.dim()
+    for axis, (size, stride) in enumerate(zip(value.shape, value.stride())):
+        dim = axis + leading
+        if same_as_one(shape[dim]) or same_as_one(size) or g.same_size(stride, 0):
+            continue
+        if not g.same_size(size, shape[dim]):
+            return None
+        axes[dim] = axis
+    return Factor(source, views, elementwise, value, g.value(node).dtype, axes)
+
+
+def same_as_one(size: int | torch.SymInt) -> bool:
+    return g.same_size(size, 1)
+
+
+def is_scaling(node: fx.Node) -> bool:
+    """Whether ``node`` scales a tensor by a number, and does not change its dtype."""
+    if node.target not in SCALINGS or not g.is_tensor(node.args[0]) or g.value(node.args[0]).dtype != g.value(node).dtype:
+        return False
+    return all(isinstance(a, (int, float)) for a in (*node.args[1:], *node.kwargs.values()))
+
+
+_Steps = tuple[fx.Node, ...]
+
+
+def _without_repetition(node: fx.Node) -> tuple[fx.Node, _Steps, _Steps, torch.Tensor]:
+    """Where ``node`` was written out of an expanded tensor: that tensor, and the views and the elementwise nodes from there to ``node``.
+
+    Views that the expanded tensor does not have without a copy, and a mutation on the way, leave ``node`` as it is.
+    """
+    as_it_is = (node, (), (), g.value(node))
+    views: list[fx.Node] = []
+    elementwise: list[fx.Node] = []
+    source = node
+    while not (elementwise and _is_expanded(g.value(source))):
+        if source.target in _ELEMENTWISE and (source.target not in SCALINGS or is_scaling(source)):
+            elementwise.append(source)
+        elif source.target in _MOVABLE_VIEWS:
+            views.append(source)
+        else:
+            return as_it_is
+        before = source.args[0]
+        if not g.is_tensor(before):
+            return as_it_is
+        assert isinstance(before, fx.Node)
+        source = before
+    value = g.value(source)
+    for view in reversed(views):
+        if not _is_static(value) or not _is_static(g.value(view)):
+            return as_it_is
+        with value.fake_mode:
+            value = view.target(value, *view.args[1:], **view.kwargs)
+        if not g.share_storage(value, g.value(source)):
+            return as_it_is
+    if g.mutation_between(source, node) is not None:
+        return as_it_is
+    return source, tuple(reversed(views)), tuple(reversed(elementwise)), value
+
+
+def _is_expanded(value: torch.Tensor) -> bool:
+    return any(g.same_size(stride, 0) and not same_as_one(size) for size, stride in zip(value.shape, value.stride()))
+
+
+def _is_static(value: torch.Tensor) -> bool:
+    return all(isinstance(n, int) for n in (*value.shape, *value.stride()))

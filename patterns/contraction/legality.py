@@ -1,0 +1,60 @@
+"""Which sums of products may be replaced."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.contraction.sites import FOLLOWED, SUMS, Site, read
+from fusebackend.rewriting.pattern import Reject
+
+aten = torch.ops.aten
+
+#: Of a sum in fp32 or fp64. A matrix product adds one term after another, so that its error grows with their number; a sum adds in a tree.
+MOST_TERMS = 1024
+
+
+def accept(node: fx.Node) -> Site | Reject | None:
+    """The contraction at ``node``, one of ``SUMS``, if a matrix product may replace it; why it may not; or None if it is none."""
+    site = read(node)
+    if not isinstance(site, Site):
+        return site
+    reason = why_less_exact(site.dtype, site.device)
+    if reason:
+        return Reject(reason, node)
+    if not all(isinstance(g.value(site.product).shape[d], int) for d in site.repeated):
+        return Reject("both factors are broadcast along a dim of symbolic size", node)
+    if site.is_mean and not all(isinstance(n, int) and n > 0 for n in g.value(site.product).shape):
+        return Reject("the mean over dims of symbolic or no size", node)
+    if site.is_mean and site.dtype == torch.float16:
+        return Reject("the mean of fp16 products: their sum, before it is divided, may be out of fp16's range", node, "illegal")
+    terms = None if site.sizes is None else site.count(site.summed)
+    if site.dtype.itemsize > 2 and (terms is None or terms > MOST_TERMS):
+        many = "unknown many" if terms is None else f"{terms}"
+        return Reject(f"a sum of {many} terms in {site.dtype}: up to {MOST_TERMS} are added one after another", node)
+    if site.dtype == torch.float16 and (site.scalings or site.parts):
+        return Reject("fp16 products of three factors or scaled by a number: in another order they may overflow", node, "illegal")
+    return site
+
+
+def why_less_exact(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why a matrix product could be less exact than the loop, which multiplies in fp32; None if it is not.
+
+    The setting of matrix products is the user's, but the user wrote none here.
+    """
+    if dtype != torch.float32:
+        return None
+    backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    precision = backend.matmul.fp32_precision  # type: ignore[attr-defined]
+    if precision in ("none", "ieee"):
+        return None
+    return f"the precision of fp32 matrix products is set to {precision!r}, and this loop computes in fp32"
+
+
+def goes_away(user: fx.Node) -> bool:
+    """Whether ``user`` of a product needs it no more once contractions are matrix products."""
+    if user.target in SUMS:
+        return isinstance(accept(user), Site)
+    followed = user.target is aten.mul.Tensor or user.target in FOLLOWED
+    return followed and bool(user.users) and all(map(goes_away, user.users))

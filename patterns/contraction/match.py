@@ -1,0 +1,134 @@
+"""Sums of products that are written by broadcasting become matrix products.
+
+Whatever wrote them: ``(x[:, :, None] * y[:, None]).sum(-1)``, the gradients of that, a mean of such a product:
+
+    unsqueeze:   f32[8, 64, 1, 128]  = aten.unsqueeze(x, 2)
+    unsqueeze_1: f32[8, 1, 64, 128]  = aten.unsqueeze(y, 1)           permute: f32[8, 128, 64] = aten.permute(y, [0, 2, 1])
+    mul:         f32[8, 64, 64, 128] = aten.mul(...)              ->  bmm:     f32[8, 64, 64]  = aten.bmm(x, permute)
+    sum_1:       f32[8, 64, 64]      = aten.sum(mul, [-1])
+
+Dims of both factors are batch dims where they are kept, and are contracted where they are summed; dims of one factor are rows or columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.contraction.estimate import estimate
+from fusebackend.patterns.contraction.legality import accept
+from fusebackend.patterns.contraction.operands import operands, permuted, prims, product_of, size_of
+from fusebackend.patterns.contraction.sites import SUMS, Site
+from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
+
+aten = torch.ops.aten
+
+
+class Contraction(Pattern):
+    """``sum(mul(x, y), dims)`` of broadcast factors -> ``bmm``."""
+
+    name = "contraction"
+    anchors = SUMS
+
+    def match(self, node: fx.Node) -> Match | Reject | None:
+        site = accept(node)
+        if not isinstance(site, Site):
+            return site
+        interior = () if site.other_users else (*site.parts, site.product, *site.between)
+
+        def emit(emitter: Emitter) -> fx.Node:
+            return emit_contraction(emitter, site)
+
+        return Match((node,), emit, interior, note=_note(site), site=site)
+
+    def estimate(self, match: Match) -> Estimate:
+        return estimate(match.site)
+
+    def examples(self) -> list[tuple[Callable, tuple]]:
+        def rows(x, y):
+            return (x[:, :, None] * y[:, None]).sum(-1)
+
+        def kept(x, y):
+            return (x[:, :, None] * y[:, None]).sum(dim=(0, 3), keepdim=True)
+
+        def mean(x, y):
+            return (x[:, :, None] * y[:, None]).mean(-1)
+
+        # In 16 bits eager mode rounds each product, so the results are not to be compared with its own.
+        pairs = [(torch.randn(3, 17, 33).to(dtype), torch.randn(3, 20, 33).to(dtype)) for dtype in (torch.float32, torch.float64)]
+        return [(fn, pair) for fn in (rows, kept, mean) for pair in pairs]
+
+
+def emit_contraction(emitter: Emitter, site: Site) -> fx.Node:
+    left, right = (operand.emit(emitter, site.node) for operand in operands(site))
+    node = emitter.call(aten.bmm.default if site.batch else aten.mm.default, left, right)
+    dims = [*site.batch, *site.free_x, *site.free_y]
+    if len(dims) != g.value(node).dim():
+        node = emitter.call(aten.reshape.default, node, [_size(emitter, site, d) for d in dims])
+    if site.is_mean:
+        node = emitter.call(aten.div.Tensor, node, _summed_elements(site))
+    if g.value(node).dtype != g.value(site.node).dtype:
+        node = emitter.call(prims.convert_element_type.default, node, g.value(site.node).dtype)
+    return _in_place_of(emitter, site, node, dims)
+
+
+def _summed_elements(site: Site) -> int:
+    return math.prod(g.value(site.product).shape[d] for d in site.summed)
+
+
+def _size(emitter: Emitter, site: Site, dim: int) -> int | fx.Node:
+    """The size of a dim of the product, read from a factor: the product is gone."""
+    size = g.value(site.product).shape[dim]
+    if isinstance(size, int):
+        return size
+    return (site.x if dim in site.x.dims else site.y).size(emitter, dim)
+
+
+def _in_place_of(emitter: Emitter, site: Site, node: fx.Node, dims: list[int]) -> fx.Node:
+    """``node``, which has these dims of the product, in the shape and the memory order of the sum's result."""
+    wanted = g.value(site.node)
+    order = [d for result in site.result_dims for d in result]
+    repeated = [d for d in order if d in site.repeated]
+    node = permuted(emitter, node, [dims.index(d) for d in order if d not in site.repeated])
+    for d in repeated:
+        node = emitter.call(aten.unsqueeze.default, node, order.index(d))
+    if repeated:
+        sizes = [g.value(site.product).shape[d] if d in repeated else -1 for d in order]
+        node = emitter.call(aten.expand.default, node, sizes)
+    memory = g.memory_order(wanted)
+    in_order = memory is None or memory == list(range(wanted.dim()))
+    if [len(r) for r in site.result_dims] != [1] * wanted.dim():
+        if repeated or not _is_contiguous(g.value(node)):
+            node = emitter.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+        sizes_of = [size_of(emitter, node, axis) for axis in range(len(order))]
+        shape = [product_of(emitter, [sizes_of[order.index(d)] for d in result]) for result in site.result_dims]
+        node = emitter.call(aten.reshape.default, node, shape)
+    if g.difference(wanted, g.value(node)) is None:
+        return node
+    if in_order:
+        return emitter.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+    assert memory is not None
+    node = emitter.call(aten.clone.default, permuted(emitter, node, memory), memory_format=torch.contiguous_format)
+    return permuted(emitter, node, [memory.index(d) for d in range(wanted.dim())])
+
+
+def _is_contiguous(value: torch.Tensor) -> bool:
+    """Whether that is known, without a guard."""
+    expected = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride())):
+        if not g.same_size(size, 1) and not g.same_size(stride, expected):
+            return False
+        expected = expected * size
+    return True
+
+
+def _note(site: Site) -> str:
+    copies = sum(not operand.is_view for operand in operands(site))
+    if site.sizes is None:
+        return f"as a matrix product; {copies} factors are copied"
+    m, n, k = site.count(site.free_x), site.count(site.free_y), site.count(site.summed)
+    return f"{site.count(site.batch)} matrix products {m}x{n}x{k}; {copies} factors are copied"
