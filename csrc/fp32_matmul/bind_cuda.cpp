@@ -15,8 +15,7 @@
 namespace fusebackend::fp32_matmul {
 namespace {
 
-// On the current device. "auto" takes six bf16 products where tensor cores do bf16 at more than six times the rate of fp32 arithmetic: 15
-// times on compute capability 9.0, 16 times on 8.0, but only 2 to 4 times on 8.6 and 8.9.
+// On the current device.
 Kernel kernel_named(const std::string& name) {
   const int major = compute_capability_major(), minor = compute_capability_minor();
 #ifdef FUSE_HAS_SM90A
@@ -24,7 +23,7 @@ Kernel kernel_named(const std::string& name) {
 #else
   const bool has_wgmma = false;
 #endif
-  if (name == "auto") return has_wgmma ? Kernel::kWgmma : major == 9 || (major == 8 && minor == 0) ? Kernel::kMma : Kernel::kFfma;
+  if (name == "auto") return default_kernel(major, minor, has_wgmma);
   if (name == "ffma") return Kernel::kFfma;
   if (name == "mma") {
     STD_TORCH_CHECK(major >= 8, "matmul: the kernel mma needs a GPU of compute capability 8.0 or later");

@@ -20,6 +20,10 @@ constexpr float kHalfUlp = 1.5f / (1 << 26);
 // The wgmma kernel: the part of C that a thread block computes, and the elements of K in one pipeline stage.
 constexpr int kTileM = 128, kTileN = 192, kBlockK = 32;
 
+// The same of the mma and of the ffma kernel.
+constexpr int kMmaTileM = 128, kMmaTileN = 128, kMmaBlockK = 32;
+constexpr int kFfmaTileM = 128, kFfmaTileN = 256, kFfmaBlockK = 16;
+
 // Below this K the wgmma kernel adds the tensor cores' sums to the result without any error, which takes twice the instructions.
 constexpr int kExactSumsBelowK = 768;
 

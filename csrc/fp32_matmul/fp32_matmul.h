@@ -6,7 +6,9 @@
 // the largest, is added to an fp32 result with rounding to nearest. The rounding error of that addition is the first term of the tensor
 // cores' next sum, so the result is rounded once, whatever K is. patterns/fp32_matmul/README.md has the errors and times.
 #pragma once
+#if __has_include(<cuda_runtime_api.h>)
 #include <cuda_runtime_api.h>
+#endif
 
 #include "fp32_matmul/constants.h"
 
@@ -36,6 +38,14 @@ enum class Kernel {
   kFfma,                             // any: plain fp32 arithmetic, no planes
 };
 
+// The kernel that suits a GPU: six bf16 products where tensor cores do bf16 at more than six times the rate of fp32 arithmetic, which is 15 times
+// on compute capability 9.0, 16 times on 8.0, but only 2 to 4 times on 8.6 and 8.9. `has_wgmma`: the library has that kernel.
+inline Kernel default_kernel(int major, int minor, bool has_wgmma) {
+  if (major == 9) return has_wgmma ? Kernel::kWgmma : Kernel::kMma;
+  return major == 8 && minor == 0 ? Kernel::kMma : Kernel::kFfma;
+}
+
+#if __has_include(<cuda_runtime_api.h>)
 // Bytes of device memory that `launch` needs, uninitialised: planes, at most kPlanesLimit where dividing the product brings them below
 // that, and the partial results of tiles that are split along K (13 MB on an H200).
 size_t workspace_bytes(const Problem& p, Kernel kernel, int sm_count);
@@ -44,5 +54,6 @@ size_t workspace_bytes(const Problem& p, Kernel kernel, int sm_count);
 // one after the other. Needs m, n, batch > 0, k >= 0, each of m, n, k below 2^31 - 512, and at most 2^31 chunks of 8 elements an operand
 // (of 2 where it is not contiguous or not aligned to 16 bytes).
 cudaError_t launch(const Problem& p, Kernel kernel, void* workspace, int sm_count, cudaStream_t stream);
+#endif
 
 }  // namespace fusebackend::fp32_matmul

@@ -14,7 +14,7 @@
 namespace fusebackend::fp32_matmul {
 namespace {
 
-constexpr int kRows = 128, kColumns = 256, kDepth = 16, kThreads = 256;
+constexpr int kRows = kFfmaTileM, kColumns = kFfmaTileN, kDepth = kFfmaBlockK, kThreads = 256;
 constexpr int kVector = 4, kApart = 64;      // a thread's squares: elements a side, and the distance from one to the next
 constexpr int kSquaresM = kRows / kApart, kSquaresN = kColumns / kApart;
 constexpr int kRaster = 16;                  // see TileAt

@@ -13,7 +13,8 @@
 namespace fusebackend::fp32_matmul {
 namespace {
 
-constexpr int kTile = 128, kDepth = 32, kThreads = 256;
+constexpr int kTile = kMmaTileM, kDepth = kMmaBlockK, kThreads = 256;
+static_assert(kMmaTileM == kMmaTileN);
 constexpr int kRaster = 8;                                           // see TileAt
 constexpr int kWarpM = 64, kWarpN = 32, kFragmentsM = kWarpM / 16, kFragmentsN = kWarpN / 8;
 constexpr int kChunk = 8;                                            // elements in 16 bytes, which cp.async and ldmatrix move

@@ -7,15 +7,6 @@
 namespace fusebackend::fp32_matmul {
 namespace {
 
-Problem transposed(Problem p) {
-  const auto t = [](Matrix x) { return Matrix{x.data, x.col, x.row, x.batch, x.planes, !x.planes_column_major}; };
-  const Matrix a = t(p.b), b = t(p.a);
-  std::swap(p.m, p.n);
-  std::swap(p.c_row, p.c_col);
-  p.a = a, p.b = b, p.d = t(p.d);
-  return p;
-}
-
 constexpr size_t aligned(size_t bytes) { return round_up(bytes, 256); }
 
 // Makes the launches of one product. Without a workspace it launches nothing and only finds the bytes that are needed.

@@ -44,8 +44,16 @@ inline Operand operand(const Problem& p, const Matrix& x, int64_t mn_size, int64
 inline Operand a_operand(const Problem& p) { return operand(p, p.a, p.m, p.a.row, p.a.col, p.a.planes_column_major); }
 inline Operand b_operand(const Problem& p) { return operand(p, p.b, p.n, p.b.col, p.b.row, !p.b.planes_column_major); }
 
+// Whether an operand is read and split 8 elements at a time, not 2.
+inline bool splits_vectors(const Operand& op) {
+  const int64_t inner_stride = op.mn_inner ? op.mn_stride : op.k_stride, outer_stride = op.mn_inner ? op.k_stride : op.mn_stride;
+  return inner_stride == 1 && reinterpret_cast<uintptr_t>(op.data) % 16 == 0 && outer_stride % 4 == 0 && op.batch_stride % 4 == 0;
+}
+
+#if __has_include(<cuda_runtime_api.h>)
 // Writes the planes of one or two operands in one launch (null: none), and zeroes `flags`, which the next kernel uses.
 cudaError_t launch_split(const Operand* a, void* a_planes, const Operand* b, void* b_planes, int* flags, int flag_count,
                          cudaStream_t stream);
+#endif
 
 }  // namespace fusebackend::fp32_matmul

@@ -113,9 +113,7 @@ SplitOperand describe(const Operand* operand, void* planes) {
   s.outer_stride = op.mn_inner ? op.k_stride : op.mn_stride;
   s.batch_stride = op.batch_stride;
   s.pitch = layout.pitch;
-  const bool aligned =
-      s.inner_stride == 1 && reinterpret_cast<uintptr_t>(s.src) % 16 == 0 && s.outer_stride % 4 == 0 && s.batch_stride % 4 == 0;
-  s.vector = aligned ? 8 : 2;
+  s.vector = splits_vectors(op) ? 8 : 2;
   const int64_t per_row = s.pitch / s.vector;  // includes the padding, which is written as zeros
   s.chunks = per_row * s.outer * layout.batch;
   s.chunks_per_row = FastDiv(uint32_t(per_row));

@@ -1,14 +1,14 @@
 // kAtomicAdd and kAtomicAddFp32: vector atomic additions straight into out, or into an fp32 copy of it. Neighbouring entries of one row are
 // summed in registers first.
-#include "index_add/block_tiling.cuh"
 #include "index_add/combine_partials.cuh"
+#include "index_add/dispatch.cuh"
 #include "index_add/red.cuh"
 #include "index_add/routes.h"
 
 namespace fusebackend::index_add {
 namespace {
 
-constexpr int kTileEntries = 512;        // entries that a block stages at once
+constexpr int kTileEntries = AtomicAddTiles::kTileEntries;
 constexpr int64_t kNowhere = INT64_MIN;  // the offset of an entry that adds nothing
 
 struct AtomicAddArgs : BlockTiling {
@@ -96,8 +96,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Acc<T>) == 8 ? 2 : 4) atomic_
 }
 
 cudaError_t launch_tiled(const Params& p, int v, float* fp32_out, const Device& device, cudaStream_t stream) {
-  constexpr int kBlocksPerSm = 4;
-  AtomicAddArgs a{make_block_tiling(p, v, kTileEntries, kBlocksPerSm, device), p, fp32_out};
+  AtomicAddArgs a{make_block_tiling(p, v, kTileEntries, AtomicAddTiles::kBlocksPerSm, device), p, fp32_out};
   a.prefetch = !fp32_out && p.rows * p.columns() * element_size(p.dtype) > device.l2_bytes;
   return dispatch(p.dtype, [&](auto type) {
     using T = decltype(type);
@@ -124,13 +123,11 @@ Params onto_dense(const Params& p) {
 }  // namespace
 
 cudaError_t launch_atomic_add(const Params& p, const Device& device, cudaStream_t stream) {
-  const int v = has_vector_red(p.dtype) ? vector_width(p, true) : 1;
+  const int v = atomic_add_width(p);
   if (wide_row_atomic_add_fits(p, v)) return launch_wide_row_atomic_add(p, v, device, stream);
   if (small_atomic_add_fits(p, v, device)) return launch_small_atomic_add(p, v, stream);
   return launch_tiled(p, v, nullptr, device, stream);
 }
-
-size_t atomic_add_fp32_bytes(const Params& p) { return size_t(p.rows) * p.columns() * sizeof(float); }
 
 cudaError_t launch_atomic_add_fp32(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
   if (cudaError_t error = cudaMemsetAsync(workspace, 0, atomic_add_fp32_bytes(p), stream); error != cudaSuccess) return error;

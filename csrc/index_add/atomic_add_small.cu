@@ -53,14 +53,6 @@ __global__ void __launch_bounds__(kThreads) atomic_add_small_kernel(const __grid
 
 }  // namespace
 
-bool small_atomic_add_fits(const Params& p, int v, const Device& device) {
-  // Entries of one row are not summed before they are added, so only few, which might all be of one row.
-  constexpr int64_t kMaxEntries = 4096, kMaxVectorsPerSm = 4096, kMaxStride = 1 << 30, kExactInFloat = 1 << 24;
-  return p.n_dims == 1 && p.n <= kMaxEntries && p.n * p.columns() / v <= device.sm_count * kMaxVectorsPerSm &&
-         p.dims[0].out_stride < kMaxStride && p.dims[0].source_stride < kMaxStride && p.weight.stride == 1 &&
-         double(float(p.alpha)) == p.alpha && (is_floating(p.dtype) || (p.alpha >= -kExactInFloat && p.alpha <= kExactInFloat));
-}
-
 cudaError_t launch_small_atomic_add(const Params& p, int v, cudaStream_t stream) {
   const uint32_t columns = uint32_t(p.columns() / v), vectors = uint32_t(p.n) * columns;
   return dispatch(p.dtype, [&](auto type) {

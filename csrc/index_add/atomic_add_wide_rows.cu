@@ -8,9 +8,7 @@
 namespace fusebackend::index_add {
 namespace {
 
-constexpr int kPieceThreads = 64;            // small blocks make room for the next ones soonest
-constexpr int kSeveralEntriesBlocksPerSm = 20;  // that run at once, of those that take several entries
-constexpr int64_t kMaxGridY = 65535;
+constexpr int kPieceThreads = WideRowShape::kPieceThreads, kSeveralEntriesBlocksPerSm = WideRowShape::kSeveralEntriesBlocksPerSm;
 
 struct WideRowArgs {
   uint4* out;
@@ -61,25 +59,15 @@ __global__ void __launch_bounds__(kPieceThreads, kEntries == 1 ? 32 : kSeveralEn
 
 }  // namespace
 
-bool wide_row_atomic_add_fits(const Params& p, int v) {
-  return p.is_plain() && has_vector_red(p.dtype) && p.n_dims == 1 && v * element_size(p.dtype) == 16 && p.columns() / v >= kPieceThreads &&
-         p.columns() / v <= INT32_MAX && p.n <= 2 * p.rows && p.n <= kMaxGridY;
-}
-
 cudaError_t launch_wide_row_atomic_add(const Params& p, int v, const Device& device, cudaStream_t stream) {
-  const uint32_t columns = uint32_t(p.columns() / v), pieces = uint32_t(ceil_div(columns, kPieceThreads));
+  constexpr int kSeveral = WideRowShape::kSeveral;
+  const WideRowShape s = wide_row_shape(p, v, device);
   const WideRowArgs a{static_cast<uint4*>(p.out), static_cast<const uint4*>(p.source), p.index, p.rows, p.out_row_stride / v,
-                      p.source_row_stride / v, uint32_t(p.n), columns, p.bounds, pieces > kMaxGridY};
-  // Several entries to a block, if there are blocks enough all the same. Of few entries one to a block, unless these blocks would run in
-  // more rounds.
-  constexpr int kSeveral = 4, kFewEntries = 64;
-  const int64_t blocks = columns * p.n / (kSeveral * kPieceThreads);
-  const bool several = blocks >= 4 * device.sm_count && (p.n >= kFewEntries || blocks <= kSeveralEntriesBlocksPerSm * device.sm_count);
+                      p.source_row_stride / v, uint32_t(p.n), s.columns, p.bounds, s.pieces > WideRowShape::kMaxGridY};
   return dispatch_vector_red(p.dtype, [&](auto type) {
     using T = decltype(type);
-    const uint32_t groups = uint32_t(ceil_div(p.n, several ? kSeveral : 1));
-    const auto kernel = several ? atomic_add_wide_rows_kernel<T, kSeveral> : atomic_add_wide_rows_kernel<T, 1>;
-    kernel<<<a.pieces_in_x ? dim3(pieces, groups) : dim3(groups, pieces), kPieceThreads, 0, stream>>>(a);
+    const auto kernel = s.several ? atomic_add_wide_rows_kernel<T, kSeveral> : atomic_add_wide_rows_kernel<T, 1>;
+    kernel<<<a.pieces_in_x ? dim3(s.pieces, s.groups) : dim3(s.groups, s.pieces), kPieceThreads, 0, stream>>>(a);
     return cudaGetLastError();
   });
 }

@@ -15,12 +15,8 @@ struct Cpu {
   static void sort(const Params& p, uint32_t* words, const Tensor&) { cpu_sort_index(p, words); }
 };
 
-// What Python must know of the kernels.
-std::tuple<int64_t, int64_t> index_add_limits() { return {kMaxSliceDims + 1, kChunkEntries}; }
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { Operators<Cpu>::implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CompositeExplicitAutograd, m) { m.impl("index_add_limits", TORCH_BOX(&index_add_limits)); }
 
 }  // namespace fusebackend::index_add

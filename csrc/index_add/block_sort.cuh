@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-namespace fusebackend::index_add {
+#include "index_add/shapes.h"
 
-constexpr int kSortThreads = 512, kSortWarps = kSortThreads / 32;
+namespace fusebackend::index_add {
 
 __device__ __forceinline__ uint32_t inclusive_scan_warp(uint32_t sum, uint32_t lane) {
 #pragma unroll

@@ -13,9 +13,7 @@
 namespace fusebackend::index_add {
 namespace {
 
-constexpr int kTileEntries = 1024;  // that a block sorts at once
-constexpr int kBlocksPerSm = 2;
-constexpr int kStaticSharedBytes = kTileEntries * 10 + 2048;
+constexpr int kTileEntries = BlockTablesShape::kTileEntries, kBlocksPerSm = BlockTablesShape::kBlocksPerSm;
 constexpr uint32_t kNoRow = ~0u;
 
 // The grid covers entries and columns: a block has `groups` groups of block_columns threads, and takes every row_blocks-th tile.
@@ -165,71 +163,27 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) block_tables_kerne
   }
 }
 
-template <typename T>
-BlockTablesArgs<T> make_args(const Params& p, const Device& device) {
-  BlockTablesArgs<T> a{p};
-  a.columns = p.columns() * element_size(p.dtype) / 16;
-  a.column_blocks = int(ceil_div(a.columns, kSortThreads));
-  a.block_columns = int(ceil_div(a.columns, a.column_blocks));
-  a.groups = kSortThreads / a.block_columns;
-  a.row_bits = bit_width(p.rows - 1);
-  const int64_t blocks = std::max<int64_t>(int64_t(device.sm_count) * kBlocksPerSm / a.column_blocks, 1);
-  const int64_t tiles_each = ceil_div(p.n, blocks * kTileEntries);
-  // As many blocks as run at once, unless threads would have little to sum, and much to combine.
-  a.tile_entries = int(std::max(ceil_div(p.n, blocks * tiles_each), std::min<int64_t>(kLoadsInFlight * a.groups, kTileEntries)));
-  a.tiles = ceil_div(p.n, a.tile_entries);
-  a.row_blocks = ceil_div(a.tiles, tiles_each);
-  constexpr int kPrefetchBytes = 32 * 1024;  // of a block: what memory gives while a tile is sorted
-  if (!p.source_index.data && p.n_dims == 1 && a.columns % a.block_columns == 0) a.prefetch_rows = kPrefetchBytes / (a.block_columns * 16);
-  return a;
-}
-
-template <typename T>
-int shared_bytes(const BlockTablesArgs<T>& a) {
-  const int width = a.block_columns * int(16 / sizeof(T));
-  return int(a.p.rows + a.groups) * width * 4 + int(a.p.rows) * kSortWarps * 2;
-}
-
 }  // namespace
 
-bool block_tables_fit(const Params& p, const Device& device) {
-  constexpr int64_t kMinColumns = 8, kMaxRows = 1024;
-  if (!has_vector_red(p.dtype)) return false;
-  const int v = vector_width(p, false);
-  if (v * element_size(p.dtype) != 16 || p.columns() / v < kMinColumns || p.rows > kMaxRows || p.source_rows > UINT32_MAX) return false;
-  const int most = std::min(device.shared_bytes_per_block, device.shared_bytes_per_sm / kBlocksPerSm) - kStaticSharedBytes;
-  return is_half(p.dtype) ? shared_bytes(make_args<__half>(p, device)) <= most : shared_bytes(make_args<float>(p, device)) <= most;
-}
-
-// With many entries a block there are few atomic additions, so that fp32 sums need no second kernel, if their order may vary.
-static bool adds_to_out(const Params& p) {
-  constexpr int64_t kMinEntries = 1 << 17;
-  return p.dtype == DType::kFloat32 && p.in_place() && !p.deterministic && p.n >= kMinEntries && vector_width(p, true) == kWidest<float>;
-}
-
-size_t block_tables_bytes(const Params& p, const Device& device) {
-  if (adds_to_out(p)) return 0;
-  return size_t(p.deterministic ? make_args<float>(p, device).row_blocks : 1) * p.rows * p.columns() * sizeof(float);
-}
-
 cudaError_t launch_block_tables(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
+  const BlockTablesShape s = block_tables_shape(p, device);
   return dispatch_vector_red(p.dtype, [&](auto type) {
     using T = decltype(type);
-    BlockTablesArgs<T> a = make_args<T>(p, device);
-    a.partial = adds_to_out(p) ? nullptr : static_cast<float*>(workspace);
-    a.per_block = p.deterministic;
+    BlockTablesArgs<T> a{p, block_tables_add_to_out(p) ? nullptr : static_cast<float*>(workspace), p.deterministic};
+    a.columns = s.columns, a.tiles = s.tiles, a.row_blocks = s.row_blocks;
+    a.block_columns = s.block_columns, a.groups = s.groups, a.column_blocks = s.column_blocks;
+    a.row_bits = s.row_bits, a.tile_entries = s.tile_entries, a.prefetch_rows = s.prefetch_rows;
     const bool needs_zeros = a.partial && !a.per_block;
     const auto kernel = block_tables_kernel<T, kWidest<T>>;
     static SharedMemoryOptIn opt_in;
-    const int bytes = shared_bytes(a);
     constexpr int kWithoutOptIn = 32 * 1024;  // beside the static part
-    if (bytes > kWithoutOptIn)
-      if (cudaError_t error = opt_in.ensure(kernel, device.shared_bytes_per_block - kStaticSharedBytes); error != cudaSuccess) return error;
+    if (s.shared_bytes > kWithoutOptIn)
+      if (cudaError_t error = opt_in.ensure(kernel, device.shared_bytes_per_block - BlockTablesShape::kStaticSharedBytes); error != cudaSuccess) return error;
     if (needs_zeros)
       if (cudaError_t error = zero_fill(a.partial, p.rows * p.columns(), device.sm_count, stream); error != cudaSuccess) return error;
     const unsigned blocks = unsigned(a.row_blocks * a.column_blocks);
     const cudaError_t error =
-        launch_dependent(kernel, blocks, kSortThreads, bytes, needs_zeros && device.has_dependent_launch(), stream, a);
+        launch_dependent(kernel, blocks, kSortThreads, s.shared_bytes, needs_zeros && device.has_dependent_launch(), stream, a);
     if (error != cudaSuccess || !a.partial) return error;
     return combine_partials(p, a.partial, a.per_block ? a.row_blocks : 1, device, stream);
   });

@@ -6,9 +6,8 @@
 
 namespace fusebackend::index_add {
 
-constexpr int kOverflowEach = 4;  // entries of a thread
-constexpr uint32_t kOverflowTile = kSortThreads * kOverflowEach;  // entries that a block takes at once, at most
-constexpr int kMaxDigitBits = 10;
+constexpr int kOverflowEach = BucketSumShape::kOverflowEach, kMaxDigitBits = BucketSumShape::kMaxDigitBits;
+constexpr uint32_t kOverflowTile = BucketSumShape::kOverflowTile;
 
 // Sums neighbouring entries of one row and adds the sums atomically: of entries of overflowing buckets, sorted by row tile by tile, or of
 // all entries if the index is in order. Only the last blocks may do this: those of buckets, for which they wait, have all begun by then.

@@ -10,11 +10,9 @@
 namespace fusebackend::index_add {
 namespace {
 
-constexpr int kTileEach = 8, kBucketEach = 12;  // entries of a thread in the first and in the second kernel
-constexpr uint32_t kTile = kSortThreads * kTileEach, kCapacity = kSortThreads * kBucketEach;  // entries of a tile; of a bucket
-constexpr int64_t kAverage = kCapacity * 3 / 4;  // entries of a bucket on average, so that few overflow
-constexpr int kTileBits = 12, kMaxLocalBits = 12;  // of a place in a tile; of a row within its bucket
-constexpr uint32_t kMaxBuckets = 4096;
+constexpr int kTileEach = BucketSortShape::kTileEach, kBucketEach = BucketSortShape::kBucketEach;
+constexpr uint32_t kTile = BucketSortShape::kTile, kCapacity = BucketSortShape::kCapacity, kMaxBuckets = BucketSortShape::kMaxBuckets;
+constexpr int kTileBits = 12, kMaxLocalBits = BucketSortShape::kMaxLocalBits;  // of a place in a tile; of a row within its bucket
 constexpr int kRowBits = 24;
 static_assert(kTile == 1u << kTileBits && kMaxBuckets << kMaxLocalBits == 1u << kRowBits && 32 * kTileEach <= 1 << (32 - kRowBits));
 
@@ -187,58 +185,23 @@ __global__ void __launch_bounds__(kSortThreads, 3) sort_buckets_kernel(const __g
   }
 }
 
-struct Shape {
-  uint32_t tiles, buckets;
-  int bucket_bits, row_bits;
-  size_t sorted_from, starts, bytes;  // offsets in the workspace, behind `sorted`, and its size
-};
-
-Shape shape_of(const Params& p) {
-  Shape s{};
-  while (s.row_bits < kMaxLocalBits && p.rows >> s.row_bits > 1 && p.n / ceil_div(p.rows, int64_t(2) << s.row_bits) <= kAverage)
-    ++s.row_bits;
-  s.tiles = uint32_t(ceil_div(p.n, kTile));
-  s.buckets = uint32_t(ceil_div(p.rows, int64_t(1) << s.row_bits)) + p.leaves_out();
-  s.bucket_bits = bit_width(s.buckets - 1);
-  s.sorted_from = size_t(s.tiles) * kTile * 4;
-  s.starts = s.sorted_from * (p.source_index.data ? 2 : 1);
-  s.bytes = s.starts + size_t(s.tiles) * (s.buckets + 1) * 2;
-  return s;
-}
-
-// Dynamic shared memory of the two kernels, and how much there is beside the static part.
-int tile_shared_bytes(const Params& p, const Shape& s) { return int(kTile * (p.source_index.data ? 8 : 4) + s.buckets * kSortWarps * 2); }
-int bucket_shared_bytes(const Params& p, const Shape& s) {
-  return int(kCapacity * (p.source_index.data ? 10 : 6) + (kSortWarps * 2 << s.row_bits));
-}
-int max_dynamic_shared_bytes(const Device& device) { return device.shared_bytes_per_block - 8 * 1024; }
-
 }  // namespace
-
-bool bucket_sort_fits(const Params& p, const Device& device) {
-  if (p.n == 0 || p.rows == 0 || p.rows > int64_t(kMaxBuckets - 1) << kMaxLocalBits) return false;
-  const Shape s = shape_of(p);
-  return s.buckets <= kMaxBuckets && p.n / s.buckets <= kAverage &&
-         std::max(tile_shared_bytes(p, s), bucket_shared_bytes(p, s)) <= max_dynamic_shared_bytes(device);
-}
-
-size_t bucket_sort_bytes(const Params& p) { return shape_of(p).bytes; }
 
 cudaError_t launch_bucket_sort(const Params& p, uint32_t* words, void* workspace, uint32_t* overflow, const Device& device,
                                cudaStream_t stream) {
-  const Shape s = shape_of(p);
+  const BucketSortShape s = bucket_sort_shape(p);
   char* const base = static_cast<char*>(workspace);
   const BucketSortArgs a{p, SortedIndex(p, words), reinterpret_cast<uint32_t*>(base),
                          p.source_index.data ? reinterpret_cast<uint32_t*>(base + s.sorted_from) : nullptr,
                          reinterpret_cast<uint16_t*>(base + s.starts), overflow, uint32_t(p.n), s.tiles, s.buckets, s.bucket_bits,
                          s.row_bits, p.leaves_out()};
   static SharedMemoryOptIn tiles_opt_in, buckets_opt_in;
-  const int most = max_dynamic_shared_bytes(device);
+  const int most = max_sort_shared_bytes(device);
   if (cudaError_t error = tiles_opt_in.ensure(sort_tiles_kernel, most); error != cudaSuccess) return error;
   if (cudaError_t error = buckets_opt_in.ensure(sort_buckets_kernel, most); error != cudaSuccess) return error;
-  sort_tiles_kernel<<<s.tiles, kSortThreads, tile_shared_bytes(p, s), stream>>>(a);
+  sort_tiles_kernel<<<s.tiles, kSortThreads, s.tile_shared_bytes, stream>>>(a);
   if (cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  return launch_dependent(sort_buckets_kernel, s.buckets, kSortThreads, bucket_shared_bytes(p, s), device.has_dependent_launch(), stream,
+  return launch_dependent(sort_buckets_kernel, s.buckets, kSortThreads, s.bucket_shared_bytes, device.has_dependent_launch(), stream,
                           a);
 }
 

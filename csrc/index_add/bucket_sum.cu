@@ -13,14 +13,9 @@
 namespace fusebackend::index_add {
 namespace {
 
-constexpr int kBlocksPerSm = 2;
-constexpr int kFillEach = 8;  // entries of a thread of the first kernel
-constexpr int kSumEach = 16;  // of the second
-constexpr uint32_t kMaxBuckets = 4096, kMaxRowsPerBucket = 4096;
-constexpr uint32_t kMaxCapacity = kSortThreads * kSumEach;  // entries of a bucket
-constexpr uint32_t kLowerCapacity = kMaxCapacity * 3 / 4;   // if it takes no more rounds of blocks: large buckets are waited for
+constexpr int kBlocksPerSm = BucketSumShape::kBlocksPerSm, kFillEach = BucketSumShape::kFillEach, kSumEach = BucketSumShape::kSumEach;
+constexpr int kCounters = BucketSumShape::kCounters, kMaxStaticSharedBytes = BucketSumShape::kMaxStaticSharedBytes;
 constexpr int64_t kMaxBlockColumns = 128;
-constexpr int kMaxStaticSharedBytes = 24 * 1024;  // of the second kernel
 
 // Whether neighbouring entries are mostly of one row, by a sample that is the same in every block.
 __device__ __forceinline__ bool is_in_order(const Params& p, uint32_t n) {
@@ -183,56 +178,10 @@ __global__ void __launch_bounds__(kSortThreads, kBlocksPerSm) sum_buckets_kernel
   }
 }
 
-constexpr int kCounters = 2;  // `overflows` and `initialised`, before bucket_sizes
-
-struct Shape {
-  uint32_t rows_per_bucket, buckets, capacity;
-  size_t bucket_entries, fp32_out, bytes;  // offsets in the workspace, and its size
-};
-
-// Entries of a bucket on average, so that few overflow.
-constexpr int64_t average(int64_t capacity) { return capacity * 3 / 4; }
-
-// So many rows to a bucket that blocks run in a whole number of rounds.
-Shape shape_of(const Params& p, const Device& device) {
-  const int64_t at_once = int64_t(device.sm_count) * kBlocksPerSm;
-  auto rounds_of = [&](int64_t capacity) { return ceil_div(p.n, at_once * average(capacity)); };
-  const int64_t rounds = rounds_of(kMaxCapacity);
-  const bool rounded_once = is_half(p.dtype) && (p.precise || p.n >= 16 * p.rows);
-  Shape s{};
-  s.capacity = rounds_of(kLowerCapacity) == rounds ? kLowerCapacity : kMaxCapacity;
-  s.rows_per_bucket = uint32_t(std::max<int64_t>(ceil_div(p.rows, at_once * rounds), 1));
-  s.buckets = uint32_t(ceil_div(p.rows, int64_t(s.rows_per_bucket)));
-  s.bucket_entries = round_up((s.buckets + kCounters) * sizeof(uint32_t), kWorkspaceAlignment);
-  s.fp32_out = s.bucket_entries + round_up(int64_t(s.buckets) * s.capacity * sizeof(uint2), kWorkspaceAlignment);
-  s.bytes = s.fp32_out + (rounded_once ? atomic_add_fp32_bytes(p) : 0);
-  return s;
-}
-
-int digit_bits(const Shape& s) { return std::min(bit_width(s.buckets - 1), kMaxDigitBits); }
-
-int shared_bytes(const Params& p, const Shape& s) {
-  const uint32_t bucket = s.capacity * (p.scales() ? 10 : 6) + s.rows_per_bucket * 4;
-  const uint32_t overflow = kOverflowTile * (p.scales() ? 12 : 8) + std::max((1u << digit_bits(s)) * kSortWarps * 2, s.rows_per_bucket * 4);
-  return int(std::max(bucket, overflow));
-}
-
 }  // namespace
 
-bool bucket_sum_fits(const Params& p, const Device& device) {
-  const int size = element_size(p.dtype);
-  if (!has_vector_red(p.dtype) || p.n < 2 || p.n > INT32_MAX || p.rows == 0 || p.rows > INT32_MAX) return false;
-  if (vector_width(p, true) * size != 16 || p.source_rows > UINT32_MAX || p.source_row_stride * size > int64_t(UINT32_MAX)) return false;
-  const Shape s = shape_of(p, device);
-  const int most = std::min(device.shared_bytes_per_block, device.shared_bytes_per_sm / kBlocksPerSm) - kMaxStaticSharedBytes;
-  return s.buckets <= kMaxBuckets && s.rows_per_bucket <= kMaxRowsPerBucket && p.n / s.buckets <= average(s.capacity) &&
-         shared_bytes(p, s) <= most;
-}
-
-size_t bucket_sum_bytes(const Params& p, const Device& device) { return shape_of(p, device).bytes; }
-
 cudaError_t launch_bucket_sum(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
-  const Shape s = shape_of(p, device);
+  const BucketSumShape s = bucket_sum_shape(p, device);
   char* const base = static_cast<char*>(workspace);
   auto* const counters = reinterpret_cast<uint32_t*>(base);
   if (cudaError_t error = zero_fill(counters, s.buckets + kCounters, device.sm_count, stream); error != cudaSuccess) return error;
@@ -240,7 +189,7 @@ cudaError_t launch_bucket_sum(const Params& p, void* workspace, const Device& de
     using T = decltype(type);
     constexpr int V = kWidest<T>;
     BucketSumArgs a{p, FastDiv(s.rows_per_bucket), s.buckets, uint32_t(p.n)};
-    a.digit_bits = digit_bits(s);
+    a.digit_bits = s.digit_bits();
     a.digit_shift = bit_width(s.buckets - 1) - a.digit_bits;
     a.overflows = counters;
     a.initialised = counters + 1;
@@ -259,14 +208,14 @@ cudaError_t launch_bucket_sum(const Params& p, void* workspace, const Device& de
     const unsigned overflow_blocks = unsigned(std::min(ceil_div(p.n, a.in_order_tile), at_once));
     static SharedMemoryOptIn fill_opt_in, sum_opt_in;
     const auto kernel = sum_buckets_kernel<T, V>;
-    if (cudaError_t error = fill_opt_in.ensure(fill_buckets_kernel, int(kMaxBuckets) * 8); error != cudaSuccess) return error;
+    if (cudaError_t error = fill_opt_in.ensure(fill_buckets_kernel, int(BucketSumShape::kMaxBuckets) * 8); error != cudaSuccess) return error;
     if (cudaError_t error = sum_opt_in.ensure(kernel, device.shared_bytes_per_block - kMaxStaticSharedBytes); error != cudaSuccess)
       return error;
     const bool overlap = device.has_dependent_launch();
     const unsigned fill_blocks = unsigned(ceil_div(p.n, kSortThreads * kFillEach));
     cudaError_t error = launch_dependent(fill_buckets_kernel, fill_blocks, kSortThreads, s.buckets * 8, overlap, stream, a);
     if (error == cudaSuccess)
-      error = launch_dependent(kernel, s.buckets + overflow_blocks, kSortThreads, shared_bytes(p, s), overlap, stream, a);
+      error = launch_dependent(kernel, s.buckets + overflow_blocks, kSortThreads, bucket_sum_shared_bytes(p, s), overlap, stream, a);
     if (error == cudaSuccess && a.fp32_out) error = combine_partials(p, a.fp32_out, 1, device, stream, a.overflow_rows());
     return error;
   });

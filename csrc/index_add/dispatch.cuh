@@ -6,10 +6,9 @@
 
 #include "index_add/entries.cuh"
 #include "index_add/launch.h"
+#include "index_add/shapes.h"
 
 namespace fusebackend::index_add {
-
-constexpr int kThreads = 256;  // of a block, in kernels that do not sort in it
 
 template <typename F>
 cudaError_t dispatch_floating(DType t, F&& f) {
@@ -37,11 +36,7 @@ cudaError_t dispatch_vector_red(DType t, F&& f) {
   if (t == DType::kFloat32) return f(float());
   return t == DType::kFloat16 ? f(__half()) : f(__nv_bfloat16());
 }
-constexpr bool has_vector_red(DType t) { return t == DType::kFloat32 || is_half(t); }
 
-// The vector widths, in elements, for which kernels are compiled: 16 bytes (of 1-byte elements 4, which take 16 bytes once they are
-// widened), a pair of 16-bit floats, one element.
-constexpr int widest_vector(int element_bytes) { return element_bytes > 1 ? 16 / element_bytes : 4; }
 template <typename T>
 constexpr int kWidest = widest_vector(sizeof(T));
 
@@ -58,34 +53,5 @@ cudaError_t dispatch_width(int v, F&& f) {
     if (v == 2) return f(std::integral_constant<int, 2>());
   return f(std::integral_constant<int, 1>());
 }
-
-// The widest vectors along the last slice dimension that alignment allows in source, and in out and initial if they are accessed directly.
-inline int vector_width(const Params& p, bool out_too) {
-  const int size = element_size(p.dtype);
-  const SliceDim& last = p.dims[p.n_dims - 1];
-  auto fits = [&](int v) {
-    const int bytes = v * size;
-    auto aligned = [&](const void* base, int64_t row_stride) {
-      return reinterpret_cast<uintptr_t>(base) % bytes == 0 && row_stride * size % bytes == 0;
-    };
-    if (last.size % v || last.source_stride != 1 || !aligned(p.source, p.source_row_stride)) return false;
-    if (out_too && (last.out_stride != 1 || !aligned(p.out, p.out_row_stride) || !aligned(p.initial, 0))) return false;
-    for (int d = 0; d + 1 < p.n_dims; ++d)
-      if (p.dims[d].source_stride * size % bytes || (out_too && p.dims[d].out_stride * size % bytes)) return false;
-    return true;
-  };
-  if (fits(widest_vector(size))) return widest_vector(size);
-  return is_half(p.dtype) && fits(2) ? 2 : 1;
-}
-
-// How many bits it takes to write x.
-constexpr int bit_width(uint64_t x) {
-  int bits = 0;
-  for (; x; x >>= 1) ++bits;
-  return bits;
-}
-
-// Where parts of a workspace begin: on multiples of this many bytes.
-constexpr int64_t kWorkspaceAlignment = 256;
 
 }  // namespace fusebackend::index_add

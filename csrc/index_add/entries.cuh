@@ -4,12 +4,9 @@
 #include <cassert>
 
 #include "index_add/element_types.cuh"
-#include "index_add/params.h"
+#include "index_add/shapes.h"
 
 namespace fusebackend::index_add {
-
-// Entries of a thread whose source rows are loaded at once, in kernels that sort entries in shared memory.
-constexpr int kLoadsInFlight = 8;
 
 __device__ __forceinline__ int64_t load_index(const EntryVector& v, int64_t i) {
   return v.is64 ? __ldg(static_cast<const long long*>(v.data) + i * v.stride) : __ldg(static_cast<const int*>(v.data) + i * v.stride);

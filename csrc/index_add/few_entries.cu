@@ -77,16 +77,14 @@ __global__ void __launch_bounds__(kThreads) few_entries_kernel(const __grid_cons
 }  // namespace
 
 cudaError_t launch_few_entries(const Params& p, const Device& device, cudaStream_t stream) {
-  constexpr int kLoads = 4, kBlocksPerSm = 4;
+  constexpr int kLoads = FewEntriesShape::kLoads;
   const int v = vector_width(p, true);
-  const int64_t columns = p.columns() / v, running = int64_t(device.sm_count) * kBlocksPerSm;
-  const int64_t column_blocks = std::min(ceil_div(columns, kThreads), running);
-  const int64_t shares = std::min(ceil_div(p.n, kLoads), std::max<int64_t>(running / column_blocks, 1)), share = ceil_div(p.n, shares);
-  const FewEntriesArgs a{p, columns, unsigned(column_blocks), int(share)};
+  const FewEntriesShape s = few_entries_shape(p, device);
+  const FewEntriesArgs a{p, s.columns, unsigned(s.column_blocks), int(s.share)};
   return dispatch_floating(p.dtype, [&](auto type) {
     using T = decltype(type);
     return dispatch_width<T>(v, [&](auto width) {
-      few_entries_kernel<T, width, kLoads><<<unsigned(column_blocks * ceil_div(p.n, share)), kThreads, 0, stream>>>(a);
+      few_entries_kernel<T, width, kLoads><<<unsigned(s.column_blocks * s.shares), kThreads, 0, stream>>>(a);
       return cudaGetLastError();
     });
   });

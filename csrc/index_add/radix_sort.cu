@@ -11,10 +11,8 @@
 namespace fusebackend::index_add {
 namespace {
 
-constexpr int kEach = 4;  // entries of a thread at a time
-constexpr uint32_t kTile = kSortThreads * kEach;
-constexpr size_t kFlagBytes = kWorkspaceAlignment;  // at the front of the workspace: whether the bucket sort overflowed
-constexpr int kMaxDigitBits = 10, kMaxBins = 1 << kMaxDigitBits;
+constexpr int kEach = RadixSortShape::kEach, kMaxDigitBits = RadixSortShape::kMaxDigitBits, kMaxBins = RadixSortShape::kMaxBins;
+constexpr uint32_t kTile = RadixSortShape::kTile;
 
 struct RadixSortArgs {
   Params p;
@@ -172,37 +170,11 @@ __global__ void __launch_bounds__(kSortThreads, 2) radix_sort_kernel(const __gri
   }
 }
 
-struct Shape {
-  int passes, digit_bits;
-  uint32_t blocks, per_block;
-  size_t swap, counts, totals, bytes;  // offsets in the workspace, behind the pairs, and its size
-};
-Shape shape_of(const Params& p, const Device& device) {
-  constexpr int kBlocksPerSm = 2;  // that run at once on every architecture but sm_75
-  Shape s{};
-  const int bits = std::clamp(bit_width(p.leaves_out() ? p.rows : p.rows - 1), 1, 32);
-  s.passes = int(ceil_div(bits, kMaxDigitBits));
-  s.digit_bits = int(ceil_div(bits, s.passes));
-  const int64_t most = int64_t(device.sm_count) * (device.shared_bytes_per_sm >= 96 * 1024 ? kBlocksPerSm : 1);
-  const int64_t tiles_each = std::max<int64_t>(ceil_div(p.n, most * kTile), 1);
-  s.per_block = uint32_t(tiles_each * kTile);
-  s.blocks = uint32_t(std::max<int64_t>(ceil_div(p.n, s.per_block), 1));
-  s.swap = size_t(p.n) * sizeof(uint2);
-  s.counts = s.swap + (s.passes > 1 ? s.swap : 0);
-  s.totals = s.counts + (size_t(s.blocks) << s.digit_bits) * 4;
-  s.bytes = s.totals + kMaxBins * 4;
-  return s;
-}
-
 }  // namespace
 
-size_t sort_bytes(const Params& p, const Device& device) {
-  return kFlagBytes + std::max(shape_of(p, device).bytes, bucket_sort_fits(p, device) ? bucket_sort_bytes(p) : 0);
-}
-
 cudaError_t launch_sort(const Params& p, uint32_t* words, void* workspace, const Device& device, cudaStream_t stream) {
-  const Shape shape = shape_of(p, device);
-  char* const base = static_cast<char*>(workspace) + kFlagBytes;
+  const RadixSortShape shape = radix_sort_shape(p, device);
+  char* const base = static_cast<char*>(workspace) + RadixSortShape::kFlagBytes;
   uint32_t* overflow = nullptr;
   if (bucket_sort_fits(p, device)) {
     overflow = static_cast<uint32_t*>(workspace);

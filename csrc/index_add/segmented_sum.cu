@@ -9,9 +9,7 @@
 namespace fusebackend::index_add {
 namespace {
 
-constexpr int64_t kEntriesPerTeam = 64;  // about, of the rows that a team takes
-constexpr uint32_t kChunksEach = 1;      // that a team takes
-constexpr uint32_t kChunksPerBlock = 64, kMaxJoinColumns = 32;  // of the second kernel
+constexpr uint32_t kChunksEach = SegmentedSumShape::kChunksEach, kChunksPerBlock = SegmentedSumShape::kChunksPerBlock;
 
 template <typename T, int V>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 4) segmented_sum_kernel(const __grid_constant__ SegmentedSumArgs<T> a) {
@@ -152,59 +150,32 @@ __global__ void __launch_bounds__(kThreads) join_cut_rows_kernel(const __grid_co
   }
 }
 
-// How many lanes of a team take different columns: the number with which the fewest idle.
-uint32_t column_lanes_for(int64_t columns) {
-  if (columns <= 8) return 1u << bit_width(columns - 1);
-  uint32_t best = 32;
-  for (uint32_t lanes : {16, 8})
-    if (round_up(columns, lanes) < round_up(columns, best)) best = lanes;
-  return best;
-}
-
-int64_t cut_bytes(const Params& p) {
-  const int64_t per_sum = p.dtype == DType::kFloat64 ? sizeof(Sum<double>) : sizeof(Sum<float>);  // those of other types are no larger
-  return round_up(ceil_div(p.n, kChunkEntries) * 2 * p.columns() * per_sum, kWorkspaceAlignment);
-}
-int64_t index_bytes(const Params& p) { return round_up(sorted_index_words(p) * 4, kWorkspaceAlignment); }
-
 }  // namespace
-
-size_t segmented_sum_bytes(const Params& p, const Device& device) {
-  return cut_bytes(p) + (p.sorted_index ? 0 : index_bytes(p) + sort_bytes(p, device));
-}
 
 cudaError_t launch_segmented_sum(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
   auto* words = static_cast<const uint32_t*>(p.sorted_index);
   if (!words) {
     char* const own_index = static_cast<char*>(workspace) + cut_bytes(p);
     auto* const own_words = reinterpret_cast<uint32_t*>(own_index);
-    if (cudaError_t error = launch_sort(p, own_words, own_index + index_bytes(p), device, stream); error != cudaSuccess) return error;
+    if (cudaError_t error = launch_sort(p, own_words, own_index + sorted_index_bytes(p), device, stream); error != cudaSuccess) return error;
     words = own_words;
   }
   const int v = vector_width(p, true);
-  const int64_t columns = p.columns() / v;
-  const uint32_t column_lanes = column_lanes_for(columns), lanes = std::max(column_lanes, 8u);
-  const uint32_t chunks = uint32_t(ceil_div(p.n, kChunkEntries));
-  // So many rows that their entries are some batches of loads, if that leaves each multiprocessor blocks for several rounds.
-  const int64_t teams = std::max<int64_t>(int64_t(device.sm_count) * kThreads * 12 / lanes / ceil_div(columns, column_lanes), 1);
-  const uint32_t rows_each = uint32_t(std::clamp<int64_t>(std::min(kEntriesPerTeam * p.rows / p.n, p.rows / teams), 1, lanes - 1));
+  const SegmentedSumShape s = segmented_sum_shape(p, v, device);
   const uint64_t row_bytes = uint64_t(p.source_row_stride) * element_size(p.dtype);  // a negative stride gives more than 32 bits
   return dispatch(p.dtype, [&](auto type) {
     using T = decltype(type);
-    const SegmentedSumArgs<T> a{p, SortedIndex(p, words), static_cast<Sum<T>*>(workspace), uint32_t(columns), lanes, column_lanes,
-                                lanes / column_lanes, chunks, uint32_t(ceil_div(ceil_div(chunks, kChunksEach) * lanes, kThreads)),
-                                uint32_t(ceil_div(ceil_div(p.rows, rows_each) * lanes, kThreads)), rows_each,
+    const SegmentedSumArgs<T> a{p, SortedIndex(p, words), static_cast<Sum<T>*>(workspace), uint32_t(s.columns), s.lanes, s.column_lanes,
+                                s.lanes / s.column_lanes, s.chunks, s.chunk_blocks, s.row_blocks, s.rows_each,
                                 row_bytes <= UINT32_MAX ? uint32_t(row_bytes) : 0};
+    static_assert(sizeof(Sum<T>) <= (std::is_same_v<T, double> ? 16 : 8));  // as cut_bytes() has it
     const bool overlap = device.has_dependent_launch();
-    const int64_t blocks = (int64_t(a.chunk_blocks) + a.row_blocks) * ceil_div(columns, column_lanes);
     const cudaError_t error = dispatch_width<T>(v, [&](auto width) {
-      return launch_dependent(segmented_sum_kernel<T, width>, unsigned(blocks), kThreads, 0, overlap, stream, a);
+      return launch_dependent(segmented_sum_kernel<T, width>, unsigned(s.blocks), kThreads, 0, overlap, stream, a);
     });
     if (error != cudaSuccess) return error;
-    const uint32_t elements = uint32_t(p.columns()), width = std::min(elements, kMaxJoinColumns);
-    const uint32_t column_blocks = uint32_t(ceil_div(elements, width));
-    return launch_dependent(join_cut_rows_kernel<T>, unsigned(ceil_div(chunks, kChunksPerBlock) * column_blocks), kThreads, 0, overlap,
-                            stream, a, elements, width, column_blocks);
+    return launch_dependent(join_cut_rows_kernel<T>, unsigned(ceil_div(s.chunks, kChunksPerBlock) * s.join_column_blocks), kThreads, 0, overlap,
+                            stream, a, uint32_t(p.columns()), s.join_width, s.join_column_blocks);
   });
 }
 

@@ -1,14 +1,14 @@
 // kThreadTables: few rows that take many entries. Every thread sums its columns of all rows in a table of its own in shared memory, so
 // nothing is atomic and the result does not depend on the order in which threads run.
 #include "common/programmatic_launch.cuh"
-#include "index_add/block_tiling.cuh"
 #include "index_add/combine_partials.cuh"
+#include "index_add/dispatch.cuh"
 #include "index_add/routes.h"
 
 namespace fusebackend::index_add {
 namespace {
 
-constexpr int kTileEntries = 1024;  // that a block stages at once
+constexpr int kTileEntries = ThreadTablesShape::kTileEntries;
 
 template <typename T>
 struct ThreadTablesArgs : BlockTiling {
@@ -106,32 +106,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(Acc<T>) == 8 ? 2 : 3)
   }
 }
 
-// The widest vectors whose tables leave room for two blocks on a multiprocessor; if none do, the narrowest.
-struct Shape {
-  int v = 0, blocks_per_sm = 0, shared_bytes = 0, max_shared_bytes = 0;
-};
-Shape shape_of(const Params& p, const Device& device) {
-  constexpr int kStaticBytes = kTileEntries * 8 + 1200;  // the staged tile, and what the system takes of each block's share
-  const int acc_bytes = element_size(p.dtype) == 8 ? 8 : 4, widest = vector_width(p, false);
-  Shape s;
-  if (p.source_rows > UINT32_MAX) return s;
-  for (int v : {8, 4, 2, 1}) {
-    if (v > widest) continue;
-    const size_t bytes = size_t(p.rows) * v * kThreads * acc_bytes + (p.scales() ? kTileEntries * acc_bytes : 0);
-    const int blocks = int(size_t(device.shared_bytes_per_sm) / (bytes + kStaticBytes));
-    const int most = device.shared_bytes_per_block - kStaticBytes;
-    if (bytes <= size_t(most) && blocks > s.blocks_per_sm) s = {v, std::min(blocks, 4), int(bytes), most};
-    if (s.blocks_per_sm >= 2) break;
-  }
-  return s;
-}
-
-BlockTiling tiling_of(const Params& p, const Shape& s, const Device& device) {
-  return make_block_tiling(p, s.v, kTileEntries, s.blocks_per_sm, device);
-}
-
 template <typename T, int V>
-cudaError_t launch_instance(const ThreadTablesArgs<T>& a, const Shape& s, cudaStream_t stream) {
+cudaError_t launch_instance(const ThreadTablesArgs<T>& a, const ThreadTablesShape& s, cudaStream_t stream) {
   const auto kernel = thread_tables_kernel<T, V, V == 1 ? 16 : 8>;
   static SharedMemoryOptIn opt_in;
   constexpr int kWithoutOptIn = 32 * 1024;  // beside the staged tile
@@ -142,7 +118,7 @@ cudaError_t launch_instance(const ThreadTablesArgs<T>& a, const Shape& s, cudaSt
 }
 
 template <typename T, int V>  // V is the width, or more
-cudaError_t launch_width(const ThreadTablesArgs<T>& a, const Shape& s, cudaStream_t stream) {
+cudaError_t launch_width(const ThreadTablesArgs<T>& a, const ThreadTablesShape& s, cudaStream_t stream) {
   if constexpr (V > 1)
     if (s.v < V) return launch_width<T, V / 2>(a, s, stream);
   return launch_instance<T, V>(a, s, stream);
@@ -150,18 +126,11 @@ cudaError_t launch_width(const ThreadTablesArgs<T>& a, const Shape& s, cudaStrea
 
 }  // namespace
 
-int thread_tables_blocks_per_sm(const Params& p, const Device& device) { return shape_of(p, device).blocks_per_sm; }
-
-size_t thread_tables_bytes(const Params& p, const Device& device) {
-  const BlockTiling tiling = tiling_of(p, shape_of(p, device), device);
-  return size_t(tiling.row_blocks) * p.rows * p.columns() * (element_size(p.dtype) == 8 ? 8 : 4);
-}
-
 cudaError_t launch_thread_tables(const Params& p, void* workspace, const Device& device, cudaStream_t stream) {
-  const Shape s = shape_of(p, device);
+  const ThreadTablesShape s = thread_tables_shape(p, device);
   return dispatch(p.dtype, [&](auto type) {
     using T = decltype(type);
-    const ThreadTablesArgs<T> a{tiling_of(p, s, device), p, static_cast<Acc<T>*>(workspace)};
+    const ThreadTablesArgs<T> a{thread_tables_tiling(p, s, device), p, static_cast<Acc<T>*>(workspace)};
     const cudaError_t error = launch_width<T, kWidest<T>>(a, s, stream);
     return error == cudaSuccess ? combine_partials(p, a.partial, a.row_blocks, device, stream) : error;
   });

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "common/tile/route.h"
+#include "common/tile/work.h"
 
 namespace fusebackend::tile {
 namespace {
@@ -51,6 +52,27 @@ std::string tile_route(const Tensor& x, const std::optional<Tensor>& y, const st
   return route_name(route_of(make_plan(make_problem(x, y, order))));
 }
 
+// What permute_copy or transpose_add makes a GPU do (work.h), for operands that need not exist: their strides in the output's index space,
+// in elements, no `y_strides` for a copy; `x_offset` and `y_offset`, bytes of their first elements behind an aligned address.
+std::string tile_work(const std::vector<int64_t>& sizes, const std::vector<int64_t>& x_strides, const std::vector<int64_t>& y_strides,
+                      const std::vector<int64_t>& order, int64_t element_bytes, int64_t x_offset, int64_t y_offset) {
+  Problem p;
+  STD_TORCH_CHECK(sizes.size() <= size_t(kMaxRank) && x_strides.size() == sizes.size(), "tile_work: up to ", kMaxRank, " sizes and strides");
+  p.rank = int(sizes.size());
+  p.operands = y_strides.empty() ? 2 : 3;
+  p.element_bytes = int(element_bytes);
+  std::copy(sizes.begin(), sizes.end(), p.sizes);
+  set_result_strides(p, order);
+  std::copy(x_strides.begin(), x_strides.end(), p.strides[kX]);
+  p.data[kX] = reinterpret_cast<char*>(x_offset);
+  if (p.is_sum()) {
+    STD_TORCH_CHECK(y_strides.size() == sizes.size(), "tile_work: as many strides of y as sizes");
+    std::copy(y_strides.begin(), y_strides.end(), p.strides[kY]);
+    p.data[kY] = reinterpret_cast<char*>(y_offset);
+  }
+  return work_of(make_plan(p));
+}
+
 // What Python must know: the most dimensions of an operand.
 int64_t tile_max_rank() { return kMaxRank; }
 
@@ -84,9 +106,11 @@ Tensor allocate_result(Problem& p, const Tensor& like) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fusebackend, m) {
   m.def("tile_route(Tensor x, Tensor? y, int[] order) -> str");
+  m.def("tile_work(int[] sizes, int[] x_strides, int[] y_strides, int[] order, int element_bytes, int x_offset, int y_offset) -> str");
   m.def("tile_max_rank() -> int");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CompositeExplicitAutograd, m) {
   m.impl("tile_route", TORCH_BOX(&fusebackend::tile::tile_route));
+  m.impl("tile_work", TORCH_BOX(&fusebackend::tile::tile_work));
   m.impl("tile_max_rank", TORCH_BOX(&fusebackend::tile::tile_max_rank));
 }

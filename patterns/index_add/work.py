@@ -1,0 +1,95 @@
+"""What the kernels make a GPU do for a sum, and for the sort of an index: asks C++ (csrc/index_add/work.h), also where there is no GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusebackend.native import ops
+
+Facts = Mapping[str, float]
+
+#: Of the GPU that tests without one imagine, an H200: see :func:`device_facts`.
+_IMAGINED = (132, 9, 228 << 10, 227 << 10, 50 << 20)
+
+
+@functools.cache
+def device_facts(device: torch.device) -> Sequence[int]:
+    """Of a GPU: multiprocessors, major compute capability, bytes of shared memory of a multiprocessor and of a block, of the L2 cache."""
+    if not torch.cuda.is_available():
+        return _IMAGINED
+    p = torch.cuda.get_device_properties(device)
+    return (
+        p.multi_processor_count,
+        p.major,
+        p.shared_memory_per_multiprocessor,
+        p.shared_memory_per_block_optin,
+        p.L2_cache_size,
+    )
+
+
+def sum_facts(
+    device: torch.device,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    source_strides: Sequence[int],
+    dim: int,
+    dtype: torch.dtype,
+    entries: int,
+    source_rows: int,
+    *,
+    weight: bool = False,
+    source_index: bool = False,
+    alpha: float = 1.0,
+    leaves_out: bool = False,
+    start: int = 0,
+    precise: bool = False,
+    deterministic: bool = False,
+    planned: bool = False,
+) -> Facts:
+    """The facts that csrc/index_add/work.h names; none for an empty sum.
+
+    Args:
+        sizes, strides: of self; in elements.
+        source_strides: of the source, of which the size along ``dim`` is ``source_rows``, or ``entries`` without a source index.
+        leaves_out: whether entries may add nothing.
+        start: ``ZEROS``, ``IN_PLACE`` or ``COPY`` of sites.py.
+        planned: whether the sum goes by a sorted index that is there.
+    """
+    described = list(sizes), list(strides), list(source_strides), dim, dtype, entries, source_rows
+    options = weight, source_index, float(alpha), leaves_out, start, precise, deterministic, planned
+    return _facts(_ask_sum(list(device_facts(device)), *described, *options))
+
+
+def sort_facts(device: torch.device, entries: int, rows: int, *, source_index: bool = False, leaves_out: bool = False) -> Facts:
+    """The same for the sort of an index."""
+    return _facts(_ask_sort(list(device_facts(device)), entries, rows, source_index, leaves_out))
+
+
+def _facts(text: str) -> Facts:
+    return {name: float(number) for name, number in (fact.split("=") for fact in text.split())}
+
+
+def _ask_sum(*arguments) -> str:
+    with _disable_current_modes():
+        return _sum(*arguments)
+
+
+def _ask_sort(*arguments) -> str:
+    with _disable_current_modes():
+        return _sort(*arguments)
+
+
+_sum = ops.define(
+    "index_add_work(int[] device, int[] sizes, int[] strides, int[] source_strides, int dim, ScalarType dtype, int entries,"
+    " int source_rows, bool has_weight, bool has_source_index, float alpha, bool leaves_out, int start, bool precise, bool deterministic,"
+    " bool planned) -> str",
+    fake=_ask_sum,
+)
+_sort = ops.define(
+    "index_plan_work(int[] device, int entries, int rows, bool has_source_index, bool leaves_out) -> str",
+    fake=_ask_sort,
+)
