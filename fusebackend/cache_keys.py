@@ -58,7 +58,7 @@ def compiled_code(version: str, options: Mapping[str, Any], library: Sequence[st
 
     Args:
         options: the parsed options, of which those that change the code are taken.
-        library: the native library's key, its architectures, and why there is none.
+        library: the native library's key, its architectures, why there is none, and the calibrations of the devices that it is for.
         fingerprints: of the patterns that are on, by descending priority.
     """
     chosen = repr([options[name] for name in _OPTIONS_OF_CODE])
@@ -67,9 +67,10 @@ def compiled_code(version: str, options: Mapping[str, Any], library: Sequence[st
 
 @functools.lru_cache
 def python_sources() -> str:
-    """Hash of this package's Python files and of its families': a match depends on more files than the one that defines its pattern."""
+    """Hash of this package's Python files and calibrations and of its families': a match depends on more files than the one that defines
+    its pattern."""
     families = importlib.import_module("fusebackend.patterns")
-    return "".join(content_hash(root, (".py",)) for root in (Path(__file__).parent, *map(Path, families.__path__)))
+    return "".join(content_hash(root, (".py", ".json")) for root in (Path(__file__).parent, *map(Path, families.__path__)))
 
 
 def magnitudes(gm: fx.GraphModule) -> str:
@@ -224,11 +225,12 @@ def machine(device: torch.device) -> str:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.multi_processor_count} SMs, CUDA {torch.version.cuda}"
-    return f"{_cpu_name()}, {os.cpu_count()} CPUs, {torch.get_num_threads()} threads"
+    return f"{cpu_name()}, {os.cpu_count()} CPUs, {torch.get_num_threads()} threads"
 
 
 @functools.lru_cache
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The model of the CPU, where the system says it."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
         for line in lines:
             if line.startswith("model name"):

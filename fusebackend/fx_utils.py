@@ -202,25 +202,29 @@ def _behind_boundary(start: fx.Node, stop: fx.Node) -> set[fx.Node]:
     return behind
 
 
-def fused_neighbour(node: fx.Node) -> fx.Node | None:
-    """A neighbour of ``node`` with which Inductor would fuse it, or None.
+def fused_neighbours(node: fx.Node) -> list[fx.Node]:
+    """The neighbours of ``node`` with which Inductor would fuse it: one of those that read it, and those that compute its operands.
 
     An opaque call prevents that fusion, and adds its memory traffic. A neighbour that also depends on ``node`` through, say, a matmul can't
     be fused: the fused kernel would need its own result.
     """
+    found: list[fx.Node] = []
     wanted = [c for c in consumers(node) if is_fusable(c)]
     if wanted:
         behind = _behind_boundary(node, stop=max(wanted))
-        for consumer in wanted:
-            if not any(i in behind for i in consumer.all_input_nodes):
-                return consumer
+        found += [c for c in wanted if not any(i in behind for i in c.all_input_nodes)][:1]
     for operand in node.all_input_nodes:
         producer = through_views(operand)
         if is_fusable(producer):
             behind = _behind_boundary(producer, stop=node)
             if not any(i in behind for i in node.all_input_nodes):
-                return producer
-    return None
+                found.append(producer)
+    return list(dict.fromkeys(found))
+
+
+def fused_neighbour(node: fx.Node) -> fx.Node | None:
+    """The first of :func:`fused_neighbours`, or None."""
+    return next(iter(fused_neighbours(node)), None)
 
 
 def is_mutating(node: fx.Node) -> bool:

@@ -20,6 +20,7 @@ from fusebackend.identity import UnidentifiableError
 from fusebackend.log import log, warn_once
 from fusebackend.native.loader import Native
 from fusebackend.options import Options
+from fusebackend.profitability import calibration
 from fusebackend.profitability.decision_record import DecisionRecord
 from fusebackend.profitability.graph_race import racing
 from fusebackend.profitability.policy import Gate
@@ -206,7 +207,9 @@ def code_identity(options: Options, library: Native, patterns: Sequence[Pattern]
             warn_once(f"pattern {pattern.name!r}: fingerprint raised {type(error).__name__}: {error} (Inductor's caches are off)")
             return None
     described = (library.key, repr(library.architectures), str(library.reason))
-    return cache_keys.compiled_code(__version__, vars(options), described, fingerprints)
+    kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])] if options.gate != "off" else []
+    known = [calibration.digest(torch.device(kind)) for kind in kinds]
+    return cache_keys.compiled_code(__version__, vars(options), (*described, *known), fingerprints)
 
 
 def _report_key(gm: fx.GraphModule, example_inputs: Sequence[Any], code_key: str, options: Options) -> str | None:

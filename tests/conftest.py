@@ -12,17 +12,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest
+import stand_in_calibrations
 import torch
 
 import fusebackend
 from fusebackend.native import loader
+from fusebackend.profitability import calibration
 from fusebackend.rewriting.registry import all_patterns
 
 
 def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in items:
-            if "cuda" in item.keywords:
+            if item.get_closest_marker("cuda") is not None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
@@ -77,3 +79,15 @@ def temporary_pattern():
     yield add
     for name in names:
         fusebackend.unregister(name)
+
+
+@pytest.fixture
+def calibrated(monkeypatch):
+    """Installs a calibration by which every replacement takes so many microseconds, and what Inductor does ``THEIRS_US`` a kernel; or none.
+    What is estimated then depends on no machine."""
+
+    def install(ours_us):
+        found = None if ours_us is None else stand_in_calibrations.stand_in(ours_us)
+        monkeypatch.setattr(calibration, "of_device", lambda device: found)
+
+    return install

@@ -29,10 +29,11 @@ from fusebackend import cache_keys
 from fusebackend import fx_utils as g
 from fusebackend.log import log, warn_once
 from fusebackend.native import cache, loader
-from fusebackend.profitability import measurement_store
+from fusebackend.profitability import calibration, measurement_store
 from fusebackend.profitability.budget import Budget
 from fusebackend.profitability.decision_record import DecisionRecord
 from fusebackend.profitability.distributed import Answer, Exchange, Ranks, has_several_ranks
+from fusebackend.profitability.estimating import Estimator
 from fusebackend.profitability.fresh_inputs import symbols_of
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.region import Region, are_nearly_calls, device_of, extract
@@ -40,7 +41,7 @@ from fusebackend.profitability.region_timing import time_region
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting import describe
 from fusebackend.rewriting.outcome import Source, Verdict
-from fusebackend.rewriting.pattern import Estimate, Pattern, Reject
+from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject, Workload
 from fusebackend.rewriting.profitability_policy import Decision, Proposal
 
 
@@ -76,7 +77,18 @@ class Gate:
         self._measured_sites: frozenset[str] | None = None
         self._contexts: dict[tuple, str] = {}
         self._identities: dict[Pattern, str | None] = {}
+        self._estimators: dict[torch.device, Estimator] = {}
         self._ranks = Ranks(seconds + 60) if mode != "auto" and timing else None
+
+    def estimate(self, pattern: Pattern, match: Match) -> Estimate:
+        """What the pattern says, or what the device's calibration makes of the work that it describes."""
+        answer = pattern.estimate(match)
+        if isinstance(answer, Estimate):
+            return answer
+        device = device_of(match.outputs)
+        if device not in self._estimators:
+            self._estimators[device] = Estimator(calibration.of_device(device))
+        return self._estimators[device].estimate([answer] if isinstance(answer, Workload) else answer)
 
     def refuse_unbuilt(self, proposal: Proposal) -> Reject | None:
         """In mode ``"auto"`` an estimate refuses a match where no measurement of it is kept and none would be taken."""

@@ -119,6 +119,22 @@ def extract(core: Sequence[fx.Node], emitted: Sequence[fx.Node], renamed: dict[f
     return _region(core, emitted, renamed, _neighbours(set(core), set(emitted)))
 
 
+def alone(nodes: Sequence[fx.Node]) -> tuple[fx.GraphModule, list[Any], dict[str, int]]:
+    """Nodes as a graph of their own, without neighbours; its fake inputs; and the hint of each symbol in these, by name.
+
+    Raises:
+        Unfit: they can't be cut out.
+    """
+    region = _region(nodes, (), {}, set())
+    mode, fakes, substitute = fresh_inputs(region.inputs, region.symbols)
+    module = region._module(region.original, {}, region.outputs, len(substitute))
+    with enable_python_dispatcher():  # decompositions that take symbolic sizes
+        FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
+    output = module.graph.output_node()
+    output.meta["user_visible_output_idxs"] = list(range(len(region.outputs)))
+    return module, fakes, {str(new): region.symbols[old] for old, new in substitute.items()}
+
+
 def device_of(nodes: Sequence[fx.Node]) -> torch.device:
     """The one device that the nodes' values are on, apart from numbers on the CPU.
 

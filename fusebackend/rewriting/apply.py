@@ -151,13 +151,14 @@ class _Rewriting:
             return wrong
         anchor = min(match.outputs)
         proposal = None
-        if self.policy is not None:
-            estimate = self.guarded(pattern, anchor, "estimating", lambda: pattern.estimate(match))
+        policy = self.policy
+        if policy is not None:
+            estimate = self.guarded(pattern, anchor, "estimating", lambda: policy.estimate(pattern, match))
             if isinstance(estimate, Reject):
                 return estimate
             match = estimate.instead or match
             proposal = Proposal(pattern, self.name, match, estimate)
-            refusal = self.policy.refuse_unbuilt(proposal)
+            refusal = policy.refuse_unbuilt(proposal)
             if refusal is not None:
                 return _at(refusal, anchor)
         emitter = Emitter(match.outputs, self.fake_mode)
@@ -165,8 +166,8 @@ class _Rewriting:
         if isinstance(built, Reject):
             _erase(emitter.nodes)
             return built
-        if self.policy is not None and proposal is not None:
-            decision = self.policy.decide(proposal, built, emitter.nodes)
+        if policy is not None and proposal is not None:
+            decision = policy.decide(proposal, built, emitter.nodes)
             if decision.verdict is not None:
                 self.verdicts.append(dataclasses.replace(decision.verdict, module=module_of(anchor)))
             if decision.refusal is not None:

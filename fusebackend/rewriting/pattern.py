@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -47,6 +48,27 @@ class Reject:
 
 
 @dataclasses.dataclass(frozen=True)
+class Interval:
+    """A time in microseconds, and between which two it probably lies."""
+
+    expected: float
+    low: float
+    high: float
+
+    @classmethod
+    def around(cls, expected: float, half_width: float) -> Interval:
+        """``half_width`` is a logarithm: an interval from ``expected / exp(half_width)`` to ``expected * exp(half_width)``."""
+        return cls(expected, expected * math.exp(-half_width), expected * math.exp(half_width))
+
+    @property
+    def half_width(self) -> float:
+        return math.log(self.high / self.expected) if self.expected > 0 else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.expected:.3g} us ({self.low:.3g} to {self.high:.3g})"
+
+
+@dataclasses.dataclass(frozen=True)
 class Estimate:
     """Whether a legal match pays, as far as that can be told without timing it.
 
@@ -56,6 +78,7 @@ class Estimate:
         code: the kind of reason, as for :class:`Reject`.
         node: the node that decides, e.g. the neighbour; the anchor if None.
         instead: the same site with less of it replaced, where only that pays, or may; what is said here is then said of it.
+        ours, inductor: how long the replacement and the original take, where that was estimated.
     """
 
     pays: bool | None = True
@@ -63,6 +86,51 @@ class Estimate:
     code: Code = "estimated_slower"
     node: fx.Node | None = None
     instead: Match | None = None
+    ours: Interval | None = None
+    inductor: Interval | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What one kernel, or one library call, makes a device do, as far as its time depends on it.
+
+    Attributes:
+        kind: which model of a calibration knows how long that takes, e.g. ``"permute"``.
+        quantities: how much of each thing, by name: bytes, cache lines, blocks, operations; each at least 0. Each takes time at a rate that
+            the calibration knows.
+        shape: what else the efficiency depends on, by name: lengths of runs, alignments, whether sizes are dynamic. Numbers that span
+            orders of magnitude are given as logarithms.
+        share: the part of its time that is counted here, where other sites use the result too.
+    """
+
+    kind: str
+    quantities: Mapping[str, float]
+    shape: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    share: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Generated:
+    """The work of what Inductor generates for some nodes by themselves: it is asked."""
+
+    nodes: tuple[fx.Node, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What both forms of a match make the device do. A calibration turns it into times, which decide (:class:`Estimate`).
+
+    Attributes:
+        ours: of the replacement, with what is paid for it elsewhere: a neighbour that Inductor can't fuse any more is a kernel of its own.
+        inductor: of the original.
+        neighbour: the node whose fusion would be lost, for the report.
+        match: the same site with less of it replaced, if that is what is described; None for the match itself.
+    """
+
+    ours: tuple[Work, ...]
+    inductor: tuple[Work | Generated, ...]
+    neighbour: fx.Node | None = None
+    match: Match | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,8 +245,10 @@ class Pattern(abc.ABC):
         """
         return None
 
-    def estimate(self, match: Match) -> Estimate:
-        """Whether ``match`` pays at its site. Called before the replacement is built; must not change the graph.
+    def estimate(self, match: Match) -> Estimate | Workload | Sequence[Workload]:
+        """Whether ``match`` pays at its site, or what both forms do, from which a calibration tells whether it pays. Of several workloads,
+        which describe less and less of the match, the one that gains most is taken. Called before the replacement is built; must not change
+        the graph.
 
         By default a match pays, unless it says itself that this is not known (:attr:`Match.unproven`).
         """

@@ -36,7 +36,10 @@ class Decision:
 
 
 class ProfitabilityPolicy(Protocol):
-    """Decides which legal matches are applied. Neither method may change the graph."""
+    """Decides which legal matches are applied. No method may change the graph."""
+
+    def estimate(self, pattern: Pattern, match: Match) -> Estimate:
+        """Whether the match pays, as far as that can be told without timing it."""
 
     def refuse_unbuilt(self, proposal: Proposal) -> Reject | None:
         """Why the match is not applied, if that can be told before the replacement is built; otherwise None."""

@@ -8,9 +8,9 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.causal_conv1d.estimate import backward_orders, forward_orders
 from fusebackend.patterns.causal_conv1d.memory_order import in_order, restride, transpose
 from fusebackend.patterns.causal_conv1d.ops import causal_conv1d, causal_conv1d_backward
+from fusebackend.patterns.causal_conv1d.orders import backward_orders, forward_orders
 from fusebackend.patterns.causal_conv1d.read_backward import Backward
 from fusebackend.patterns.causal_conv1d.read_forward import Forward
 from fusebackend.rewriting.pattern import Emitter

@@ -7,6 +7,8 @@ twice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import fx
 
@@ -14,10 +16,11 @@ from fusebackend import fx_utils as g
 from fusebackend.native import loader
 from fusebackend.patterns.causal_conv1d.activation import read_silu
 from fusebackend.patterns.causal_conv1d.emit import emit_backward, emit_forward
+from fusebackend.patterns.causal_conv1d.estimate import backward_workload, forward_workloads
 from fusebackend.patterns.causal_conv1d.ops import causal_conv1d, causal_conv1d_backward
 from fusebackend.patterns.causal_conv1d.read_backward import Backward, backwards_of, read_backward
 from fusebackend.patterns.causal_conv1d.read_forward import Forward, read_forward
-from fusebackend.rewriting.pattern import Match, Pattern, Reject
+from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
 
@@ -48,10 +51,11 @@ class CausalConv1d(Pattern):
         silu = read_silu(site.pre)
         if silu is not None and _is_only_for_silu(site, silu[1]):
             site = site.with_silu(*silu)
-        absorbed = [what for what, there in (("SiLU", site.silu), ("constant", site.shift != 0)) if there]
-        note = f"absorbs {' and '.join(absorbed)}" if absorbed else ""
-        outputs = (site.output,)
-        return Match(outputs, lambda e: emit_forward(e, site), _interior(site.nodes, outputs), note, site=site)
+        return _forward_match(site)
+
+    def estimate(self, match: Match) -> Estimate | Sequence[Workload]:
+        plain = read_forward(match.site.anchor) if match.site.silu else None
+        return forward_workloads(match.site, _forward_match(plain) if isinstance(plain, Forward) else None)
 
 
 class CausalConv1dBackward(Pattern):
@@ -66,6 +70,7 @@ class CausalConv1dBackward(Pattern):
     name = "causal_conv1d_backward"
     anchors = (aten.convolution_backward.default,)
     level = "joint"
+    priority = 1  # decided before the forward, which absorbs SiLU only if no backward is left that needs the value before it
 
     def match(self, node: fx.Node) -> Match | Reject | None:
         site = read_backward(node)
@@ -79,6 +84,16 @@ class CausalConv1dBackward(Pattern):
             return None
         note = "absorbs SiLU" if site.silu else ""
         return Match(outputs, lambda e: emit_backward(e, site), _interior(site.nodes, outputs), note, site=site)
+
+    def estimate(self, match: Match) -> Estimate | Workload:
+        return backward_workload(match.site)
+
+
+def _forward_match(site: Forward) -> Match:
+    absorbed = [what for what, there in (("SiLU", site.silu), ("constant", site.shift != 0)) if there]
+    note = f"absorbs {' and '.join(absorbed)}" if absorbed else ""
+    outputs = (site.output,)
+    return Match(outputs, lambda e: emit_forward(e, site), _interior(site.nodes, outputs), note, site=site)
 
 
 def _is_only_for_silu(site: Forward, silu: tuple[fx.Node, ...]) -> bool:

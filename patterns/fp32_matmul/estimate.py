@@ -1,94 +1,136 @@
-"""Whether a product pays: a cost model of the kernel against the best rate that cuBLAS reaches in fp32."""
+"""What a product makes a device do: our kernels and cuBLAS."""
 
 from __future__ import annotations
 
-import dataclasses
+import math
+from collections.abc import Sequence
 
 import torch
+from torch import fx
 
-from fusebackend.patterns.fp32_matmul.ops import constant
+from fusebackend import fx_utils as g
+from fusebackend.native import loader
 from fusebackend.patterns.fp32_matmul.products import Product
-from fusebackend.rewriting.pattern import Estimate
+from fusebackend.patterns.fp32_matmul.work import kernel_work
+from fusebackend.rewriting.device_facts import device_facts
+from fusebackend.rewriting.pattern import Estimate, Work, Workload
+from fusebackend.rewriting.workload import alignment, log2
+
+#: Elements a side of the tiles of C by which cuBLAS's thread blocks are counted. It has many kernels; most have tiles between these.
+_CUBLAS_TILES = (64, 128)
+_ELEMENT = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Costs:
-    """Costs of the kernel and of cuBLAS on one GPU: microseconds, and bytes or operations a microsecond.
+def estimate(product: Product, scaled: fx.Node | None = None, splits: Sequence[float] = (1.0, 1.0)) -> Estimate | Workload:
+    """The work of ``product`` both ways.
 
-    Attributes:
-        measured_on: the GPU.
-        sm_count: its multiprocessors.
-        call: a call of the operator, before any work.
-        block: one k block of a tile.
-        exact_block: the same for a K below which the kernel adds without error (``exact_sums_below_k``).
-        tile_ends: the prologue and epilogue of a tile.
-        unaligned_tile_ends: added to that where the rows of the result don't begin at 32-byte boundaries.
-        part: a part of a tile, where there are so few tiles that they are split along K.
-        split: the rate at which operands are split: bytes read and written.
-        cublas: the best rate that cuBLAS reaches in fp32.
+    Args:
+        scaled: the multiplication behind it that our kernel takes over.
+        splits: for each operand, which share of the work of splitting it falls to this product: others may use the same planes.
     """
-
-    measured_on: str
-    sm_count: int
-    call: float
-    block: float
-    exact_block: float
-    tile_ends: float
-    unaligned_tile_ends: float
-    part: float
-    split: float
-    cublas: float
-
-
-#: By compute capability. Products on other GPUs are left to cuBLAS, see ``NOT_MEASURED``.
-COSTS: dict[tuple[int, int], Costs] = {
-    (9, 0): Costs("NVIDIA H200", 132, 8.0, 1.7, 2.1, 4.5, 5.5, 2.0, 3.5e6, 51e6),
-}
-#: What is known of other compute capabilities. Nothing was measured on any of them: the rates are those of data sheets.
-NOT_MEASURED = {
-    (8, 0): 'the kernel for it, "mma", has not been measured there (bf16 at 16 times the rate of fp32 arithmetic: it may well win)',
-    (8, 6): "bf16 at two to four times the rate of fp32 arithmetic, so six products can't pay; not measured",
-    (8, 7): "bf16 at two to four times the rate of fp32 arithmetic, so six products can't pay; not measured",
-    (8, 9): "bf16 at two to four times the rate of fp32 arithmetic, so six products can't pay; not measured",
-}
-
-
-def pays(m: int, k: int, n: int, batch: int = 1, costs: Costs = COSTS[9, 0], sm_count: int | None = None) -> bool:
-    """Whether the kernel is faster than cuBLAS at its best rate, on ``sm_count`` multiprocessors (by default those of ``costs``).
-
-    On an H200 square products pay from 1024 on. Thin, small and shallow ones don't.
-    """
-    rows, columns, block_k = (int(constant(name)) for name in ("tile_m", "tile_n", "block_k"))
-    sm_count = sm_count or costs.sm_count
-    tiles = batch * min(-(-m // rows) * -(-n // columns), -(-n // rows) * -(-m // columns))
-    block = costs.block if k >= constant("exact_sums_below_k") else costs.exact_block
-    per_tile = -(-k // block_k) * block + costs.tile_ends + (costs.unaligned_tile_ends if n % 8 else 0)
-    product = tiles / sm_count * per_tile + costs.part * (sm_count // max(tiles, 1))
-    split = 10 * batch * k * (m + n) / costs.split
-    return costs.call + split + product < 2 * batch * m * n * k / costs.cublas
-
-
-def capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
-
-
-def sm_count(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def estimate(product: Product) -> Estimate:
-    """Whether a product on a GPU pays. Sizes and GPUs that nobody measured are False, not None: they are timed only where the user asks
-    for measurements, not by default."""
-    sizes = product.sizes
-    if sizes is None:
-        return Estimate(False, "a size depends on data, so it is not known whether the product pays", "unmeasured")
-    here = capability(product.device)
-    costs = COSTS.get(here)
-    if costs is None:
-        why = NOT_MEASURED.get(here, "not measured")
-        return Estimate(False, f"cuBLAS stays on compute capability {here[0]}.{here[1]}: {why}", "unmeasured")
+    sizes, strides = product.sizes, [_strides(g.value(x)) for x in (product.a, product.b)]
+    if sizes is None or any(s is None for s in strides):
+        return Estimate(None, "a size depends on data, so it is not known whether the product pays", "unmeasured")
     m, k, n, batch = sizes
-    if not pays(*sizes, costs, sm_count(product.device)):
-        shape = "x".join(map(str, ([batch] if batch > 1 else []) + [m, n, k]))
-        return Estimate(False, f"cuBLAS is as fast or faster at {shape} (m, n, k): too small, too thin or too shallow")
-    return Estimate()
+    if m * k * n * batch == 0:
+        return Estimate(False, "the product is empty")
+    facts = device_facts(product.device)
+    ours = _kernel((m, n, k, batch), strides, _addend_bytes(product), splits, facts.capability, facts.multiprocessors)
+    theirs = _cublas((m, n, k, batch), strides, _addend_bytes(product), facts.multiprocessors)
+    dynamic = {"dynamic": float(any(isinstance(s, torch.SymInt) for x in product.operands for s in x.shape))}
+    both = [Work(w.kind, w.quantities, {**w.shape, **dynamic}) for w in (ours, theirs)]
+    factor = [] if scaled is None or _is_fused(scaled) else [Work("stream", {"bytes": 2.0 * _ELEMENT * batch * m * n})]
+    return Workload((both[0],), (both[1], *factor))
+
+
+def _strides(tensor: torch.Tensor) -> list[int] | None:
+    """Of rows, columns and batch, and the bytes from an aligned address to the first element."""
+    strides, offset = g.hints(tensor.stride()), g.hint(tensor.storage_offset())
+    if strides is None or offset is None:
+        return None
+    batch = strides[0] if tensor.dim() == 3 else 0
+    return [strides[-2], strides[-1], batch, offset * _ELEMENT]
+
+
+def _addend_bytes(product: Product) -> int:
+    sizes = g.hints(g.value(product.d).shape) if product.d is not None and product.beta else None
+    return _ELEMENT * math.prod(sizes) if sizes else 0
+
+
+def _is_fused(scaled: fx.Node) -> bool:
+    """Whether Inductor computes the multiplication in a kernel that there is anyway."""
+    return any(g.is_fusable(user) for user in g.consumers(scaled))
+
+
+def _common_shape(sizes: Sequence[int], strides: Sequence[Sequence[int]], addend_bytes: int) -> dict[str, float]:
+    m, n, k, batch = sizes
+    return {
+        "log2 m": log2(m),
+        "log2 n": log2(n),
+        "log2 k": log2(k),
+        "log2 batch": log2(batch),
+        "log2 shorter": log2(min(m, n)),
+        "log2 flops per byte": log2(m * n * k / (m * k + k * n + m * n)),
+        "a by columns": float(strides[0][0] == 1 and strides[0][1] != 1),
+        "b by columns": float(strides[1][0] == 1 and strides[1][1] != 1),
+        "m alignment": alignment(_ELEMENT * m),
+        "n alignment": alignment(_ELEMENT * n),
+        "k alignment": alignment(_ELEMENT * k),
+        "addend": float(addend_bytes > 0),
+    }
+
+
+def _kernel(
+    sizes: tuple[int, int, int, int],
+    strides: Sequence[Sequence[int]],
+    addend_bytes: int,
+    splits: Sequence[float],
+    capability: tuple[int, int],
+    multiprocessors: int,
+) -> Work:
+    m, n, k, batch = sizes
+    architectures = loader.load().architectures
+    # A library without code for GPUs describes one that has all of it.
+    has_wgmma = not architectures or "90a" in architectures
+    facts = kernel_work(sizes, strides[0], strides[1], (*capability, multiprocessors, has_wgmma))
+    swapped = bool(facts["swaps"])  # the kernel's operands are b and a then
+    split = {0: 0.0, 1: 0.0}
+    planes = 0.0
+    for side, elements, share in zip("ba" if swapped else "ab", (m * k, k * n), splits):
+        plane_bytes = facts[f"{side}_plane_bytes"]
+        planes += plane_bytes
+        if plane_bytes:
+            split[int(facts[f"{side}_gathers"])] += share * (_ELEMENT * batch * elements + plane_bytes)
+    quantities = {
+        "flops": facts["flops"],
+        "exact flops": facts["exact_flops"],
+        "ends": facts["ends"],
+        "unpaired ends": facts["ends"] * facts["unpaired"],
+        "parts": facts["parts"],
+        "staged bytes": facts["staged_bytes"],
+        "bytes": planes + addend_bytes + _ELEMENT * batch * m * n,
+        "split bytes": split[0],
+        "gathered bytes": split[1],
+    }
+    shape = {name: facts[name] for name in ("wgmma", "mma", "shares", "swaps", "a_mn_inner", "b_mn_inner")}
+    shape["log2 used"] = log2(facts["blocks"] / multiprocessors)
+    shape["log2 padded"] = log2((facts["flops"] + facts["exact_flops"]) * facts["blocks"] / (m * n * k * batch))
+    return Work("fp32_matmul", quantities, {**_common_shape(sizes, strides, addend_bytes), **shape})
+
+
+def _cublas(sizes: tuple[int, int, int, int], strides: Sequence[Sequence[int]], addend_bytes: int, multiprocessors: int) -> Work:
+    m, n, k, batch = sizes
+    quantities = {
+        "flops": 2.0 * batch * m * n * k,
+        "bytes": float(_ELEMENT * batch * (m * k + k * n + m * n) + addend_bytes),
+    }
+    shape = _common_shape(sizes, strides, addend_bytes) | {"batched": float(batch > 1)}
+    for tile in _CUBLAS_TILES:
+        tiles = batch * -(-m // tile) * -(-n // tile)
+        waves = -(-tiles // multiprocessors)
+        # Each tile takes a time by its depth, however few there are. Products without a batch may be split along k instead.
+        quantities[f"{'batched ' if batch > 1 else ''}depth in waves of {tile}"] = float(waves * k)
+        shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
+        shape[f"last wave of {tile}"] = tiles / multiprocessors / waves
+        shape[f"log2 padded to {tile}"] = log2(tiles * tile * tile / (batch * m * n))
+    return Work("cublas fp32", quantities, shape)

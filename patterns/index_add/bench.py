@@ -73,13 +73,13 @@ def cases() -> list[Case]:
 
 
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
-    """Sums of any size up to 512 MB times ``scale``: onto what is given, onto zeros, or with a gathered source."""
+    """Sums of any size up to 512 MB times ``scale``: onto what is given, onto zeros, with a gathered source, or several by one index."""
     while True:
         kind, rows, columns, entries = draw.choice(list(FLOATS)), size(draw, 4, 2**20), size(draw, 1, 4096), size(draw, 8, 2**20)
         bytes_ = (rows + entries) * columns * FLOATS[kind].itemsize
         if bytes_ / scale > 2**29:
             continue
-        gathers, zeros = draw.random() < 0.3, draw.random() < 0.5
+        gathers, zeros, sums = draw.random() < 0.3, draw.random() < 0.5, draw.choice([1, 1, 1, 1, 2, 3])
 
         def inputs(device, dtype=FLOATS[kind], rows=rows, columns=columns, entries=entries, gathers=gathers):
             x, index = torch.randn(rows, columns, device=device).to(dtype), torch.randint(rows, (entries,), device=device)
@@ -87,9 +87,14 @@ def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
                 return x, index, torch.randint(rows, (entries,), device=device)
             return x, index, torch.randn(entries, columns, device=device).to(dtype)
 
-        def fn(x, index, source, gathers=gathers, zeros=zeros):
+        def fn(x, index, source, gathers=gathers, zeros=zeros, sums=sums):
+            if sums > 1:  # as the layers of a graph network
+                for _ in range(sums):
+                    x = torch.zeros_like(x).index_add(0, index, x[source]) if gathers else x.index_add(0, index, source)
+                return x
             source = x[source] if gathers else source
             return torch.zeros_like(x).index_add(0, index, source) if zeros or gathers else x.index_add_(0, index, source)
 
-        what = " gathered" if gathers else " onto zeros" if zeros else ""
+        what = f" {sums} sums" if sums > 1 else ""
+        what += " gathered" if gathers else " onto zeros" if zeros and sums == 1 else ""
         yield Case(f"{kind} {rows}x{columns} <- {entries}{what}", fn, inputs)

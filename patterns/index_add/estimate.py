@@ -1,4 +1,4 @@
-"""Does it pay? Rules for sums by index, as they were measured on an H200 and on two CPU cores."""
+"""What a sum by index makes a device do: our kernels, with and without a sort that several sums share, and Inductor."""
 
 from __future__ import annotations
 
@@ -8,109 +8,132 @@ import torch
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.index_add import shared_sort
-from fusebackend.patterns.index_add.sites import Site
-from fusebackend.rewriting.pattern import Estimate
+from fusebackend.patterns.index_add.amounts import Amounts
+from fusebackend.patterns.index_add.inductor_work import fused_source, inductor_work, input_bytes
+from fusebackend.patterns.index_add.ops import DROP
+from fusebackend.patterns.index_add.sites import COPY, IN_PLACE, ZEROS, Site
+from fusebackend.patterns.index_add.work import sort_facts, sum_facts
+from fusebackend.rewriting.pattern import Estimate, Match, Work, Workload
+from fusebackend.rewriting.workload import alignment, log2
 
-aten = torch.ops.aten
-
-# Where Inductor's scatter is several times slower than the kernels, whatever its neighbours are.
-SLOW_SCATTER_DEVICES = ("cpu",)
-
-# On a CPU, elements to add below which the call of an operator takes longer than Inductor's loop.
-MIN_CPU_ELEMENTS = 4096
-
-# With so many entries a row on average, atomic additions queue up, and the kernels sum in shared memory first.
-CONTENDED_ENTRIES_PER_ROW = 32
-
-# With so many entries onto a few rows, the queueing takes longer than a launch.
-MIN_CONTENDED_ENTRIES = 4096
-
-# Plain sums of these dtypes Inductor adds atomically in a Triton kernel of its own. With less than so many bytes to add, the time is
-# that of the launch, and the call of an operator takes the host longer than that of a Triton kernel.
-TRITON_ATOMIC_DTYPES = {torch.float64, torch.float32, torch.float16}
-MIN_SOURCE_BYTES = 1 << 20
-
-# The index is sorted for several sums only on these devices: a CPU sums by an index as fast as by a sorted one.
-SORT_DEVICES = ("cuda",)
-
-# With fewer entries, the time of the sort is that of its launches; with fewer rows, sums in shared memory are as fast.
-MIN_SORT_ENTRIES, MIN_SORT_ROWS = 32768, 512
-
-# Narrower rows are added so fast that no sort pays for itself.
-MIN_SORT_ROW_BYTES = 64
+_QUANTITIES = ("launches", "blocks", "steps", "atomics", "queue", "scratch", "sorted", "syncs")
+_ROUTES = ("tiled", "small", "wide", "fp32_copy", "few", "thread_tables", "block_tables", "buckets", "segments")
+# The routes that copy self, or fill it with zeros, before they add to it. The others write each row once.
+_ADD_TO_A_COPY = ("tiled", "small", "wide", "few")
 
 
-def estimate(site: Site) -> Estimate:
-    """Whether the kernels are faster than what Inductor makes of the sum where it stands."""
+def estimate(match: Match, alone: Match | None) -> Estimate | list[Workload]:
+    """The work of a match both ways.
+
+    Args:
+        alone: the same without the sort that the sum shares with others; None where there is none.
+    """
+    site: Site = match.site
     tensor = g.value(site.self)
     if any(isinstance(size, int) and size == 0 for size in (*tensor.shape, *g.value(site.values).shape)):
         return Estimate(False, "an empty tensor: nothing to gain")
-    if tensor.device.type in SLOW_SCATTER_DEVICES:
-        return _is_too_small_for_a_call(site) or Estimate()
-    if site.anchor.target is aten.index_add.default or torch.are_deterministic_algorithms_enabled():
-        return Estimate()  # Inductor calls PyTorch's kernels
-    return _costs_a_fusion(site) or _is_too_small(site) or Estimate()
+    amounts = Amounts.of(site)
+    if amounts is None:
+        return Estimate(None, "a size depends on data, so it is not known whether the sum pays", "unmeasured", instead=alone)
+    if amounts.elements == 0 or amounts.rows == 0:
+        return Estimate(False, "an empty tensor: nothing to gain")
+    theirs, producer = inductor_work(site, amounts), fused_source(site)
+    loops = () if producer is None else (Work(f"stream{amounts.suffix}", {"bytes": input_bytes(producer) + amounts.entry_bytes}),)
+    found = []
+    if site.sharing:
+        found.append(Workload((*_planned(site, amounts), *loops), theirs, producer))
+    if alone is not None or not site.sharing:
+        found.append(Workload((_sum(site, amounts), *loops), theirs, producer, alone))
+    return found
 
 
-def _is_too_small_for_a_call(site: Site) -> Estimate | None:
-    numel = g.hint(g.value(site.values).numel())
-    if numel is None or numel >= MIN_CPU_ELEMENTS:
-        return None
-    return Estimate(False, f"{numel} elements on a CPU: calling an operator takes as long as adding them")
+def _planned(site: Site, amounts: Amounts) -> tuple[Work, ...]:
+    """By a sorted index. Those that share it each pay a part of the sort, if it is not there yet."""
+    sort: tuple[Work, ...] = ()
+    if shared_sort.standing_sorted_index(site) is None:
+        sort = (_sort(site, amounts, 1 / len(site.sharing)),)
+    if shared_sort.is_count(site):  # the difference of two lists
+        return (*sort, Work(f"stream{amounts.suffix}", {"bytes": amounts.rows * (2 * 4 + amounts.itemsize)}))
+    return (*sort, _sum(site, amounts, planned=True))
 
 
-def _costs_a_fusion(site: Site) -> Estimate | None:
-    """Inductor computes a pointwise source inside its scatter kernel; ours needs it as a tensor, which is written and read."""
-    producer = g.through_views(site.values)
-    if g.value(site.anchor).dtype is torch.int64:
-        return None  # Inductor calls PyTorch's kernel
-    if site.source_index is not None or not g.is_fusable(producer) or producer.target is aten.full.default:
-        return None
-    if len(producer.users) > 1:
-        return None  # it becomes a tensor anyway
-    entries, rows = g.hint(site.entries), g.hint(site.rows)
-    if entries is not None and rows is not None:
-        if entries >= CONTENDED_ENTRIES_PER_ROW * rows:
-            return None
-        if site.rounded_once and rows >= entries:
-            return None  # two passes over an fp32 output are saved, more than the source's
-    reason = f"Inductor computes {g.describe(producer)} inside its scatter: made a tensor it would cost more than is gained"
-    return Estimate(False, reason, "fused_neighbour", producer)
+def _leaves_out(site: Site) -> bool:
+    return site.bounds == DROP or site.ignore is not None
 
 
-def _is_too_small(site: Site) -> Estimate | None:
-    """A plain sum, which Inductor's kernel does as well, of so few entries that the host's time for a call counts."""
-    tensor, values = g.value(site.self), g.value(site.values)
-    if tensor.dtype not in TRITON_ATOMIC_DTYPES or site.onto_zeros or site.source_index is not None:
-        return None
-    entries, rows, numel = g.hint(site.entries), g.hint(site.rows), g.hint(values.numel())
-    if entries is None or rows is None or numel is None:
-        return None
-    if entries >= max(CONTENDED_ENTRIES_PER_ROW * rows, MIN_CONTENDED_ENTRIES) or numel * values.itemsize >= MIN_SOURCE_BYTES:
-        return None
-    return Estimate(False, "so few entries that launching is what takes the time, which is quicker for a kernel of Inductor's")
+def _sort(site: Site, amounts: Amounts, share: float) -> Work:
+    giver = next((s for s in site.sharing if not shared_sort.is_count(s)), site)  # of a count, the sums' source rows are sorted with it
+    gathers = giver.source_index is not None
+    words = float(amounts.entries * (2 if gathers else 1) + amounts.rows)
+    quantities = {"read": float(amounts.entries * (16 if gathers else 8)), "written": 4 * words}
+    shape = {"entries": log2(amounts.entries), "rows": log2(amounts.rows), "gathers": float(gathers), "dynamic": float(amounts.dynamic)}
+    if amounts.suffix:
+        return Work("index_plan cpu", quantities, shape, share)
+    facts = sort_facts(g.value(site.self).device, amounts.entries, amounts.rows, source_index=gathers, leaves_out=_leaves_out(site))
+    quantities |= {name: facts[name] for name in ("launches", "blocks", "scratch", "sorted", "syncs")}
+    return Work("index_plan", quantities, {**shape, "radix": float(facts["syncs"] > 0)}, share)
 
 
-def sums_to_sort_for(site: Site) -> list[Site]:
-    """The sums that will go by one sorted index together with this one; empty if it does not pay to sort for this one."""
-    rows, entries = g.hint(site.rows), g.hint(site.entries)
-    if g.value(site.self).device.type not in SORT_DEVICES or rows is None or entries is None:
-        return []
-    if rows < MIN_SORT_ROWS or entries < max(MIN_SORT_ENTRIES, rows):
-        return []
-    if not _goes_by_a_sorted_index(site):
-        return []
-    sharing = shared_sort.sums_by_same_index(site)
-    if shared_sort.sorted_indices(site) or (len(sharing) > 1 and any(map(_has_wide_rows, sharing))):
-        return [s for s in sharing if _goes_by_a_sorted_index(s)]
-    return []
-
-
-def _goes_by_a_sorted_index(site: Site) -> bool:
-    return _has_wide_rows(site) or shared_sort.is_count(site)
-
-
-def _has_wide_rows(site: Site) -> bool:
+def _sum(site: Site, amounts: Amounts, planned: bool = False) -> Work:
     tensor = g.value(site.self)
-    sizes = g.hints(s for d, s in enumerate(tensor.shape) if d != site.dim)
-    return sizes is None or math.prod(sizes) * tensor.itemsize >= MIN_SORT_ROW_BYTES
+    quantities = {"read": amounts.source_bytes + amounts.index_bytes, "written": 0.0, "gathered": amounts.gathered_bytes}
+    shape = {
+        **amounts.shape(),
+        "row alignment": alignment(int(amounts.row_bytes)),
+        "zeros": float(site.start == ZEROS),
+        "copies": float(site.start == COPY),
+        "weighs": float(site.weight is not None or site.alpha != 1),
+        "floating": float(tensor.is_floating_point()),
+    }
+    if amounts.suffix:
+        whole = 0.0 if site.start == IN_PLACE else amounts.out_bytes
+        quantities["read"] += amounts.touched_bytes + (whole if site.start == COPY else 0.0)
+        quantities["written"] += amounts.touched_bytes + whole
+        quantities["adds"] = amounts.elements
+        quantities["entries"] = float(amounts.entries)
+        more = {"planned": float(planned), "precise": float(site.precise), "threads": log2(torch.get_num_threads())}
+        return Work("index_add cpu", quantities, {**shape, **more})
+    facts = _facts(site, amounts, planned)
+    adds_to_copy = any(facts[route] for route in _ADD_TO_A_COPY)
+    whole, touched = amounts.out_bytes, amounts.touched_bytes
+    if site.start == IN_PLACE:
+        read, written = touched, touched
+    elif adds_to_copy:
+        read, written = touched + (whole if site.start == COPY else 0.0), touched + whole
+    else:
+        read, written = (whole if site.start == COPY else 0.0), whole
+    quantities["read"] += read
+    quantities["written"] += written
+    quantities |= {name: facts[name] for name in _QUANTITIES}
+    shape |= {name.replace("_", " "): facts[name] for name in _ROUTES}
+    shape |= {"vector": log2(facts["vector"]), "planned": float(planned)}
+    return Work("index_add", quantities, shape)
+
+
+def _facts(site: Site, amounts: Amounts, planned: bool):
+    tensor, values = g.value(site.self), g.value(site.values)
+    sizes, strides, source_strides = (g.hints(x) or [] for x in (tensor.shape, tensor.stride(), values.stride()))
+    if site.index_dims != 1 or site.onto_zeros:  # reshaped to one, or contiguous
+        strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+    if site.index_dims != 1:
+        source_strides = strides
+    if amounts.is_constant:  # one element, expanded
+        source_strides = [0] * len(sizes)
+    return sum_facts(
+        tensor.device,
+        sizes,
+        strides,
+        source_strides,
+        site.dim,
+        g.value(site.output).dtype,
+        amounts.entries,
+        amounts.source_rows,
+        weight=site.weight is not None,
+        source_index=site.source_index is not None,
+        alpha=site.alpha,
+        leaves_out=_leaves_out(site),
+        start=site.start,
+        precise=site.precise,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        planned=planned,
+    )

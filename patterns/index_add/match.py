@@ -17,7 +17,7 @@ that each row is written once; round 16-bit sums of many entries once; and do se
     _unsafe_masked_index_put_accumulate(full(0), 0 <= idx < rows & idx != pad, [idx], g)
         ->  index_add_zeros(rows, 0, idx, g, ignore_index=pad, bounds=DROP)
 
-Sums of one graph that go by the same index, as the layers of a graph network do, share one sort of it (shared_sort.py). The
+Sums of one graph that go by the same index, as the layers of a graph network do, may share one sort of it (shared_sort.py). The
 operator is mutable and goes into the graph functionalised, so that self is updated in place wherever Inductor can prove that
 nobody needs the old value: an ``index_add_`` on a graph input costs no copy. A 16-bit embedding's gradient, which PyTorch
 sums in fp32, is summed in fp32 here too, without the fp32 tensors.
@@ -35,14 +35,11 @@ from fusebackend import fx_utils as g
 from fusebackend.native import loader
 from fusebackend.patterns.index_add import estimate as profit
 from fusebackend.patterns.index_add import shared_sort
-from fusebackend.patterns.index_add.ops import DTYPES, HALVES, INDEX_ADD, INDEX_ADD_, INDEX_ADD_ZEROS, KERNELS, WRAP, max_dims
-from fusebackend.patterns.index_add.sites import READERS, Site, is_accepted_alpha, only_user, read
-from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
+from fusebackend.patterns.index_add.ops import DTYPES, INDEX_ADD, INDEX_ADD_, INDEX_ADD_ZEROS, KERNELS, max_dims
+from fusebackend.patterns.index_add.sites import COPY, READERS, Site, is_accepted_alpha, only_user, read
+from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
-
-# PyTorch's index_put sums 16-bit slices of up to so many elements in fp32, and so do we.
-MAX_EAGER_FP32_SLICE = 32
 
 
 class IndexAdd(Pattern):
@@ -65,19 +62,22 @@ class IndexAdd(Pattern):
             site.notes.append("zeros")
             if only_user(site.self) is node:
                 site.interior.append(site.self)
-        sharing = profit.sums_to_sort_for(site)
-        if sharing:
-            site.notes.append("planned")
-        return Match(
-            outputs=(site.output,),
-            emit=lambda e: _emit(e, site, deterministic, sharing),
-            interior=tuple(n for n in dict.fromkeys(site.interior) if n is not site.output),
-            note=", ".join(site.notes),
-            site=site,
-        )
+        site.sharing = shared_sort.sums_that_may_share(site)
+        return _match(site, deterministic)
 
-    def estimate(self, match: Match) -> Estimate:
-        return profit.estimate(match.site)
+    def estimate(self, match: Match) -> Estimate | list[Workload]:
+        alone = _match(match.site.alone(), torch.are_deterministic_algorithms_enabled()) if match.site.sharing else None
+        return profit.estimate(match, alone)
+
+
+def _match(site: Site, deterministic: bool) -> Match:
+    return Match(
+        outputs=(site.output,),
+        emit=lambda e: _emit(e, site, deterministic),
+        interior=tuple(n for n in dict.fromkeys(site.interior) if n is not site.output),
+        note=", ".join([*site.notes, *(["planned"] if site.sharing else [])]),
+        site=site,
+    )
 
 
 def _refusal(site: Site) -> Reject | None:
@@ -98,7 +98,7 @@ def _refusal(site: Site) -> Reject | None:
         return Reject("self is expanded", site.self)
     if {target.device} != {source.device, g.value(site.index).device}:
         return Reject("the tensors are on several devices")
-    if not site.onto_zeros and _old_value_is_needed(site) and not _is_dense(target):
+    if site.start == COPY and not _is_dense(target):
         return Reject("a copy of self is needed, and self has gaps in memory", site.self)
     return None
 
@@ -110,26 +110,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return 0 in sizes or 1 + sum((n - 1) * s for n, s in zip(sizes, strides)) == math.prod(sizes)
 
 
-def _old_value_is_needed(site: Site) -> bool:
-    """Whether self must be copied anyway; the operator then does that itself, and faster."""
-    memory = g.through_views(site.self)
-    if memory.op == "placeholder" and any(c.op == "output" for c in g.consumers(site.output)):
-        return True  # otherwise the input itself would be returned, where the user gets a copy
-    if any(n is not None and g.through_views(n) is memory for n in (site.values, site.weight, site.index, site.source_index)):
-        return True
-    later = [u for u in site.self.users if site.output < u]
-    written_back = any(u.target is aten.copy_.default and u.args[0] is site.self for u in later)
-    return not written_back and (bool(later) or site.self.op == "placeholder")
-
-
-def _is_summed_in_fp32_eagerly(site: Site) -> bool:
-    sizes = g.hints(g.value(site.self).shape[site.dim + 1 :])
-    return site.bounds == WRAP and sizes is not None and math.prod(sizes) <= MAX_EAGER_FP32_SLICE
-
-
-def _emit(e: Emitter, site: Site, deterministic: bool, sharing: list[Site]) -> fx.Node:
+def _emit(e: Emitter, site: Site, deterministic: bool) -> fx.Node:
     values, weight = site.values, site.weight
-    sorted_index = shared_sort.emit_sorted_index(e, site, sharing) if sharing else None
+    sorted_index = shared_sort.emit_sorted_index(e, site) if site.sharing else None
     if sorted_index is not None and shared_sort.is_count(site):
         return shared_sort.emit_count(e, site, sorted_index)
     if values.target is aten.full.default and site.index_dims == 1:
@@ -153,13 +136,13 @@ def _emit(e: Emitter, site: Site, deterministic: bool, sharing: list[Site]) -> f
         "alpha": float(site.alpha),
         "ignore_index": site.ignore,
         "bounds": site.all_bounds,
-        "precise": site.rounded_once or (g.value(values).dtype in HALVES and _is_summed_in_fp32_eagerly(site)),
+        "precise": site.precise,
         "deterministic": deterministic,
         "plan": sorted_index,
     }
     if site.onto_zeros:
         return e.call(INDEX_ADD_ZEROS, site.self.args[0][site.dim], *options.values())
-    if _old_value_is_needed(site):
+    if site.start == COPY:
         return e.call(INDEX_ADD, site.self, *options.values())
     # Inductor's reinplacing pass finds out whether self may be overwritten; otherwise it copies it.
     updated = e.call(

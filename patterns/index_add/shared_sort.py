@@ -28,10 +28,26 @@ prims = torch.ops.prims
 _FLATTENING = (aten.reshape.default, aten.view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims)
 
 
-def sums_by_same_index(site: Site) -> list[Site]:
-    """The sums of the graph that could go by one sorted index, this one and others that are still to be replaced."""
-    found = (read(node) for target in READERS for node in _nodes(site, target))
-    return [s for s in found if isinstance(s, Site) and _same_order(s, site)]
+# Sorted indices count in 32 bits.
+_MAX_SORTABLE = 2**31 - 2
+
+
+def sums_that_may_share(site: Site) -> list[Site]:
+    """The sums of the graph that may go by one sorted index, this one and others that are still to be replaced; empty if none is to share
+    it with, or if a size is known at run time only."""
+    sizes = [g.hint(site.rows), g.hint(site.entries), g.hint(_source_rows(site))]
+    if any(n is None or n > _MAX_SORTABLE for n in sizes):
+        return []
+    memory = g.through_views(site.index)
+    nodes = (n for target in READERS for n in _nodes(site, target) if memory in map(g.through_views, n.all_input_nodes))
+    sharing = [s for s in map(read, nodes) if isinstance(s, Site) and _same_order(s, site)]
+    shared = len(sharing) > 1 and not all(map(is_count, sharing))  # which would not say what else to sort
+    return sharing if shared or sorted_indices(site) else []
+
+
+def _source_rows(site: Site) -> Any:
+    """Of what is added: a source of an index without dims, or of several, is reshaped to rows."""
+    return g.value(site.values).shape[site.dim] if site.index_dims == 1 else site.entries
 
 
 def sorted_indices(site: Site) -> list[fx.Node]:
@@ -47,18 +63,23 @@ def is_count(site: Site) -> bool:
     return site.weight is None and site.source_index is None and isinstance(site.rows, int) and isinstance(site.entries, int)
 
 
-def emit_sorted_index(e: Emitter, site: Site, sharing: list[Site]) -> fx.Node | None:
+def standing_sorted_index(site: Site) -> fx.Node | None:
+    """A sorted index for the sum that stands before it."""
+    anchor = site.output
+    return next((n for n in sorted_indices(site) if n < anchor and g.mutation_between(n, anchor) is None), None)
+
+
+def emit_sorted_index(e: Emitter, site: Site) -> fx.Node | None:
     """A sorted index for the sum: one that stands before it, or a new one. None where none can be computed before it.
 
     A new one goes right before the first of the sums that share it, as far as its inputs are there, so that those find it.
     """
-    anchor = site.output
-    for node in sorted_indices(site):
-        if node < anchor and g.mutation_between(node, anchor) is None:
-            return node
-    places = sorted({s.output for s in sharing if s.output < anchor} | {anchor})
+    anchor, standing = site.output, standing_sorted_index(site)
+    if standing is not None:
+        return standing
+    places = sorted({s.output for s in site.sharing if s.output < anchor} | {anchor})
     # A count goes by any sorted index, but the sums need their source rows in it.
-    for giver in [s for s in sharing if not is_count(s)] if is_count(site) else [site]:
+    for giver in [s for s in site.sharing if not is_count(s)] if is_count(site) else [site]:
         inputs = _inputs(giver)
         for place in places:
             if all(i < place for i in inputs) and g.mutation_between(place, anchor) is None:
@@ -128,13 +149,13 @@ def _same_order(a: Site, b: Site) -> bool:
         return False
     if is_count(a) or is_count(b):
         return True
-    return a.source_strict == b.source_strict and _same_source(a, b.source_index, g.value(b.values).shape[b.dim])
+    return a.source_strict == b.source_strict and _same_source(a, b.source_index, _source_rows(b))
 
 
 def _same_source(site: Site, source_index: fx.Node | None, source_rows: Any) -> bool:
     if site.source_index is None or source_index is None:
         return site.source_index is source_index
-    same_rows = g.same_size(g.value(site.values).shape[site.dim], source_rows)
+    same_rows = g.same_size(_source_rows(site), source_rows)
     return same_rows and _same(_base(site.source_index), _base(source_index))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
+import math
 from typing import Any
 
 import torch
@@ -15,6 +18,12 @@ from fusebackend.rewriting.pattern import Reject
 
 aten = torch.ops.aten
 prims = torch.ops.prims
+
+#: What a sum starts from: zeros, self, whose old value nobody needs, or a copy of it.
+ZEROS, IN_PLACE, COPY = range(3)
+
+# PyTorch's index_put sums 16-bit slices of up to so many elements in fp32, and so do we.
+MAX_EAGER_FP32_SLICE = 32
 
 
 @dataclasses.dataclass
@@ -30,6 +39,7 @@ class Site:
         index_dims: how many dimensions of ``values`` stand for the indexed one.
         interior: the nodes that are absorbed.
         notes: what is absorbed, for the report.
+        sharing: the sums that may share a sorted index, this one and others; empty if this one goes by none.
         anchor: the sum itself.
     """
 
@@ -48,6 +58,7 @@ class Site:
     index_dims: int = 1
     interior: list[fx.Node] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+    sharing: list[Site] = dataclasses.field(default_factory=list)
     anchor: fx.Node = dataclasses.field(init=False)
 
     def __post_init__(self):
@@ -70,6 +81,24 @@ class Site:
     def entries(self) -> Any:
         """How many rows are added: an int or a SymInt."""
         return g.value(self.index).numel()
+
+    @functools.cached_property
+    def start(self) -> int:
+        """What the kernels start from."""
+        if self.onto_zeros:
+            return ZEROS
+        return COPY if _old_value_is_needed(self) else IN_PLACE
+
+    @property
+    def precise(self) -> bool:
+        """Whether a sum of 16 bits is rounded once, whatever that costs: as PyTorch's is."""
+        return self.rounded_once or (g.value(self.values).dtype in HALVES and _is_summed_in_fp32_eagerly(self))
+
+    def alone(self) -> Site:
+        """The same without a sorted index."""
+        site = copy.copy(self)
+        site.sharing = []
+        return site
 
     def absorb(self, nodes: list[fx.Node], values: fx.Node, note: str) -> None:
         self.interior += nodes
@@ -247,6 +276,26 @@ def read(node: fx.Node) -> Site | Reject | None:
         pass
     _absorb_gather(site)
     return site
+
+
+# ---- what the operator must do besides ----
+
+
+def _old_value_is_needed(site: Site) -> bool:
+    """Whether self must be copied anyway; the operator then does that itself, and faster."""
+    memory = g.through_views(site.self)
+    if memory.op == "placeholder" and any(c.op == "output" for c in g.consumers(site.output)):
+        return True  # otherwise the input itself would be returned, where the user gets a copy
+    if any(n is not None and g.through_views(n) is memory for n in (site.values, site.weight, site.index, site.source_index)):
+        return True
+    later = [u for u in site.self.users if site.output < u]
+    written_back = any(u.target is aten.copy_.default and u.args[0] is site.self for u in later)
+    return not written_back and (bool(later) or site.self.op == "placeholder")
+
+
+def _is_summed_in_fp32_eagerly(site: Site) -> bool:
+    sizes = g.hints(g.value(site.self).shape[site.dim + 1 :])
+    return site.bounds == WRAP and sizes is not None and math.prod(sizes) <= MAX_EAGER_FP32_SLICE
 
 
 # ---- the nodes around it ----

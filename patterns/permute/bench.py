@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from fusebackend.bench.case import Case
-from fusebackend.bench.random_shapes import FLOATS
+from fusebackend.bench.random_shapes import DTYPES, LEAST_BYTES, MOST_BYTES, log_uniform, shape, tensor
 from fusebackend.patterns.permute.ops import permute_copy
 
 # Shape, permutation, and the goal as a ratio to a copy of the same bytes: transposes, NCHW <-> NHWC, short dims, window partition.
@@ -43,32 +43,29 @@ def cases() -> list[Case]:
     return [case(kind, *row) for row in table for kind in _DTYPES]
 
 
-def permutations(draw: random.Random, scale: float) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], str]]:
-    """Random shapes of rank 2 to 5, 16 to 96 MB (1 to 2 MB if ``scale`` is not 1), sizes log-uniform, each with a permutation and a
-    dtype's key."""
-    low, high = (16 << 20, 96 << 20) if scale == 1 else (1 << 20, 2 << 20)
-    while True:
-        rank, kind = draw.randint(2, 5), draw.choice(["fp16", "fp32"])
-        total = math.exp(draw.uniform(math.log(low), math.log(high))) / FLOATS[kind].itemsize
-        cuts = [0, *sorted(draw.random() for _ in range(rank - 1)), 1]
-        shape = tuple(max(2, round(total ** (b - a))) for a, b in zip(cuts, cuts[1:]))
-        permutation = tuple(draw.sample(range(rank), rank))
-        if permutation != tuple(range(rank)) and low <= math.prod(shape) * FLOATS[kind].itemsize <= 2 * high:
-            yield shape, permutation, kind
-
-
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
-    """Cases of :func:`permutations`. The peer ``kernel`` calls the operator itself, which is timed also where the copy stays Inductor's."""
-    for shape, permutation, kind in permutations(draw, scale):
+    """Copies of rank 2 to 5, some of slices. The peer ``kernel`` calls the operator itself, which is timed also where the copy stays
+    Inductor's."""
+    while True:
+        rank, kind = draw.randint(2, 5), draw.choice(list(DTYPES))
+        dtype = DTYPES[kind]
+        sizes = shape(draw, rank, scale * log_uniform(draw, LEAST_BYTES, MOST_BYTES) / dtype.itemsize)
+        permutation = tuple(draw.sample(range(rank), rank))
+        kept = [d for d in permutation if sizes[d] > 1]
+        if kept == sorted(kept) or not LEAST_BYTES * min(scale, 1) <= math.prod(sizes) * dtype.itemsize <= MOST_BYTES * scale:
+            continue
+        cut = draw.choice((0, 0, 0, 1))
 
-        def inputs(device, dtype=FLOATS[kind], shape=shape):
-            return (torch.randn(shape, device=device, dtype=dtype),)
+        def inputs(device, dtype=dtype, sizes=sizes, cut=cut):
+            return (tensor((*sizes[:-1], sizes[-1] + 3 * cut), dtype, device),)
 
-        def fn(x, permutation=permutation):
+        def fn(x, permutation=permutation, cut=cut, last=sizes[-1]):
+            x = x.narrow(-1, 2, last) if cut else x
             return x.permute(permutation).contiguous()
 
-        def kernel(x, permutation=permutation):
+        def kernel(x, permutation=permutation, cut=cut, last=sizes[-1]):
+            x = x.narrow(-1, 2, last) if cut else x
             return functools.partial(permute_copy, x.permute(permutation), list(range(x.dim())))
 
-        name = f"{kind} {'x'.join(map(str, shape))} ({''.join(map(str, permutation))})"
+        name = f"{kind} {'x'.join(map(str, sizes))} ({''.join(map(str, permutation))}){' cut' * cut}"
         yield Case(name, fn, inputs, lambda x: x.clone(), peers={"kernel": kernel})

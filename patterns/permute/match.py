@@ -9,7 +9,6 @@ a 1-D convolution that is brought into order first.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,10 +16,10 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.native import arguments, loader
-from fusebackend.patterns.permute.estimate import estimate_copy
+from fusebackend.patterns.permute.estimate import workload
 from fusebackend.patterns.permute.ops import permute_copy
 from fusebackend.patterns.permute.sites import Copy, copies
-from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
+from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
 
@@ -39,16 +38,13 @@ class Permute(Pattern):
             return next((a for a in answers if a is not None), None)
         return _match(node, legal)
 
-    def estimate(self, match: Match) -> Estimate:
-        """Of several operands, those whose copy does not pay stay as they are."""
-        estimates = [estimate_copy(copy) for copy in match.site]
-        worth = [(copy, e) for copy, e in zip(match.site, estimates) if e.pays is not False]
-        if not worth:
-            return estimates[0]
-        found = next((e for _, e in worth if e.pays is None), Estimate())
-        if len(worth) == len(estimates):
-            return found
-        return dataclasses.replace(found, instead=_match(match.outputs[0], [copy for copy, _ in worth]))
+    def estimate(self, match: Match) -> Estimate | Sequence[Workload]:
+        """Of all copies, and of each by itself: of several operands, some may pay and others not."""
+        made: tuple[Copy, ...] = match.site
+        if any(copy.reordering is not None and copy.reordering.bytes == 0 for copy in made):
+            return Estimate(False, "an empty tensor: nothing to gain")
+        single = [workload([copy], _match(match.outputs[0], [copy])) for copy in made] if len(made) > 1 else []
+        return [workload(made), *single]
 
     def examples(self) -> list[tuple[Callable, tuple]]:
         def transposed(x):

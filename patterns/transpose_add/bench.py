@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from fusebackend.bench.case import Case
-from fusebackend.bench.random_shapes import FLOATS, size
+from fusebackend.bench.random_shapes import DTYPES, FLOATS, LEAST_BYTES, MOST_BYTES, log_uniform, shape, tensor
 
 # Dtype, rows and columns of the result, and the goal as a ratio to a contiguous add.
 _CUDA_TABLE = [("bf16", 24300, 11520, 1.03), ("bf16", 24300, 1152, 1.05), ("bf16", 24301, 11519, 1.15), ("fp32", 8192, 8192, 1.05)]
@@ -30,19 +30,22 @@ def cases() -> list[Case]:
 
 
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
-    """Random sums of rank 2 to 4, sizes up to 8192, of 1 to 256 MB times ``scale``."""
+    """Random sums of rank 2 to 4."""
     while True:
-        kind, rank = draw.choice(list(FLOATS)), draw.randint(2, 4)
-        shape = [size(draw, 2, 8192) for _ in range(rank)]
-        order = draw.sample(range(rank), rank)
-        if order == sorted(order) or not 2**20 <= math.prod(shape) * FLOATS[kind].itemsize / scale <= 2**28:
+        rank, kind = draw.randint(2, 4), draw.choice(list(DTYPES))
+        dtype = DTYPES[kind]
+        sizes = shape(draw, rank, scale * log_uniform(draw, LEAST_BYTES, MOST_BYTES / 2) / dtype.itemsize)
+        order = tuple(draw.sample(range(rank), rank))
+        kept = [d for d in order if sizes[d] > 1]
+        if kept == sorted(kept) or not LEAST_BYTES * min(scale, 1) <= math.prod(sizes) * dtype.itemsize <= MOST_BYTES / 2 * scale:
             continue
+        alpha = draw.choice((1, 1, 0.5)) if dtype.is_floating_point else 1
 
-        def inputs(device, dtype=FLOATS[kind], shape=tuple(shape), order=tuple(order)):
-            x = torch.randn(shape, device=device).to(dtype)
-            return x, torch.randn([shape[d] for d in order], device=device).to(dtype)
+        def inputs(device, dtype=dtype, sizes=sizes, order=order):
+            return tensor(sizes, dtype, device), tensor(tuple(sizes[d] for d in order), dtype, device)
 
-        def fn(x, y, order=tuple(order)):
-            return x.permute(order) + y
+        def fn(x, y, order=order, alpha=alpha):
+            return torch.add(x.permute(order), y, alpha=alpha)
 
-        yield Case(f"{kind} {'x'.join(map(str, shape))} ({','.join(map(str, order))})", fn, inputs, lambda x, y: x.view(y.shape) + y)
+        name = f"{kind} {'x'.join(map(str, sizes))} ({','.join(map(str, order))}){f' times {alpha}' if alpha != 1 else ''}"
+        yield Case(name, fn, inputs, lambda x, y: x.view(y.shape) + y)

@@ -16,10 +16,10 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.native import arguments, loader
-from fusebackend.patterns.transpose_add.estimate import estimate_sum
+from fusebackend.patterns.transpose_add.estimate import workload
 from fusebackend.patterns.transpose_add.ops import DTYPES, transpose_add
 from fusebackend.patterns.transpose_add.sites import Sum, is_transposed
-from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
+from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
 
@@ -75,8 +75,10 @@ class TransposeAdd(Pattern):
 
         return Match((node,), emit, site=Sum(node, out, operands))
 
-    def estimate(self, match: Match) -> Estimate:
-        return estimate_sum(match.site)
+    def estimate(self, match: Match) -> Estimate | Workload:
+        if 0 in match.site.out.shape:
+            return Estimate(False, "an empty tensor: nothing to gain")
+        return workload(match.site)
 
     def examples(self) -> list[tuple[Callable, tuple]]:
         shapes = [((33, 70), (70, 33)), ((3, 40, 17), (3, 17, 40))]

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from stand_in_calibrations import FASTER_US
 
 import fusebackend
 from fusebackend import Match, Pattern
@@ -48,7 +49,8 @@ def test_each_familys_operators_have_a_lowering(library, without_lowerings, patt
 
 
 @pytest.mark.codegen
-def test_by_default_options(library, without_lowerings):
+def test_by_default_options(library, without_lowerings, calibrated):
+    calibrated(FASTER_US)
     x, i, s = torch.zeros(50, 256), torch.randint(0, 50, (2000,)), torch.randn(2000, 256)
     result, report = compiled(lambda x, i, s: x.index_add(0, i, s), x, i, s)
     torch.testing.assert_close(result, x.index_add(0, i, s))

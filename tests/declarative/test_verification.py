@@ -6,6 +6,7 @@ from example_pattern import pair
 
 import fusebackend
 from fusebackend import RegistrationError, VerificationError
+from fusebackend.declarative import verify
 from fusebackend.rewriting import registry
 from fusebackend.testing import PatternAssertion, assert_pattern
 
@@ -154,6 +155,22 @@ def test_a_fake_that_promises_something_else_is_refused(name, kernel, what):
 def test_zero_is_not_nan():
     words = refused(VerificationError, lambda x: x * 2, lambda x: torch.where(x.isnan(), 0.0, x * 2), A)
     assert "inf or nan are at different positions" in words
+
+
+def test_what_is_not_finite_may_be_as_inductors_decomposition_gives_it(monkeypatch):
+    """Eager's ``hardtanh`` is one kernel. Here it is decomposed into operations that make something else of nan, as a replacement does."""
+    table = {torch.ops.aten.hardtanh.default: lambda x, low=-1.0, high=1.0: torch.where(x > low, torch.where(x < high, x, high), low)}
+
+    def search(x):
+        return torch.nn.functional.hardtanh(x)
+
+    def replacement(x):
+        return torch.where(x > -1, torch.where(x < 1, x, 1.0), -1.0)
+
+    assert "inf or nan are at different positions" in refused(VerificationError, search, replacement, A)
+    monkeypatch.setattr(verify, "select_decomp_table", lambda: table)
+    fusebackend.register_replacement(search, replacement, (A,), name="test_decomposed")
+    fusebackend.unregister("test_decomposed")
 
 
 def test_complex_results_are_compared_as_numbers():

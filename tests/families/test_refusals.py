@@ -60,8 +60,12 @@ FACTS = {
     "causal_conv1d_limits",
     "causal_conv1d_prefers_btc",
     "causal_conv1d_transposes_btc",
+    "causal_conv1d_work",
     "fp32_matmul_constant",
+    "fp32_matmul_work",
     "index_add_limits",
+    "index_add_work",
+    "index_plan_work",
 }
 
 

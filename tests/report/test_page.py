@@ -15,6 +15,7 @@ import zlib
 
 import pytest
 import torch
+from stand_in_calibrations import FASTER_US
 from torch import nn
 
 import fusebackend
@@ -260,7 +261,8 @@ def test_the_command_line_writes_json_and_compares_with_it(tmp_path, capsys):
     assert "--compare takes a report that --json wrote" in capsys.readouterr().err
 
 
-def test_the_command_line_explains_and_writes_the_page(tmp_path, capsys):
+def test_the_command_line_explains_and_writes_the_page(tmp_path, capsys, calibrated):
+    calibrated(FASTER_US)
     target = tmp_path / "out.html"
     assert main(["explain", f"{__name__}:tiny", "--html", str(target)]) == 0
     printed = capsys.readouterr().out

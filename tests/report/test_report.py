@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import subprocess
 import sys
 import textwrap
@@ -10,10 +11,13 @@ from typing import get_args
 
 import pytest
 import torch
+from stand_in_calibrations import SLOWER_US
 from torch import nn
 from torch.nn import functional as F
 
 import fusebackend
+from fusebackend.profitability import calibration
+from fusebackend.profitability.time_model import TimeModel
 from fusebackend.report.comparison import compare
 from fusebackend.report.model import Rejection, Report, Source, Substitution, Verdict
 from fusebackend.report.module_paths import condensed
@@ -67,7 +71,9 @@ def test_explain_leaves_buffers_random_state_and_grads_alone():
     torch.set_rng_state(state)
 
 
-def test_explain_gives_reasons_and_counts_graph_breaks():
+def test_explain_gives_reasons_and_counts_graph_breaks(calibrated):
+    calibrated(SLOWER_US)
+
     def fn(x, y):
         a = torch.relu(x.t() + y)
         torch._dynamo.graph_break()
@@ -319,7 +325,11 @@ def test_a_dynamic_graph_taken_from_the_cache_at_another_size_has_its_report(tmp
 
 @pytest.mark.codegen
 def test_code_that_was_decided_on_at_other_magnitudes_is_not_taken_from_the_cache(tmp_path, monkeypatch):
-    """Long rows are left to Inductor on a CPU, and short ones are not; the graph and its guards are the same."""
+    """As if Inductor took its time by rows, and we by elements: long rows are left to it; the graph and its guards are the same."""
+    free, date = dict.fromkeys(("bytes", "elements", "runs"), math.inf), "2026-01-01"
+    models = {"transpose_add cpu": TimeModel(0.0, {**free, "elements": 20.0}, 1.0), "sum cpu": TimeModel(0.0, {**free, "runs": 1.0}, 1.0)}
+    known = calibration.Calibration("a stand-in", torch.__version__, date, 0, models, {})
+    monkeypatch.setattr(calibration, "of_device", lambda device: known)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     fn = torch.compile(lambda x, y: y + x.t(), backend="fuse", dynamic=True)
     for rows, columns, counts in [(20000, 200, {}), (20000, 3, {"transpose_add": 1}), (21000, 210, {})]:

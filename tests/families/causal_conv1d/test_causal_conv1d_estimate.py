@@ -1,131 +1,183 @@
-"""What the estimate decides: which memory orders pay, and that no convolution is refused for profit.
-
-The orders of CUDA kernels are decided on fake tensors, so no GPU is needed.
-"""
+"""What both ways make a device do: quantities of a few convolutions, and that whatever the benchmark draws is described."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-import fusebackend
-from fusebackend.patterns.causal_conv1d.estimate import Orders, backward_orders, forward_orders
-from fusebackend.patterns.causal_conv1d.read_backward import Backward
-from fusebackend.patterns.causal_conv1d.read_convolution import Convolution
-from fusebackend.patterns.causal_conv1d.read_forward import Forward
+from fusebackend.native import loader
+from fusebackend.patterns.causal_conv1d import bench, estimate
+from fusebackend.patterns.causal_conv1d.match import CausalConv1d, CausalConv1dBackward
+from fusebackend.rewriting import device_facts
+from fusebackend.rewriting.pattern import Match, Workload
 
-pytestmark = pytest.mark.usefixtures("library")
-
-BTC, BCT = True, False
-IN_BTC, IN_BCT, TRANSPOSED = Orders(BTC, BTC), Orders(BCT, BCT), Orders(None, BCT)
-BF16, FP32 = torch.bfloat16, torch.float32
-
-
-def rows(btc, dtype, channels=64, length=128, device="cuda"):
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        shape = (2, length, channels) if btc else (2, channels, length)
-        x = torch.empty(shape, dtype=dtype, device=device)
-        return x.transpose(1, 2) if btc else x
+DECOMPOSITIONS = {op: fn for op, fn in select_decomp_table().items() if "aten.convolution." not in str(op)}
+PATTERNS = (CausalConv1d(), CausalConv1dBackward())
 
 
-def value(graph, tensor, op="placeholder"):
-    name = f"v{len(graph.nodes)}"
-    node = graph.placeholder(name) if op == "placeholder" else graph.call_function(torch.ops.aten.relu.default, (graph._root.prev,))
-    node.meta["val"] = tensor
-    return node
+@pytest.fixture(autouse=True)
+def h200(library, monkeypatch):
+    """The kernels are there, and so is the GPU that they run on."""
+    monkeypatch.setattr(type(loader.load()), "why_not", lambda self, device, *operators: None)
+    monkeypatch.setattr(estimate, "device_facts", lambda device: device_facts.IMAGINED)
 
 
-def convolution(graph, x, taps):
-    weight = value(graph, rows(BCT, x.dtype).new_empty(x.shape[1], 1, taps))
-    return Convolution(value(graph, x), weight, taps - 1, 0)
+def traced(fn, args, backward=(), device="cuda", dynamic=False):
+    """The joint graph of ``fn``, as if on ``device``. It is traced on the CPU: autograd asks for a GPU where tensors are on one."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=not dynamic)
+    static = [not dynamic or i > 0 for i in range(len(args))]  # parameters are
+    fakes = [mode.from_tensor(a.detach(), static_shapes=s).requires_grad_(i in backward) for i, (a, s) in enumerate(zip(args, static))]
+    with mode, enable_python_dispatcher():  # decompositions that take symbolic sizes
+        grads = [torch.empty_like(y := fn(*fakes)).as_strided(y.shape, y.stride())] if backward else []
+
+        def joint(*a):
+            inputs = a[: len(args)]
+            y = fn(*inputs)
+            return (y, *torch.autograd.grad(y, [inputs[i] for i in backward], a[-1])) if backward else y
+
+        graph = make_fx(joint, decomposition_table=DECOMPOSITIONS)(*fakes, *grads).graph
+        graph.eliminate_dead_code()
+        for node in graph.nodes:
+            node.meta["val"] = torch.utils._pytree.tree_map_only(
+                torch.Tensor, lambda t: t.new_empty_strided(t.shape, t.stride(), device=device), node.meta.get("val")
+            )
+    return graph
 
 
-def forward(x, taps, *, output, returned=False, left=None):
-    graph = fx.Graph()
-    conv = convolution(graph, x, taps)
-    node = value(graph, output, "call")
-    seen = graph.call_function(torch.ops.aten.permute.default, (node, [0, 2, 1])) if returned == "as a view" else node
-    graph.output(seen if returned else None)
-    left = taps - 1 if left is None else left
-    return forward_orders(Forward(conv, None, left, taps - 1 - left, 0.0, False, node, (node,), node))
+def workloads(graph):
+    """Of each match, all that its pattern says, in the order of the graph."""
+    found = []
+    for node, pattern in itertools.product(graph.nodes, PATTERNS):
+        if node.op == "call_function" and node.target in pattern.anchors:
+            match = pattern.match(node)
+            assert isinstance(match, Match), match
+            made = pattern.estimate(match)
+            found.append(made if isinstance(made, tuple) else (made,))
+    return found
 
 
-def backward(x, taps, *, grad, dx, computed=False):
-    graph = fx.Graph()
-    conv = convolution(graph, x, taps)
-    grad = value(graph, grad, "call" if computed else "placeholder")
-    result = None if dx is None else value(graph, dx, "call")
-    return backward_orders(Backward(conv, None, grad, False, taps - 1, 0.0, False, (result, None, None), ()))
+def convolution(taps, channels, btc=False, silu=False, after=None):
+    def fn(x, weight, *bias):
+        x = x.transpose(1, 2) if btc else x
+        y = F.conv1d(F.pad(x, (taps - 1, 0)), weight, *bias, groups=channels)
+        y = F.silu(y) if silu else y
+        return after(y) if after else y
+
+    return fn
 
 
-@pytest.mark.parametrize("dtype, taps, orders", [(BF16, 8, IN_BTC), (BF16, 9, IN_BCT), (FP32, 32, IN_BTC), (FP32, 33, IN_BCT)])
-def test_kernels_for_few_taps_stay_in_the_order_of_x(dtype, taps, orders):
-    assert forward(rows(BTC, dtype), taps, output=rows(BTC, dtype)) == orders
-    assert backward(rows(BTC, dtype), taps, grad=rows(BTC, dtype), dx=rows(BTC, dtype)) == orders
-    assert forward(rows(BCT, dtype), taps, output=rows(BTC, dtype)) == IN_BCT
+def inputs(batch, channels, samples, taps, btc=False, dtype=torch.bfloat16, bias=False):
+    x = torch.empty((batch, samples, channels) if btc else (batch, channels, samples), dtype=dtype)
+    return (x, torch.empty(channels, 1, taps, dtype=dtype), *([torch.empty(channels, dtype=dtype)] if bias else []))
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP32])
-def test_a_result_of_the_graph_is_written_in_its_order(dtype):
-    x, output = rows(BTC, dtype), rows(BCT, dtype)
-    assert forward(x, 4, output=output, returned=True) == TRANSPOSED
-    assert forward(x, 4, output=output, returned="as a view") == TRANSPOSED
-    assert forward(x, 4, output=output) == IN_BTC, "Inductor reads it in any order"
-    assert forward(x, 5, output=output, returned=True) == IN_BTC, "only kernels for up to 4 taps transpose"
-    assert forward(x, 4, output=output, returned=True, left=1) == IN_BTC, "only causal ones"
-    odd = [rows(order, dtype, channels=63) for order in (BTC, BCT)]
-    assert forward(odd[0], 4, output=odd[1], returned=True) == IN_BTC, "only pairs of channels"
+def test_the_quantities_of_a_short_forward():
+    ((both,),) = workloads(traced(convolution(4, 64), inputs(2, 64, 128, 4)))
+    (ours,), (theirs,) = both.ours, both.inductor
+    elements, padded = 2 * 64 * 128, 2 * 64 * 131
+    assert (ours.kind, theirs.kind) == ("causal_conv1d", "depthwise conv")
+    assert ours.quantities == {
+        "bytes": 2 * 2 * elements,
+        "copied bytes": 0,
+        "pointwise bytes": 0,
+        "launches": 1,
+        "products (short)": 4 * elements * 132 / 64,  # 64 blocks on 132 multiprocessors
+        "blocks": 64,
+        "activations": 0,
+    }
+    assert theirs.quantities == {
+        "bytes": 2 * (padded + elements),
+        "outputs": elements,
+        "products": 4 * elements,
+        "pointwise bytes": 2 * (elements + padded),
+        "launches": 2,
+    }
+    assert ours.shape["short"] == 1 and ours.shape["log2 taps"] == 2 and theirs.shape["cudnn"] == 0
 
 
-def test_a_gradient_that_comes_into_the_graph_is_read_in_its_order():
-    x, grad = rows(BTC, BF16), rows(BCT, BF16)
-    assert backward(x, 4, grad=grad, dx=grad) == TRANSPOSED
-    assert backward(x, 4, grad=grad, dx=None) == TRANSPOSED
-    assert backward(x, 4, grad=grad, dx=x) == IN_BTC
-    assert backward(x, 4, grad=grad, dx=grad, computed=True) == IN_BTC, "Inductor writes it in any order"
-    assert backward(rows(BTC, FP32), 4, grad=rows(BCT, FP32), dx=rows(BCT, FP32)) == IN_BTC, "only 16-bit types"
-    odd = [rows(order, BF16, length=127) for order in (BTC, BCT)]
-    assert backward(odd[0], 4, grad=odd[1], dx=odd[1]) == IN_BTC, "only whole vectors of samples"
+def test_silu_and_bias_are_a_kernel_of_inductors_unless_the_next_one_computes_them():
+    sites = [inputs(2, 64, 128, 4, bias=True)] * 2
+    alone, fused = (workloads(traced(convolution(4, 64, silu=True, after=f), s))[0][0] for f, s in zip((None, torch.sin), sites))
+    elements = 2 * 64 * 128
+    assert alone.inductor[0].quantities["launches"] == 3 and fused.inductor[0].quantities["launches"] == 2
+    difference = alone.inductor[0].quantities["pointwise bytes"] - fused.inductor[0].quantities["pointwise bytes"]
+    assert difference == 2 * 2 * elements
+    assert alone.ours[0].quantities["activations"] == elements and alone.ours[0].quantities["launches"] == 1
 
 
-def test_cpu_kernels_take_any_order_and_write_the_one_that_is_read():
-    for order in (BTC, BCT):
-        assert forward(rows(BCT, FP32, device="cpu"), 4, output=rows(order, FP32, device="cpu")) == Orders(None, order)
-        assert backward(rows(BCT, FP32, device="cpu"), 4, grad=rows(BCT, FP32, device="cpu"), dx=rows(order, FP32, device="cpu")) == Orders(
-            None, order
-        )
+def test_what_computes_x_writes_it_padded():
+    plain = convolution(4, 64)
+    ((both,),) = workloads(traced(lambda x, w: plain(torch.sin(x), w), inputs(2, 64, 128, 4)))
+    assert both.inductor[0].quantities["launches"] == 1
 
 
-NEIGHBOURS = (lambda x: x, torch.sin, torch.relu, lambda x: 2 * x)
+def test_copies_into_another_memory_order_are_counted():
+    ((both,),) = workloads(traced(convolution(64, 64, btc=True), inputs(2, 64, 128, 64, btc=True)))
+    assert both.ours[0].quantities["copied bytes"] == 2 * 2 * 2 * 64 * 128 and both.ours[0].quantities["launches"] == 2
+    assert both.ours[0].shape["tensor_cores"] == 1
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_small_convolutions_beside_pointwise_neighbours_are_applied_with_any_gate(device, seed):
-    """Legal convolutions that profit rules of other families would refuse: results of a few bytes, neighbours that Inductor would fuse."""
-    draw = random.Random(seed)
-    before, after, silu = draw.choice(NEIGHBOURS), draw.choice(NEIGHBOURS), draw.random() < 0.5
-    batch, channels, length, taps = draw.randint(1, 3), draw.randint(2, 5), draw.randint(1, 9), draw.randint(1, 5)
-    x = torch.randn(batch, channels, length, device=device, requires_grad=True)
-    weight = torch.randn(channels, 1, taps, device=device, requires_grad=True)
+def test_the_quantities_of_a_backward():
+    forward, (both,) = workloads(traced(convolution(4, 64, silu=True), inputs(2, 64, 2048, 4), (0, 1)))
+    (ours,), (theirs,) = both.ours, both.inductor
+    elements, padded = 2 * 64 * 2048, 2 * 64 * 2051
+    assert (ours.kind, theirs.kind) == ("causal_conv1d backward", "depthwise conv backward")
+    assert ours.quantities["bytes"] == 2 * 3 * elements and ours.quantities["launches"] == 2 and ours.shape["one pass"] == 1
+    assert theirs.quantities["launches"] == 2 + 3, "the gradients; SiLU's, padding x again, the crop"
+    assert theirs.quantities["pointwise bytes"] == 2 * ((elements + padded) + 3 * elements + 2 * elements)
+    assert theirs.quantities["samples"] == 2 * 2048 and theirs.quantities["products"] == 2 * 4 * elements
+    assert len(forward) == 2, "with SiLU, and without"
 
-    def fn(x, weight):
-        y = F.conv1d(F.pad(before(x), (taps - 1, 0)), weight, groups=channels)
-        return after(F.silu(y) if silu else y)
 
-    expected = fn(x, weight)
-    grad = torch.randn_like(expected)
-    for gate in ("auto", "off"):
-        torch._dynamo.reset()
-        options = {"fuse.interpret": True, "fuse.strict": True, "fuse.gate": gate}
-        found = torch.compile(fn, backend="fuse", options=options)(x, weight)
-        torch.testing.assert_close(found, expected)
-        for got, want in zip(torch.autograd.grad(found, (x, weight), grad), torch.autograd.grad(fn(x, weight), (x, weight), grad)):
-            torch.testing.assert_close(got, want)
-        report = fusebackend.last_report()
-        assert sorted(s.pattern for s in report.substitutions) == ["causal_conv1d", "causal_conv1d_backward"], report
-        assert not report.rejections
+def test_silu_costs_the_original_convolution_where_its_backward_stays():
+    graph = traced(convolution(4, 64, silu=True), inputs(2, 64, 2048, 4), (0, 1))
+    (whole, plain), _ = workloads(graph)
+    assert [w.kind for w in whole.ours] == ["causal_conv1d", "depthwise conv"]
+    assert [w.kind for w in plain.ours] == ["causal_conv1d"] and plain.match is not None and not plain.match.site.silu
+    assert plain.ours[0].quantities["pointwise bytes"] == 2 * 2 * 2 * 64 * 2048
+    whole, _ = workloads(traced(convolution(4, 64, silu=True), inputs(2, 64, 2048, 4)))[0]
+    assert [w.kind for w in whole.ours] == ["causal_conv1d"], "in inference nothing else needs the value before SiLU"
+
+
+@pytest.mark.parametrize("dtype, channels, cudnn", [(torch.float16, 32, 1), (torch.float16, 31, 0), (torch.bfloat16, 32, 0)])
+def test_the_library_that_pytorch_calls(dtype, channels, cudnn):
+    ((both,),) = workloads(traced(convolution(3, channels), inputs(2, channels, 64, 3, dtype=dtype)))
+    theirs = both.inductor[0]
+    assert theirs.shape["cudnn"] == cudnn and ("outputs of cuDNN" in theirs.quantities) == bool(cudnn)
+
+
+def test_an_empty_convolution_and_one_of_unknown_size_are_left():
+    graph = traced(convolution(3, 8), inputs(0, 8, 16, 3))
+    (node,) = [n for n in graph.nodes if n.target in CausalConv1d.anchors]
+    assert CausalConv1d().estimate(CausalConv1d().match(node)).pays is False
+
+
+def is_described(workload, device):
+    assert isinstance(workload, Workload), workload
+    for work in (*workload.ours, *workload.inductor):
+        assert work.kind.endswith(" cpu") == (device == "cpu")
+        assert all(math.isfinite(v) and v >= 0 for v in work.quantities.values()), work
+        assert all(math.isfinite(v) for v in work.shape.values()), work
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_the_benchmark_times_is_described(device, dynamic):
+    cases = [*bench.cases(), *itertools.islice(bench.random_cases(random.Random(dynamic), 1 / 16), 12)]
+    for case in cases:
+        args = [a.to("cpu") for a in case.inputs(torch.device("cpu"))]
+        found = workloads(traced(case.fn, args, case.backward, device, dynamic))
+        assert len(found) == 1 + bool(case.backward), case.name
+        for workload in itertools.chain(*found):
+            is_described(workload, device)
+            assert {w.shape["dynamic"] for w in workload.ours} == {float(dynamic)}, case.name

@@ -1,0 +1,188 @@
+"""How long each kind of work takes on a device: what ``python -m fusebackend calibrate`` measured there, or a guess.
+
+A calibration is a JSON file, one a device and version of torch. One of the user's own (in the cache folder) goes before those that ship
+here. Where there is none for a device, a prior is taken: what was found on another one, scaled by what the driver says of both, with wide
+intervals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusebackend import cache_keys
+from fusebackend.log import warn_once
+from fusebackend.native import cache
+from fusebackend.profitability.time_model import TimeModel
+from fusebackend.profitability.unfit import Unfit
+from fusebackend.rewriting.device_facts import IMAGINED
+from fusebackend.rewriting.pattern import Interval, Work
+
+FOLDER = Path(__file__).with_name("calibrations")
+
+#: A file's layout; files of another one are not read.
+FORMAT = 1
+
+#: How much wider intervals are under another minor version of torch than the calibration's: Inductor's kernels change with each.
+_OTHER_TORCH = 1.5
+#: And where a calibration is that of another device.
+_OTHER_DEVICE = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What is known of one device.
+
+    Attributes:
+        device: its name.
+        torch_version, date: of the measurement.
+        sites: how many were measured.
+        models: by kind of work.
+        widened: the intervals' widths are multiplied by it here.
+        scale: a time here over the time there, by the rates of both devices.
+        call: microseconds that the host needs for a call of an operator more than for launching a Triton kernel.
+        origin, digest: the file, and a hash of its content.
+    """
+
+    device: str
+    torch_version: str
+    date: str
+    sites: int
+    models: Mapping[str, TimeModel]
+    properties: Mapping[str, float]
+    widened: float = 1.0
+    scale: float = 1.0
+    call: float = 0.0
+    origin: str = ""
+    digest: str = ""
+
+    def time(self, ways: Sequence[Work]) -> Interval:
+        """Of several ways of doing the same, that which is physically fastest, as an autotuner would choose.
+
+        Raises:
+            Unfit: the kind of work was not calibrated.
+        """
+        model = self.models.get(ways[0].kind)
+        if model is None:
+            raise Unfit(f"how long {ways[0].kind!r} takes was not calibrated: python -m fusebackend calibrate")
+        work = min(ways, key=model.physical)
+        found = model.time(work, self.widened)
+        scale = self.scale * work.share
+        return Interval(found.expected * scale, found.low * scale, found.high * scale)
+
+    @property
+    def is_prior(self) -> bool:
+        return self.widened >= _OTHER_DEVICE
+
+    def __str__(self) -> str:
+        days = (datetime.date.today() - datetime.date.fromisoformat(self.date)).days
+        what = f"of {self.device}, torch {self.torch_version}, {self.sites} sites, {days} days old ({self.origin})"
+        return f"none; a guess from that {what}" if self.is_prior else what
+
+
+def of_device(device: torch.device) -> Calibration | None:
+    """The calibration for a device; None if nothing is known of devices of its type."""
+    return for_device(device.type, device_name(device))
+
+
+def for_device(kind: str, name: str) -> Calibration | None:
+    """The same for a type of device, ``"cuda"`` or ``"cpu"``, and the device's name."""
+    return _find(kind, name, _own_folder())
+
+
+@functools.cache
+def _find(kind: str, name: str, own: Path | None) -> Calibration | None:
+    found = [
+        c for folder in (own, FOLDER) if folder is not None for path in sorted(folder.glob("*.json")) if (c := _read(path)) is not None
+    ]
+    of_kind = [c for device, c in found if device == kind]
+    here = [c for c in of_kind if c.device == name]
+    minor = _minor(torch.__version__)
+    same = [c for c in here if _minor(c.torch_version) == minor]
+    if same:
+        return same[0]
+    if here:
+        return dataclasses.replace(here[0], widened=_OTHER_TORCH)
+    return min((_prior(c, kind) for c in of_kind), key=lambda c: abs(math.log(c.scale)), default=None)
+
+
+def _prior(other: Calibration, kind: str) -> Calibration:
+    """What is known of another device, as a guess at this one: times are scaled by the geometric mean of what the driver says of both."""
+    properties = device_properties(torch.device(kind))
+    ratios = [math.log(value / properties[name]) for name, value in other.properties.items() if properties.get(name, 0) > 0]
+    scale = math.exp(sum(ratios) / len(ratios)) if ratios else 1.0
+    return dataclasses.replace(other, widened=_OTHER_DEVICE, scale=scale)
+
+
+def forget() -> None:
+    """Looks for files anew."""
+    _find.cache_clear()
+
+
+def digest(device: torch.device) -> str:
+    """Identifies what is known of a device: estimates, and so compiled code, depend on it."""
+    found = of_device(device)
+    return "" if found is None else f"{found.digest} {found.widened} {found.scale}"
+
+
+def device_name(device: torch.device) -> str:
+    """A GPU's name, or that of the CPU with the threads that torch uses."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device) if torch.cuda.is_available() else IMAGINED.name
+    return f"{cache_keys.cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def device_properties(device: torch.device) -> dict[str, float]:
+    """What scales times between devices: multiprocessors times clock, and the memory's bandwidth, where the driver says."""
+    if device.type != "cuda":
+        return {"threads": float(torch.get_num_threads())}
+    if not torch.cuda.is_available():
+        return {}
+    p: Any = torch.cuda.get_device_properties(device)
+    found = {"multiprocessors": float(p.multi_processor_count)}
+    width, clock = getattr(p, "memory_bus_width", 0), getattr(p, "memory_clock_rate", 0)
+    return found | ({"bandwidth": float(width * clock)} if width and clock else {})
+
+
+def own_file(device: str, torch_version: str) -> Path:
+    """Where ``calibrate`` keeps what it finds for the device of that name.
+
+    Raises:
+        fusebackend.native.cache.CacheError: the cache folder can't be used.
+    """
+    return cache.directory("calibrations") / f"{re.sub(r'[^A-Za-z0-9]+', '-', device)}-torch{_minor(torch_version)}.json"
+
+
+def _own_folder() -> Path | None:
+    try:
+        return cache.directory("calibrations")
+    except cache.CacheError:
+        return None
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _read(path: Path) -> tuple[str, Calibration] | None:
+    try:
+        content = path.read_bytes()
+        data = json.loads(content)
+        if data["format"] != FORMAT:
+            return None
+        models = {kind: TimeModel.from_json(m) for kind, m in data["models"].items()}
+        fields = {name: data[name] for name in ("device", "torch_version", "date", "sites", "properties", "call")}
+        return data["type"], Calibration(models=models, origin=str(path), digest=hashlib.sha256(content).hexdigest(), **fields)
+    except Exception as error:
+        warn_once(f"the calibration {path} is not used: {type(error).__name__}: {error}")
+        return None

@@ -1,0 +1,163 @@
+"""From what both forms of a match make a device do to whether it pays."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+from torch import fx
+from torch._inductor import config as inductor_config
+
+from fusebackend import cache_keys
+from fusebackend import fx_utils as g
+from fusebackend.profitability import triton_access
+from fusebackend.profitability.calibration import Calibration
+from fusebackend.profitability.fresh_inputs import symbols_of
+from fusebackend.profitability.inductor_kernels import generated_kernels
+from fusebackend.profitability.unfit import Unfit
+from fusebackend.rewriting.pattern import Code, Estimate, Generated, Interval, Work, Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """The kernels of both forms of a match, each in the ways that could be chosen for it; of the original None if that is not known."""
+
+    ours: list[list[Work]]
+    inductor: list[list[Work]] | None
+
+
+_recorded: contextvars.ContextVar[list[Recorded] | None] = contextvars.ContextVar("recorded", default=None)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[Recorded]]:
+    """A block in which every estimate says yes, and notes the work instead: for calibrations."""
+    found: list[Recorded] = []
+    token = _recorded.set(found)
+    try:
+        yield found
+    finally:
+        _recorded.reset(token)
+
+
+class Estimator:
+    """Estimates matches on one device. What Inductor generates for equal nodes is asked once.
+
+    Args:
+        calibration: None if nothing is known of the device.
+    """
+
+    def __init__(self, calibration: Calibration | None):
+        self._calibration = calibration
+        self._generated: dict[str, list[list[Work]] | str] = {}
+
+    def estimate(self, workloads: Sequence[Workload]) -> Estimate:
+        """Of the workload that gains most: it pays if the intervals of both times are apart."""
+        recorded = _recorded.get()
+        if recorded is not None:
+            recorded.append(self._recorded(workloads[0]))
+            return Estimate()
+        found = [self._one(workload) for workload in workloads]
+        return max(found, key=_gain)
+
+    def _one(self, workload: Workload) -> Estimate:
+        if self._calibration is None:
+            return Estimate(None, "nothing is known of this device: python -m fusebackend calibrate", "unmeasured", instead=workload.match)
+        try:
+            inductor = total(self._calibration, [kernel for work in workload.inductor for kernel in self._kernels(work)])
+            ours = replacement(self._calibration, [[work] for work in workload.ours])
+        except Unfit as unfit:
+            return Estimate(None, str(unfit), "unmeasured", instead=workload.match)
+        return _verdict(workload, ours, inductor)
+
+    def _recorded(self, workload: Workload) -> Recorded:
+        ours = [[work] for work in workload.ours]
+        try:
+            return Recorded(ours, [kernel for work in workload.inductor for kernel in self._kernels(work)])
+        except Unfit:
+            return Recorded(ours, None)
+
+    def _kernels(self, work: Work | Generated) -> list[list[Work]]:
+        if isinstance(work, Work):
+            return [[work]]
+        key = _key(work.nodes)
+        if key not in self._generated:
+            try:
+                self._generated[key] = works_of(work)
+            except Unfit as unfit:
+                self._generated[key] = str(unfit)
+        found = self._generated[key]
+        if isinstance(found, str):
+            raise Unfit(found)
+        return found
+
+
+def works_of(work: Work | Generated) -> list[list[Work]]:
+    """The kernels of an original, each in the ways that Inductor would try.
+
+    Raises:
+        Unfit: Inductor can't be asked.
+    """
+    return [[work]] if isinstance(work, Work) else [triton_access.works(kernel) for kernel in generated_kernels(work.nodes)]
+
+
+def _key(nodes: Sequence[fx.Node]) -> str:
+    """Names what Inductor is asked: equal nodes at equal sizes, or hints of sizes."""
+    inside = set(nodes)
+    inputs = list(dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside))
+    symbols = symbols_of(inputs)
+    return cache_keys.graph_text(inputs, sorted(nodes), sorted(nodes)[-1:], symbols) + repr(list(symbols.values()))
+
+
+def total(calibration: Calibration, kernels: Sequence[Sequence[Work]], more: float = 0.0) -> Interval:
+    """The time of kernels, each given in the ways that could be chosen for it, one after the other. Their errors are independent.
+
+    Raises:
+        Unfit: a kind of work was not calibrated.
+    """
+    times = [calibration.time(ways) for ways in kernels]
+    expected = sum(t.expected for t in times)
+    error = math.hypot(*(t.expected * t.half_width for t in times)) / expected if expected > 0 else 0.0
+    return Interval.around(expected + more, error)
+
+
+def replacement(calibration: Calibration, kernels: Sequence[Sequence[Work]]) -> Interval:
+    """The time of a replacement's kernels, with what calling it costs the host.
+
+    Raises:
+        Unfit: as for :func:`total`.
+    """
+    return total(calibration, kernels, 0.0 if inductor_config.triton.cudagraphs else calibration.call)  # a CUDA graph calls nothing
+
+
+def pays(ours: Interval, inductor: Interval) -> bool | None:
+    """Whether two times are so far apart that ours is less; None where they are too close to tell."""
+    gain, error = math.log(inductor.expected / ours.expected), math.hypot(inductor.half_width, ours.half_width)
+    return True if gain > error else None if gain > -error else False
+
+
+def _gain(estimate: Estimate) -> tuple[int, float]:
+    order = {True: 2, None: 1, False: 0}[estimate.pays]
+    if estimate.ours is None or estimate.inductor is None:
+        return order, 0.0
+    return order, estimate.inductor.expected - estimate.ours.expected
+
+
+def _verdict(workload: Workload, ours: Interval, inductor: Interval) -> Estimate:
+    answer = pays(ours, inductor)
+
+    def estimate(pays: bool | None, reason: str = "", code: Code = "estimated_slower", node: fx.Node | None = None) -> Estimate:
+        return Estimate(pays, reason, code, node, workload.match, ours, inductor)
+
+    if answer:
+        return estimate(True)
+    times = f"{inductor} by Inductor, {ours} here"
+    if answer is None:
+        return estimate(None, f"estimates are too close to tell: {times}", "unmeasured", workload.neighbour)
+    if workload.neighbour is not None:
+        reason = f"Inductor fuses it with its neighbour {g.describe(workload.neighbour)}: {times}"
+        return estimate(False, reason, "fused_neighbour", workload.neighbour)
+    return estimate(False, f"Inductor is as fast or faster: {times}")

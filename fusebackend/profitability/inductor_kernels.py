@@ -1,0 +1,130 @@
+"""Asks Inductor which Triton kernels it would generate for some nodes, without compiling them.
+
+The tiles, the number of dimensions that a kernel indexes, and the order in which it walks over memory are Inductor's decisions, and change
+with its versions. So its own code generator makes them here; it takes some 20 ms.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._inductor import config as inductor_config
+from torch._inductor import metrics
+from torch._inductor.compile_fx import record_original_output_strides
+from torch._inductor.debug import DebugContext
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+
+from fusebackend.profitability.region import alone
+from fusebackend.profitability.unfit import Unfit
+
+_KERNEL = re.compile(r"^(\w+) = async_compile\.triton\('\w+', '''(.*?)'''", re.DOTALL | re.MULTILINE)
+_CALL = re.compile(r"^\s*(\w+)\.run\((.*)\)\s*$", re.MULTILINE)
+_LIBRARY_CALL = re.compile(r"^\s*(\w+ = )?(extern_kernels|torch\.ops)\.[\w.]+\(", re.MULTILINE)
+_ASSIGNMENT = re.compile(r"^\s*(\w+) = ([\w\s+*/()-]+)$", re.MULTILINE)
+_SIGNATURE = re.compile(r"'signature': (\{.*?\})")
+
+
+@dataclasses.dataclass(frozen=True)
+class TritonKernel:
+    """A generated pointwise kernel and how it is called.
+
+    Attributes:
+        source: its Triton source, with the decorator that names its heuristics.
+        sizes: the values of its integer arguments: ``xnumel``, ``ynumel``, symbolic sizes.
+        types: the type of each argument as in Triton's signature, e.g. ``"*fp32"``.
+        is_square: whether Inductor uses one square tile, instead of trying several.
+    """
+
+    source: str
+    sizes: Mapping[str, int]
+    types: Mapping[str, str]
+    is_square: bool
+
+
+def generated_kernels(nodes: Sequence[fx.Node]) -> list[TritonKernel]:
+    """The kernels that Inductor generates for ``nodes`` by themselves.
+
+    Raises:
+        Unfit: the nodes can't be cut out, or Inductor makes something else of them than Triton kernels of elements.
+    """
+    module, fakes, hints = alone(nodes)
+    code = _generated_code(module, fakes)
+    sources = dict(_KERNEL.findall(code))
+    hints = dict(hints)
+    for name, text in _ASSIGNMENT.findall(code):  # sizes that the wrapper computes
+        with contextlib.suppress(Unfit):
+            hints.setdefault(name, _value(text, hints))
+    kernels = []
+    for name, arguments in _CALL.findall(code):
+        if name in sources:
+            kernels.append(_kernel(sources[name], arguments, hints))
+    if not kernels:
+        raise Unfit("Inductor generates no Triton kernel for it")
+    if _LIBRARY_CALL.search(code):
+        raise Unfit("Inductor calls a library for it")
+    return kernels
+
+
+def _generated_code(module: fx.GraphModule, fakes: list[Any]) -> str:
+    mode: Any = next(f for f in fakes if isinstance(f, torch.Tensor)).fake_mode  # type: ignore[attr-defined]
+    settings = {
+        "fx_graph_cache": False,
+        "cpp_wrapper": False,
+        "triton.cudagraphs": False,
+        "benchmark_kernel": False,
+        "trace.enabled": False,
+    }
+    record_original_output_strides(module)
+    with (
+        _metrics_kept(),
+        tracing(TracingContext(mode)),
+        inductor_config.patch(settings),
+        V.set_fake_mode(mode),
+        mock.patch.dict("os.environ", TORCH_COMPILE_DEBUG=""),
+    ):
+        graph = GraphLowering(module, example_inputs=fakes, shape_env=mode.shape_env, is_inference=True)
+        with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]), DebugContext():
+            graph.run(*fakes)
+            code: Any = graph.codegen()[0]
+    return code if isinstance(code, str) else code.value
+
+
+@contextlib.contextmanager
+def _metrics_kept() -> Iterator[None]:
+    """Inductor counts what it generates; this is not a part of the program."""
+    kept = {name: value for name, value in vars(metrics).items() if type(value) is int}
+    try:
+        yield
+    finally:
+        vars(metrics).update(kept)
+
+
+def _kernel(source: str, arguments: str, hints: Mapping[str, int]) -> TritonKernel:
+    if "@triton_heuristics.pointwise" not in source:
+        raise Unfit("Inductor generates a reduction for it")
+    signature = _SIGNATURE.search(source)
+    if signature is None:
+        raise Unfit("a generated kernel has no signature that is known")
+    types = ast.literal_eval(signature[1])
+    given = [a.strip() for a in re.sub(r",\s*stream=.*", "", arguments).split(",")]
+    names = [n for n in types if not n.endswith("BLOCK")]
+    sizes = {n: _value(text, hints) for n, text in zip(names, given) if not types[n].startswith("*")}
+    return TritonKernel(source, sizes, types, "TileHint.SQUARE" in source)
+
+
+def _value(text: str, hints: Mapping[str, int]) -> int:
+    """The value of an integer expression of Inductor's wrapper code, e.g. ``s77*s27`` or ``(s0 + 1) // 2``."""
+    try:
+        return int(eval(text, {"__builtins__": {}}, dict(hints)))
+    except Exception as error:
+        raise Unfit(f"the size {text} of a generated kernel is not known") from error

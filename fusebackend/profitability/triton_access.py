@@ -1,0 +1,243 @@
+"""What a generated Triton kernel moves: its index arithmetic is run for a few of its blocks, and the memory behind it is counted.
+
+A GPU moves sectors of 32 bytes; a warp's load or store touches some cache lines of 128, one after the other. Which elements one warp holds
+follows from how Triton lays a tile out: along the dimension in which neighbours in memory lie, in vectors of up to 16 bytes.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._inductor.runtime import hints, triton_heuristics
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusebackend.profitability.inductor_kernels import TritonKernel
+from fusebackend.profitability.unfit import Unfit
+from fusebackend.rewriting.pattern import Work
+from fusebackend.rewriting.workload import log2
+
+KIND = "triton"
+
+_SECTOR, _LINE, _VECTOR, _WARP = 32, 128, 16, 32
+_PAGE = 2 << 20  # of the GPU's address translation
+_MAX_REQUESTS = 64  # looked at of each access
+#: Where in the grid the blocks stand that are run.
+_SAMPLES = ((0.5, 0.5), (0.31, 0.71))
+_ITEMSIZES = {"fp64": 8, "i64": 8, "u64": 8, "fp32": 4, "i32": 4, "u32": 4, "fp16": 2, "bf16": 2, "i16": 2, "i8": 1, "u8": 1, "i1": 1}
+_DECORATOR = re.compile(r"@triton_heuristics\.pointwise\(\n(.*?)\n\)\n@triton\.jit\n", re.DOTALL)
+
+
+def works(kernel: TritonKernel) -> list[Work]:
+    """The work of a kernel in each of the configurations that Inductor would try.
+
+    Raises:
+        Unfit: its source is not understood.
+    """
+    try:
+        with _disable_current_modes():
+            return [_work(kernel, config) for config in _configs(kernel)]
+    except Unfit:
+        raise
+    except Exception as error:
+        raise Unfit(f"a generated kernel is not understood: {type(error).__name__}: {error}") from error
+
+
+def _configs(kernel: TritonKernel) -> list[Any]:
+    """Inductor's configurations for the kernel, from its own heuristics."""
+    decorator = _DECORATOR.search(kernel.source)
+    if decorator is None:
+        raise Unfit("a generated kernel has other heuristics than those that are known")
+    names = {n: getattr(hints, n) for n in ("TileHint", "DeviceProperties", "AutotuneHint", "ReductionHint") if hasattr(hints, n)}
+    arguments = eval(f"dict({decorator[1]})", {**names, "__file__": None})
+    arguments["filename"] = None
+    configs = triton_heuristics.pointwise(**arguments, return_configs=True)
+    distinct = {repr((sorted(c.kwargs.items()), c.num_warps)): c for c in configs}
+    return list(distinct.values())
+
+
+@dataclasses.dataclass
+class _Access:
+    is_store: bool
+    itemsize: int
+    offsets: torch.Tensor  # in bytes, (rows of the tile, columns); -1 where masked
+
+
+class _Language:
+    """Stands for ``triton.language`` while a kernel's arithmetic is run: loads and stores are noted, values are zeros."""
+
+    constexpr = int1 = int8 = int16 = int32 = int64 = float16 = float32 = float64 = bfloat16 = uint8 = None
+
+    def __init__(self, block: tuple[int, int], shape: tuple[int, int], itemsizes: Mapping[str, int]):
+        self._block, self._shape, self._itemsizes = block, shape, itemsizes
+        self.accesses: list[_Access] = []
+
+    def program_id(self, axis: int) -> int:
+        return self._block[axis] if axis < 2 else 0
+
+    def num_programs(self, axis: int) -> int:
+        return 1
+
+    def arange(self, begin: int, end: int) -> torch.Tensor:
+        return torch.arange(begin, end)
+
+    def full(self, shape: list[int], value: Any, dtype: Any = None) -> torch.Tensor:
+        return torch.full(shape, value)
+
+    def load(self, pointer: tuple[str, Any], mask: Any = None, **_: Any) -> torch.Tensor:
+        self._note(False, pointer, mask)
+        return torch.zeros(self._shape, dtype=torch.int64)
+
+    def store(self, pointer: tuple[str, Any], value: Any, mask: Any = None, **_: Any) -> None:
+        self._note(True, pointer, mask)
+
+    def atomic_add(self, *_: Any, **__: Any) -> None:
+        raise Unfit("a generated kernel adds atomically")
+
+    def __getattr__(self, name: str) -> Any:
+        return _Opaque()
+
+    def _note(self, is_store: bool, pointer: tuple[str, Any], mask: Any) -> None:
+        name, index = pointer
+        itemsize = self._itemsizes[name]
+        offsets = torch.as_tensor(index).broadcast_to(self._shape) * itemsize
+        if mask is not None:
+            offsets = torch.where(torch.as_tensor(mask).broadcast_to(self._shape), offsets, -1)
+        self.accesses.append(_Access(is_store, itemsize, offsets))
+
+
+class _Opaque:
+    """A function, or a namespace of functions, of values: what it returns is of no interest."""
+
+    def __call__(self, *arguments: Any, **_: Any) -> Any:
+        return next((a for a in arguments if isinstance(a, torch.Tensor)), torch.zeros((), dtype=torch.int64))
+
+    def __getattr__(self, name: str) -> _Opaque:
+        return self
+
+
+class _Pointer:
+    def __init__(self, name: str):
+        self.name = name
+
+    def __add__(self, offset: Any) -> tuple[str, Any]:
+        return self.name, offset
+
+
+def _body(source: str) -> tuple[ast.Module, int]:
+    """The statements of the kernel, and how many divisions they have."""
+    function = next(n for n in ast.parse(source[source.index("@triton.jit") :]).body if isinstance(n, ast.FunctionDef))
+    divisions = sum(isinstance(n, ast.BinOp) and isinstance(n.op, (ast.FloorDiv, ast.Mod)) for n in ast.walk(function))
+    module = ast.Module(body=[_Plain().visit(s) for s in function.body], type_ignores=[])
+    return ast.fix_missing_locations(module), divisions
+
+
+class _Plain(ast.NodeTransformer):
+    """Drops conversions: ``x.to(tl.float32)`` is x."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("to", "bitcast"):
+            return node.func.value
+        return node
+
+
+def _work(kernel: TritonKernel, config: Any) -> Work:
+    blocks = {axis: config.kwargs[f"{axis}BLOCK"] for axis in "XY" if f"{axis}BLOCK" in config.kwargs}
+    width, height = blocks["X"], blocks.get("Y", 1)
+    columns, rows = kernel.sizes["xnumel"], kernel.sizes.get("ynumel", 1)
+    grid = -(-columns // width), -(-rows // height)
+    body, divisions = _body(kernel.source)
+    code = compile(body, "<generated kernel>", "exec")
+    itemsizes = {n: _ITEMSIZES[t.removeprefix("*")] for n, t in kernel.types.items() if t.startswith("*")}
+    totals = dict.fromkeys(("read", "written", "lines read", "lines written", "sectors", "pages"), 0.0)
+    vectors, moved = [], 0.0
+    for x, y in _SAMPLES:
+        language = _Language((int(grid[0] * x), int(grid[1] * y)), (height, width), itemsizes)
+        arguments: dict[str, Any] = {n: _Pointer(n) for n in itemsizes}
+        arguments |= dict(kernel.sizes) | {f"{axis}BLOCK": size for axis, size in blocks.items()}
+        # The kernel's first two dimensions are (y, x) in a tile, and x alone in a row.
+        names = {"tl": language, "tl_math": _Opaque(), "libdevice": _Opaque(), "triton_helpers": _Opaque(), "tl_extra": _Opaque()}
+        exec(code, {**names, **arguments})
+        for access in language.accesses:
+            sectors, lines, requests, vector = _count(access, _WARP * config.num_warps)
+            kind = "written" if access.is_store else "read"
+            totals[kind] += sectors * _SECTOR / len(_SAMPLES)
+            totals[f"lines {kind}"] += lines / len(_SAMPLES)
+            totals["sectors"] += requests / len(_SAMPLES)
+            totals["pages"] += _distinct(access.offsets.reshape(1, -1), _PAGE) / len(_SAMPLES)
+            vectors.append(log2(vector * access.itemsize))
+            moved += int((access.offsets >= 0).sum()) * access.itemsize / len(_SAMPLES)
+    count = math.prod(grid)
+    quantities = {name: amount * count for name, amount in totals.items()}
+    quantities |= {"moved": moved * count, "blocks": float(count), "divisions": float(count * width * height * divisions)}
+    wide = any(t == "i64" for n, t in kernel.types.items() if n.startswith("ks"))
+    shape = {
+        "excess read": log2(totals["read"] / max(moved, 1)),
+        "excess written": log2(totals["written"] / max(moved, 1)),
+        "log2 pages of a block": log2(totals["pages"]),
+        "least vector": min(vectors),
+        "last vector": vectors[-1],
+        "itemsize": log2(max(itemsizes.values())),
+        "accesses": float(len(itemsizes)),
+        "height": log2(height),
+        "width": log2(width),
+        "warps": float(config.num_warps),
+        "rows": min(log2(rows), 16.0),
+        "columns": min(log2(columns), 16.0),
+        "edge": log2(count * width * height / (rows * columns)),
+        "divisions an element": float(divisions),
+        "64-bit": float(wide and divisions > 0),
+    }
+    return Work(KIND, quantities, shape)
+
+
+def _count(access: _Access, threads: int) -> tuple[float, float, float, int]:
+    """The sectors that a tile touches; the lines and sectors that its warps touch, request by request; and the elements of a vector."""
+    tile = access.offsets
+    along_columns, across = _vector(tile, access.itemsize), _vector(tile.T, access.itemsize)
+    if tile.shape[0] > 1 and _step(tile.T) < _step(tile):
+        tile, vector = tile.T, across
+    else:
+        vector = along_columns
+    vector = min(vector, max(1, tile.numel() // threads))
+    flat = tile.reshape(-1)
+    requests = flat.reshape(-1, min(_WARP * vector, flat.numel()))
+    looked_at = requests[:_MAX_REQUESTS]
+    share = len(requests) / len(looked_at)
+    lines, sectors = _distinct(looked_at, _LINE), _distinct(looked_at, _SECTOR)
+    return float(_distinct(flat[None], _SECTOR)), share * lines, share * sectors, vector
+
+
+def _distinct(offsets: torch.Tensor, unit: int) -> int:
+    """How many units of memory each row touches, summed."""
+    units = torch.where(offsets >= 0, offsets.div(unit, rounding_mode="floor"), -1).sort(dim=1).values
+    first = units[:, 0] >= 0
+    changes = (units[:, 1:] != units[:, :-1]) & (units[:, 1:] >= 0)
+    return int(first.sum() + changes.sum())
+
+
+def _vector(tile: torch.Tensor, itemsize: int) -> int:
+    """The longest vector, up to 16 bytes, in which aligned neighbours along the last dimension lie side by side."""
+    rows, width = tile[:4], 1
+    while 2 * width * itemsize <= _VECTOR and 2 * width <= rows.shape[1]:
+        groups = rows.reshape(len(rows), -1, 2 * width)
+        side_by_side = groups - groups[..., :1] == torch.arange(2 * width) * itemsize
+        aligned = groups[..., 0] % (2 * width * itemsize) == 0
+        if not bool(((side_by_side.all(-1) & aligned) | (groups < 0).all(-1)).all()):
+            break
+        width *= 2
+    return width
+
+
+def _step(tile: torch.Tensor) -> float:
+    """The usual distance of neighbours along the last dimension."""
+    if tile.shape[1] < 2:
+        return math.inf
+    steps = (tile[:4, 1:] - tile[:4, :-1]).abs()[(tile[:4, 1:] >= 0) & (tile[:4, :-1] >= 0)]
+    return float(steps.median()) if steps.numel() else math.inf

@@ -1,0 +1,345 @@
+"""``calibrate``: the fit recovers what made synthetic times, its intervals hold, files are read and refused, decisions are judged."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+
+import pytest
+import torch
+
+from fusebackend.__main__ import main
+from fusebackend.bench import calibrate, calibration_sites, fit_times
+from fusebackend.bench.calibration_sites import Measured
+from fusebackend.bench.fit_times import LEAST_SITES, Sample
+from fusebackend.profitability import calibration
+from fusebackend.profitability.calibration import Calibration
+from fusebackend.profitability.time_model import TimeModel
+from fusebackend.rewriting.pattern import Work
+from fusebackend.rewriting.workload import log2
+
+for _module in ("numpy", "scipy", "sklearn"):
+    pytest.importorskip(_module, reason="the extra calibrate is not installed")
+
+START, RATES, POWER = 5.0, {"bytes": 3000.0, "flops": 50_000.0}, 2.0
+
+
+def drawn(count, seed=0, noise=0.05, kind="k", hidden=0.0):
+    """Works and times by the formula, each times exp of a normal number. ``hidden``: an efficiency that only the shape tells."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        amounts = {name: rate * 2 ** draw.uniform(0, 12) for name, rate in RATES.items()}
+        run = draw.uniform(0, 8)
+        us = START + sum((amount / RATES[name]) ** POWER for name, amount in amounts.items()) ** (1 / POWER)
+        yield Work(kind, amounts, {"log2 run": run}), us * math.exp(hidden * (run < 4) + draw.gauss(0, noise))
+
+
+def samples(*args, **kwargs):
+    return [Sample([work], us) for work, us in drawn(*args, **kwargs)]
+
+
+def sites(count, family="f", **kwargs):
+    return [Measured(family, f"site {i}", "ours", [[work]], us) for i, (work, us) in enumerate(drawn(count, **kwargs))]
+
+
+# ---- the fit ----
+
+
+def test_it_recovers_what_made_the_times():
+    model = fit_times.fit(samples(300, noise=0.02))
+    assert model.rates == {name: pytest.approx(rate, rel=0.08) for name, rate in RATES.items()}
+    assert model.power == pytest.approx(POWER, rel=0.15) and model.start == pytest.approx(START, rel=0.3)
+    assert model.count == 300 and 0.01 < model.error < 0.04
+
+
+def test_what_only_the_shape_tells_is_corrected():
+    model = fit_times.fit(samples(300, hidden=0.7))
+    for work, us in drawn(50, seed=1, hidden=0.7, noise=0.0):
+        if abs(work.shape["log2 run"] - 4) > 0.5:
+            assert model.time(work).expected == pytest.approx(us, rel=0.25)
+    assert model.seen == {"log2 run": [pytest.approx(0, abs=0.2), pytest.approx(8, abs=0.2)]}
+
+
+@pytest.mark.parametrize("noise", [0.03, 0.15])
+def test_intervals_hold_for_unseen_sites_as_often_as_they_say(noise):
+    model = fit_times.fit(samples(200, noise=noise, hidden=0.5))
+    within = [model.time(w).low <= us <= model.time(w).high for w, us in drawn(300, seed=9, noise=noise, hidden=0.5)]
+    assert 0.7 <= sum(within) / len(within) <= 0.95  # 80 % lie between the bounds that 90 % respect on either side
+
+
+def test_of_several_ways_the_fastest_explains_the_time():
+    found = []
+    for work, us in drawn(150, noise=0.02):
+        slower = Work(work.kind, {name: 7 * amount for name, amount in work.quantities.items()}, work.shape)
+        found.append(Sample([slower, work], us))
+    model = fit_times.fit(found)
+    assert model.rates == {name: pytest.approx(rate, rel=0.1) for name, rate in RATES.items()}
+
+
+def test_a_site_of_several_kernels_tells_the_one_that_is_not_known():
+    plain = sites(100, noise=0.01)
+    both = []
+    for i, ((known, known_us), (other, other_us)) in enumerate(zip(drawn(100, seed=1, noise=0), drawn(100, seed=2, noise=0, kind="other"))):
+        both.append(Measured("f", f"both {i}", "inductor", [[known], [other]], known_us + other_us / 2))
+    shares = [Measured(m.family, m.site, m.way, [m.kernels[0], [shared(m.kernels[1][0], 0.5)]], m.us) for m in both]
+    models = fit_times.fit_all([*plain, *shares])
+    assert set(models) == {"k", "other"}
+    assert models["other"].rates == {name: pytest.approx(rate, rel=0.3) for name, rate in RATES.items()}
+
+
+def shared(work, share):
+    return Work(work.kind, work.quantities, work.shape, share)
+
+
+def test_what_two_unknown_kernels_took_together_tells_nothing():
+    pairs = [Measured("f", str(i), "ours", [[w], [Work("other", w.quantities)]], us) for i, (w, us) in enumerate(drawn(50))]
+    assert fit_times.fit_all(pairs) == {} and fit_times.samples(pairs, {}) == {}
+
+
+def test_fewer_sites_are_not_fitted():
+    assert fit_times.fit_all(sites(LEAST_SITES - 1)) == {}
+    assert fit_times.fit_all(sites(LEAST_SITES))["k"].count == LEAST_SITES
+
+
+def test_a_quantity_that_one_site_alone_has_does_not_stop_the_fit():
+    found = samples(40)
+    work = found[3].ways[0]
+    found[3] = Sample([Work(work.kind, {**work.quantities, "sorts": 1e4}, work.shape)], found[3].us + 100)
+    assert set(fit_times.fit(found).rates) == {*RATES, "sorts"}
+
+
+# ---- files ----
+
+PROVENANCE = {
+    **{"format": calibration.FORMAT, "type": "cpu", "device": calibration.device_name(torch.device("cpu"))},
+    **{"torch_version": torch.__version__, "date": "2026-01-01", "properties": {"threads": 2.0}, "minutes": 1.0},
+}
+
+
+@pytest.fixture
+def timed(tmp_path):
+    """A file of sites, as ``--sites`` writes it."""
+
+    def write(measured, **changes):
+        path = tmp_path / "sites.jsonl"
+        calibrate.write_sites(path, {**PROVENANCE, **changes}, measured)
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def own_calibrations(monkeypatch, tmp_path):
+    """The folder of the user's own calibrations: an empty one. None ship."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    monkeypatch.setattr(calibration, "_own_folder", lambda: folder)
+    monkeypatch.setattr(calibration, "own_file", lambda device, version: folder / "own.json")
+    monkeypatch.setattr(calibration, "FOLDER", tmp_path / "none")
+    calibration.forget()
+    yield folder
+    calibration.forget()
+
+
+def test_sites_survive_a_file(timed):
+    measured = [*sites(3), Measured("g", "two", "inductor", [[Work("a", {"x": 1.0}, {"y": -2.5}, 0.25)] * 2, []], 7.25)]
+    assert calibrate.read_sites([timed(measured)]) == (PROVENANCE, measured)
+
+
+def test_sites_only_are_timed_and_written(monkeypatch, tmp_path, capsys):
+    measured = [*sites(5), Measured(calibration_sites.HOST, "a call", "ours", [], 3.0)]
+    asked = []
+
+    def measure(families, minutes, seed, device, progress):
+        asked.append((families, minutes, seed, device.type))
+        progress("compiling")
+        yield from measured
+
+    monkeypatch.setattr(calibration_sites, "measure", measure)
+    path = tmp_path / "s.jsonl"
+    arguments = ["--family", "permute", "--minutes", "0.5", "--seed", "7", "--device", "cpu", "--sites", str(path)]
+    assert main(["calibrate", *arguments]) == 0
+    assert asked == [(["permute"], 0.5, 7, "cpu")] and "5 sites" in capsys.readouterr().out
+    provenance, read = calibrate.read_sites([path])
+    assert read == measured and provenance["device"] == PROVENANCE["device"] and provenance["seed"] == 7
+
+
+def test_a_fit_is_written_and_in_use_from_then_on(timed, own_calibrations, capsys):
+    host = [Measured(calibration_sites.HOST, "a call", way, [], us) for way, us in (("ours", 9.5), ("inductor", 7.25))]
+    assert calibration.of_device(torch.device("cpu")) is None
+    assert main(["calibrate", "--from", str(timed([*sites(40), *host]))]) == 0
+    printed = capsys.readouterr().out
+    assert "mean error" in printed and "40 sites" in printed and str(own_calibrations / "own.json") in printed
+    found = calibration.of_device(torch.device("cpu"))
+    assert found.sites == 40 and found.call == 2.25 and set(found.models) == {"k"} and found.date == "2026-01-01"
+    work, us = next(drawn(1, seed=5, noise=0))
+    assert found.time([work]).expected == pytest.approx(us, rel=0.3)
+
+
+def test_an_output_elsewhere_leaves_the_own_file(timed, own_calibrations, tmp_path):
+    path = tmp_path / "elsewhere.json"
+    assert main(["calibrate", "--from", str(timed(sites(20))), "--output", str(path)]) == 0
+    assert calibration._read(path)[0] == "cpu" and not list(own_calibrations.iterdir())
+
+
+def test_a_part_keeps_the_other_kinds_of_the_file(timed, own_calibrations):
+    own = own_calibrations / "own.json"
+    assert main(["calibrate", "--from", str(timed(sites(20)))]) == 0
+    before = json.loads(own.read_text())["models"]["k"]
+    other = sites(25, kind="other", seed=3)
+    assert main(["calibrate", "--from", str(timed(other)), "--family", "permute"]) == 0
+    models = json.loads(own.read_text())["models"]
+    assert models["k"] == before and models["other"]["count"] == 25
+    assert main(["calibrate", "--from", str(timed(other))]) == 0
+    assert set(json.loads(own.read_text())["models"]) == {"other"}
+
+
+def test_the_text_of_a_calibration_is_json_that_is_read(tmp_path):
+    model = {**vars(fit_times.fit(samples(30))), "trees": [0.5, [0, 1.5, -0.25, [1, 2.0, 0.0, 0.125]]], "features": ["log2 run", "x"]}
+    data = {**PROVENANCE, "sites": 30, "call": 0.0, "models": {'of "quotes"': model, "without trees": {**model, "trees": []}}}
+    text = calibrate.text(data)
+    assert json.loads(text) == json.loads(json.dumps(data))
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    _, found = calibration._read(path)
+    assert set(found.models) == set(data["models"]) and found.sites == 30
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 99}', "not JSON", None])
+def test_a_file_of_another_kind_is_one_line(tmp_path, capsys, content):
+    path = tmp_path / "s.jsonl"
+    if content is not None:
+        path.write_text(content)
+    assert main(["calibrate", "--from", str(path)]) == 2
+    assert_one_line(capsys, f"--from takes a file that --sites wrote, got {str(path)!r}")
+
+
+@pytest.mark.parametrize("line", ["[]", '{"family": "f"}', '{"kernels": 3}', '{"kernels": [[3]]}', "{"])
+def test_a_damaged_line_too(timed, capsys, line):
+    path = timed(sites(3))
+    path.write_text(path.read_text() + line + "\n")
+    assert main(["calibrate", "--from", str(path)]) == 2
+    assert_one_line(capsys, "--from takes a file that --sites wrote")
+
+
+def test_an_unknown_family_is_named_with_those_that_there_are(capsys):
+    assert main(["calibrate", "--family", "permut"]) == 2
+    assert_one_line(capsys, "--family takes causal_conv1d", "got permut")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_none_is_timed(capsys):
+    assert main(["calibrate", "--device", "cuda"]) == 2
+    assert_one_line(capsys, "--device takes cpu here")
+
+
+def test_a_folder_that_is_not_there_is_said_before_anything_is_timed(tmp_path, capsys):
+    assert main(["calibrate", "--output", str(tmp_path / "none" / "c.json")]) == 2
+    assert_one_line(capsys, "--output")
+
+
+@pytest.mark.parametrize("module", ["numpy", "scipy.optimize", "sklearn.ensemble"])
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["calibrate"]) == 1
+    assert_one_line(capsys, f"needs {module.partition('.')[0]}", "pip install 'fusebackend[calibrate]'")
+
+
+def test_too_few_sites_are_said(timed, capsys, own_calibrations):
+    assert main(["calibrate", "--from", str(timed(sites(LEAST_SITES - 1)))]) == 1
+    assert_one_line(capsys, f"too few sites were timed to fit anything ({LEAST_SITES - 1})", "--minutes")
+    assert not list(own_calibrations.iterdir())
+
+
+def assert_one_line(capsys, *parts):
+    captured = capsys.readouterr()
+    (line,) = (captured.out + captured.err).strip().splitlines()
+    assert all(part in line for part in parts), line
+
+
+# ---- what a calibration would decide ----
+
+KNOWN = Calibration("a device", torch.__version__, "2026-01-01", 9, {"k": TimeModel(0.0, {"us": 1.0}, 1.0, noise=0.01)}, {})
+
+
+def both(site, estimated, actual, family="f", kind="k"):
+    """A site: the times of ours and of Inductor's as estimated, and as they were."""
+    ways = zip(("ours", "inductor"), estimated, actual)
+    return [Measured(family, site, way, [[Work(kind, {"us": guess})]], us) for way, guess, us in ways]
+
+
+def test_what_would_be_applied():
+    measured = [*both("faster", (5, 10), (6, 10)), *both("slower", (10, 5), (10, 5)), *both("close", (10, 10.01), (9, 10))]
+    measured += both("unknown", (5, 10), (5, 10), kind="another") + both("one way", (5, 10), (5, 10))[:1]
+    found = calibrate.judged(measured, KNOWN)
+    assert {s.site: (s.applied, s.chosen) for s in found["f"]} == {
+        "faster": (True, 6),
+        "slower": (False, 5),
+        "close": (None, 10),
+        "unknown": (None, 10),
+    }
+
+
+def test_the_judgement_counts_what_is_lost():
+    # Applied: one gains 4 of 10, one loses 2 of 10, and one gains nothing, though it would have gained 5.
+    measured = [*both("good", (5, 10), (6, 10)), *both("bad", (5, 10), (12, 10)), *both("missed", (10, 5), (5, 10))]
+    header, row = calibrate.judgement(measured, KNOWN).splitlines()
+    assert header.split() == ["family", "sites", "applied", "regret", "of", "the", "gain", "<", "0.95", "<", "0.98", "worst"]
+    regret, gain = (6 + 12 + 10) / (6 + 10 + 5), (30 - 28) / (30 - 21)
+    assert row.split() == ["f", "3", "2", f"{regret:.3f}", f"{100 * gain:.0f}", "%", "1", "1", "0.83"]
+
+
+def test_each_family_is_judged_and_the_host_is_none():
+    host = both("a call", (5, 10), (5, 10), family=calibration_sites.HOST)
+    measured = [*both("a", (5, 10), (5, 10)), *both("a", (10, 5), (10, 5), family="g"), *host]
+    _, first, second = calibrate.judgement(measured, KNOWN).splitlines()
+    assert first.split()[:4] == ["f", "1", "1", "1.000"] and second.split()[:4] == ["g", "1", "0", "1.000"]
+
+
+def test_a_check_prints_a_table_and_writes_nothing(timed, own_calibrations, capsys):
+    measured = both("a", (1, 2), (10, 20))
+    assert main(["calibrate", "--check", "--from", str(timed(measured))]) == 1
+    assert_one_line(capsys, "there is no calibration for this device to check")
+    known = {**PROVENANCE, "sites": 1, "call": 0.0, "models": {"k": vars(KNOWN.models["k"])}}
+    (own_calibrations / "own.json").write_text(calibrate.text(known))
+    calibration.forget()
+    assert main(["calibrate", "--check", "--from", str(timed(measured))]) == 0
+    printed = capsys.readouterr().out
+    assert "1 sites" in printed and printed.splitlines()[-1].split()[:4] == ["f", "1", "1", "1.000"]
+    assert [p.name for p in own_calibrations.iterdir()] == ["own.json"]
+
+
+# ---- sites ----
+
+
+def test_workers_share_the_draws():
+    """Together they time what one worker alone would."""
+    device, families = torch.device("cpu"), ["permute", calibration_sites.STREAM]
+
+    def first(count, index, workers):
+        cases = calibration_sites._cases(families, 3, index, workers, device)
+        return [(family, case.name) for family, case, _ in (next(cases) for _ in range(count))]
+
+    alone = first(12, 0, 1)
+    assert sorted(first(6, 0, 2) + first(6, 1, 2)) == sorted(alone) and len(set(alone)) > 10
+
+
+@pytest.mark.codegen
+@pytest.mark.parametrize("family", ["index_add", calibration_sites.STREAM, calibration_sites.STRIDED_COPY])
+def test_a_site_is_compiled_and_timed(library, family):
+    device = torch.device("cpu")
+    cases = calibration_sites._cases([family], 1, 0, 1, device)
+    with calibration_sites._compiling(device):
+        prepared = next(p for _, case, _ in cases if (p := calibration_sites._prepare(family, case, False, device)) is not None)
+    from fusebackend.bench.kernel_time import kernel_timer
+
+    found = {m.way: m for m in calibration_sites._timed(prepared, kernel_timer(device), device)}
+    assert set(found) == ({"ours", "inductor"} if family == "index_add" else {"inductor"})
+    for measured in found.values():
+        assert 0 < measured.us < 1e6 and measured.kernels and measured.family == family
+        assert all(way.kind.endswith(" cpu") for ways in measured.kernels for way in ways)
+    if family == calibration_sites.STREAM:
+        (((work,),),) = (m.kernels for m in found.values())
+        assert work.quantities["bytes"] > 0 and 1 <= work.shape["log2 itemsize"] <= log2(8)

@@ -1,0 +1,131 @@
+"""Which calibration is used for a device, and what becomes of those of others."""
+
+import json
+
+import pytest
+import torch
+
+import fusebackend
+from fusebackend.profitability import calibration
+from fusebackend.profitability.unfit import Unfit
+from fusebackend.rewriting.pattern import Work
+
+CPU = torch.device("cpu")
+MINOR = ".".join(torch.__version__.split(".")[:2])
+
+
+def content(**changes):
+    model = {"start": 1.0, "rates": {"bytes": 10.0}, "power": 1.0, "noise": 0.1}
+    data = {"format": 1, "type": "cpu", "device": calibration.device_name(CPU), "torch_version": torch.__version__, "date": "2026-01-01"}
+    return data | {"sites": 5, "properties": {"threads": torch.get_num_threads()}, "call": 0.5, "models": {"copy": model}} | changes
+
+
+@pytest.fixture
+def folders(monkeypatch, tmp_path):
+    """Own and shipped calibrations: two empty folders."""
+    own, shipped = tmp_path / "own", tmp_path / "shipped"
+    own.mkdir()
+    shipped.mkdir()
+    monkeypatch.setattr(calibration, "_own_folder", lambda: own)
+    monkeypatch.setattr(calibration, "FOLDER", shipped)
+    calibration.forget()
+    yield own, shipped
+    calibration.forget()
+
+
+def write(folder, name="c.json", **changes):
+    (folder / name).write_text(json.dumps(content(**changes)))
+    calibration.forget()
+
+
+def test_nothing_is_known_without_files(folders):
+    assert calibration.of_device(CPU) is None and calibration.digest(CPU) == ""
+
+
+def test_one_of_this_device_and_torch_is_taken_as_it_is(folders):
+    write(folders[1])
+    found = calibration.of_device(CPU)
+    assert (found.widened, found.scale, found.call, found.is_prior) == (1.0, 1.0, 0.5, False)
+    time = found.time([Work("copy", {"bytes": 40.0}, share=0.5)])
+    assert time.expected == pytest.approx(2.5) and time.half_width == pytest.approx(0.1)
+
+
+def test_the_users_own_goes_first(folders):
+    write(folders[1], sites=7)
+    write(folders[0], sites=8)
+    assert calibration.of_device(CPU).sites == 8
+
+
+def test_of_several_ways_the_physically_fastest_counts(folders):
+    write(folders[1])
+    ways = [Work("copy", {"bytes": 90.0}), Work("copy", {"bytes": 20.0})]
+    assert calibration.of_device(CPU).time(ways).expected == pytest.approx(3.0)
+
+
+def test_what_was_not_calibrated_is_refused(folders):
+    write(folders[1])
+    with pytest.raises(Unfit, match="'sort' takes was not calibrated"):
+        calibration.of_device(CPU).time([Work("sort", {})])
+
+
+def test_another_torch_widens_intervals(folders):
+    write(folders[1], torch_version="2.0.1")
+    found = calibration.of_device(CPU)
+    assert found.widened > 1 and not found.is_prior
+    assert found.time([Work("copy", {})]).half_width == pytest.approx(0.1 * found.widened)
+    write(folders[1], "d.json", sites=9)
+    assert calibration.of_device(CPU).sites == 9 and calibration.of_device(CPU).widened == 1.0
+
+
+def test_another_device_is_a_scaled_guess_with_wide_intervals(folders):
+    write(folders[1], device="another", properties={"threads": 4.0 * torch.get_num_threads()})
+    write(folders[1], "far.json", device="farther", sites=1, properties={"threads": 400.0 * torch.get_num_threads()})
+    found = calibration.of_device(CPU)
+    assert found.device == "another" and found.is_prior and found.scale == pytest.approx(4.0)
+    assert found.time([Work("copy", {})]).expected == pytest.approx(4.0)
+    assert "guess" in str(found) and "another" in str(found)
+
+
+def test_other_types_of_devices_say_nothing(folders):
+    write(folders[1], type="cuda")
+    assert calibration.of_device(CPU) is None
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "{}", "[1]", '{"format": 1}', json.dumps(content() | {"models": {"copy": {"x": 1}}})])
+def test_a_damaged_file_is_ignored_with_one_warning(folders, caplog, text):
+    (folders[1] / "c.json").write_text(text)
+    calibration.forget()
+    assert calibration.of_device(CPU) is None
+    assert [r.message for r in caplog.records if "c.json is not used" in r.message]
+
+
+def test_files_of_another_format_are_left_alone(folders, caplog):
+    write(folders[1], format=99)
+    assert calibration.of_device(CPU) is None and not caplog.records
+
+
+def test_the_digest_follows_the_content(folders):
+    write(folders[1])
+    before = calibration.digest(CPU)
+    write(folders[1], call=0.75)
+    assert calibration.digest(CPU) != before
+
+
+def test_compiled_code_is_keyed_by_the_calibration_in_use(folders):
+    from fusebackend.native import loader
+    from fusebackend.options import Options
+    from fusebackend.session import code_identity
+
+    def key(gate):
+        return code_identity(Options(gate=gate), loader.load())
+
+    without = {gate: key(gate) for gate in ("auto", "off")}
+    write(folders[0])
+    assert key("auto") != without["auto"]
+    assert key("off") == without["off"]  # nothing is estimated
+
+
+def test_those_that_ship_are_read():
+    files = sorted(calibration.FOLDER.glob("*.json"))
+    assert files and all(calibration._read(path) is not None for path in files)
+    assert fusebackend.__version__

@@ -1,0 +1,98 @@
+"""From the work of both forms to whether a match pays."""
+
+import pytest
+import torch
+from torch import fx
+
+from fusebackend.profitability import estimating
+from fusebackend.profitability.calibration import Calibration
+from fusebackend.profitability.estimating import Estimator
+from fusebackend.profitability.time_model import TimeModel
+from fusebackend.rewriting.pattern import Generated, Match, Work, Workload
+
+KNOWN = Calibration("a device", "2.13", "2026-01-01", 9, {"k": TimeModel(0.0, {"us": 1.0}, 1.0, noise=0.1)}, {}, call=0.0)
+
+
+def taking(us, share=1.0):
+    return Work("k", {"us": us}, share=share)
+
+
+def estimate(*workloads, calibration=KNOWN):
+    return Estimator(calibration).estimate(workloads)
+
+
+@pytest.mark.parametrize(
+    ("ours", "inductor", "pays", "code"),
+    [(8.0, 10.0, True, None), (9.0, 10.0, None, "unmeasured"), (10.0, 9.0, None, "unmeasured"), (10.0, 8.0, False, "estimated_slower")],
+)
+def test_it_pays_where_the_intervals_are_apart(ours, inductor, pays, code):
+    found = estimate(Workload((taking(ours),), (taking(inductor),)))
+    assert found.pays is pays and found.ours.expected == ours and found.inductor.expected == inductor
+    if code:
+        assert found.code == code and f"{inductor:.3g} us" in found.reason and f"{ours:.3g} us" in found.reason
+
+
+def test_the_errors_of_several_kernels_are_independent():
+    one = estimating.total(KNOWN, [[taking(10.0)]])
+    two = estimating.total(KNOWN, [[taking(5.0)], [taking(5.0)]])
+    assert one.expected == two.expected == 10.0
+    assert two.half_width == pytest.approx(one.half_width / 2**0.5)
+
+
+def test_a_part_of_a_shared_kernel_is_counted():
+    assert estimating.total(KNOWN, [[taking(9.0, share=1 / 3)]]).expected == pytest.approx(3.0)
+
+
+def test_a_call_costs_the_host():
+    calibration = Calibration(**{**vars(KNOWN), "call": 2.5})
+    assert estimate(Workload((taking(8.0),), (taking(10.0),)), calibration=calibration).pays is None
+
+
+def test_of_several_workloads_the_one_that_gains_most_is_taken():
+    less = Match((), lambda e: None)
+    whole, part = Workload((taking(8.0),), (taking(10.0),)), Workload((taking(5.0),), (taking(10.0),), match=less)
+    assert estimate(whole, part).instead is less
+    assert estimate(part, whole).instead is less
+    assert estimate(Workload((taking(9.9),), (taking(10.0),)), Workload((taking(20.0),), (taking(10.0),), match=less)).instead is None
+
+
+def test_where_a_neighbour_decides_it_is_named():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    neighbour = graph.call_function(torch.ops.aten.relu.default, (x,))
+    found = estimate(Workload((taking(10.0),), (taking(5.0),), neighbour=neighbour))
+    assert found.pays is False and found.code == "fused_neighbour" and found.node is neighbour and "aten.relu" in found.reason
+
+
+def test_without_a_calibration_nothing_is_known():
+    found = estimate(Workload((taking(1.0),), (taking(10.0),)), calibration=None)
+    assert found.pays is None and found.code == "unmeasured" and "calibrate" in found.reason
+
+
+def test_work_that_was_not_calibrated_is_not_known():
+    found = estimate(Workload((Work("sort", {}),), (taking(10.0),)))
+    assert found.pays is None and "'sort' takes was not calibrated" in found.reason
+
+
+def test_what_inductor_can_not_be_asked_is_not_known_and_asked_once(monkeypatch):
+    asked = []
+
+    def works_of(work):
+        asked.append(work)
+        raise estimating.Unfit("no code for it")
+
+    monkeypatch.setattr(estimating, "works_of", works_of)
+    monkeypatch.setattr(estimating, "_key", lambda nodes: "a site")
+    estimator = Estimator(KNOWN)
+    for _ in range(2):
+        found = estimator.estimate([Workload((taking(1.0),), (Generated(()),))])
+        assert found.pays is None and found.reason == "no code for it"
+    assert len(asked) == 1
+
+
+def test_recording_says_yes_and_keeps_the_work():
+    workload = Workload((taking(10.0),), (taking(1.0),))
+    with estimating.recording() as found:
+        assert estimate(workload).pays
+    assert found == [estimating.Recorded([[taking(10.0)]], [[taking(1.0)]])]
+    assert estimate(workload).pays is False
