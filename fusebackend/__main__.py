@@ -69,6 +69,19 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
     command.add_argument("--output", type=Path, default=Path("fuzz-failures"), help="folder for failures, as files that run")
     command.set_defaults(run=_fuzz)
 
+    command = commands.add_parser("calibrate", help="time random sites here, so that estimates fit this machine; needs the calibrate extra")
+    command.add_argument("--family", action="append", default=[], metavar="NAME", help="of one family, or several; default: all")
+    command.add_argument("--minutes", type=positive, default=5.0, help="how long to compile and time (default 5); then it fits")
+    command.add_argument("--seed", type=whole(0), default=0, help="of the sites that are drawn (default 0)")
+    command.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if torch sees a GPU")
+    command.add_argument("--output", type=Path, metavar="FILE.json", help="default: in the cache folder, where it is found")
+    command.add_argument("--check", action="store_true", help="write nothing; judge the calibration that is in use by fresh sites")
+    command.add_argument("--sites", type=Path, metavar="FILE", help="only time, and write what was timed")
+    command.add_argument(
+        "--from", dest="timed", type=Path, action="append", metavar="FILE", help="take what --sites wrote instead of timing"
+    )
+    command.set_defaults(run=_calibrate)
+
     command = commands.add_parser("gate", help="what was timed to see whether substitutions pay")
     command.add_argument("what", choices=("list", "clear"), help="show the kept verdicts, or forget them: they are timed again")
     command.set_defaults(run=_gate)
@@ -133,6 +146,14 @@ def _fuzz(chosen: argparse.Namespace) -> int:
         codegen_every=chosen.codegen_every,
         save_to=chosen.output,
     )
+
+
+def _calibrate(chosen: argparse.Namespace) -> int:
+    from fusebackend.bench.calibrate import calibrate
+    from fusebackend.bench.environment import default_device
+
+    device = chosen.device or default_device().type
+    return calibrate(chosen.family, chosen.minutes, chosen.seed, device, chosen.output, chosen.check, chosen.sites, chosen.timed)
 
 
 def _gate(chosen: argparse.Namespace) -> int:

@@ -38,6 +38,15 @@ def environment() -> dict[str, Any]:
     }
 
 
+def clocks(device: torch.device) -> dict[str, float]:
+    """A GPU's highest clocks in MHz, as far as torch tells."""
+    if device.type != "cuda":
+        return {}
+    properties = torch.cuda.get_device_properties(device)
+    rates = {name: getattr(properties, f"{name}_rate", 0) for name in ("clock", "memory_clock")}
+    return {name: rate / 1000 for name, rate in rates.items() if rate}
+
+
 def describe(environment: dict[str, Any]) -> str:
     """An environment in one line."""
     return ", ".join([environment["device"], *(f"{k} {v}" for k, v in environment.items() if v and k not in ("library", "device"))])

@@ -10,6 +10,7 @@ import torch
 import fusebackend
 from fusebackend.native import build, cache, cuda_wheels, loader
 from fusebackend.options import OPTIONS
+from fusebackend.profitability import calibration
 from fusebackend.rewriting.registry import all_patterns
 
 
@@ -42,8 +43,11 @@ def print_environment() -> int:
         rows.append(("library", f"{library.path}, for CPU{''.join(f', sm_{a}' for a in library.architectures)}"))
     if library.reason:
         rows.append(("missing", library.reason))
+    for kind in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        known = calibration.of_device(torch.device(kind))
+        rows.append((f"calibration, {kind.upper()}", str(known) if known else "none: python -m fusebackend calibrate"))
     rows.append(("patterns", ", ".join(p.name for p in all_patterns())))
     rows += [(name, f"{does}; accepts {accepts}") for name, (accepts, does) in OPTIONS.items()]
     for name, text in rows:
-        print(f"{name:14} {text}")
+        print(f"{name:17} {text}")
     return 0 if library.path else 1

@@ -1,0 +1,359 @@
+"""Random sites of the families, timed both ways: what ``calibrate`` fits its models to.
+
+Compiling takes cores, and timing needs the device for itself. So worker processes compile in parallel without running anything, and then
+time what they compiled, one process a device at a time. Nothing is taken from Inductor's caches: code that was compiled for other sizes
+would serve dynamic ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import multiprocessing
+import multiprocessing.util
+import os
+import queue
+import random
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor.output_code import CompiledFxGraph
+
+from fusebackend.bench.case import Case
+from fusebackend.bench.case_lists import CPU_SCALE
+from fusebackend.bench.kernel_time import Timer, kernel_timer
+from fusebackend.profitability.estimating import Recorded, recording
+from fusebackend.profitability.policy import Gate
+from fusebackend.rewriting.pattern import Work
+from fusebackend.rewriting.profitability_policy import Decision
+from fusebackend.rewriting.registry import families
+from fusebackend.rewriting.reordering import Reordering, copy_geometry
+from fusebackend.rewriting.workload import log2
+
+#: Of which there are no families: pointwise kernels of Inductor's, PyTorch's strided copy, and what a call costs the host.
+STREAM, STRIDED_COPY, HOST = "stream", "strided copy", "host"
+
+#: The part of the time in which workers compile; in the rest they measure.
+_COMPILING = 0.55
+#: The part of the sites that is compiled with dynamic sizes.
+_DYNAMIC = 0.35
+
+
+@dataclasses.dataclass
+class Measured:
+    """One form of one site, as it was timed.
+
+    Attributes:
+        family, site: what was drawn.
+        way: ``"ours"`` or ``"inductor"``.
+        kernels: its kernels, each in the ways that could have been chosen.
+        us: the time of all together.
+    """
+
+    family: str
+    site: str
+    way: str
+    kernels: list[list[Work]]
+    us: float
+
+
+@dataclasses.dataclass
+class Failure:
+    """A site that could not be compiled or timed, and why."""
+
+    reason: str
+
+
+@dataclasses.dataclass
+class _Prepared:
+    family: str
+    case: Case
+    site: str
+    calls: dict[str, Callable] = dataclasses.field(default_factory=dict)
+    kernels: dict[str, list[list[Work]]] = dataclasses.field(default_factory=dict)
+
+
+def measure(
+    wanted: Sequence[str], minutes: float, seed: int, device: torch.device, progress: Callable[[str], None]
+) -> Iterator[Measured | Failure]:
+    """Draws, compiles and times sites of the ``wanted`` families, and those without a family, for about so many minutes."""
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 1
+    gpus = sum(torch.cuda.get_device_name(i) == torch.cuda.get_device_name(device) for i in range(gpus)) if device.type == "cuda" else 1
+    workers = max(gpus, len(os.sched_getaffinity(0)) - (device.type == "cuda"))
+    drawn = [*wanted, *wanted, *wanted, STREAM, *([STRIDED_COPY] if device.type == "cuda" or "permute" in wanted else [])]
+    context = multiprocessing.get_context("spawn")
+    results, turns = context.Queue(), [context.Pipe(duplex=False) for _ in range(workers)]
+    began = time.time()
+    compile_until, end = began + 60 * minutes * _COMPILING, began + 60 * minutes
+    arguments = [(i, workers, gpus, drawn, seed, device.type, turns[i][0], results, compile_until, end) for i in range(workers)]
+    processes = [context.Process(target=_worker, args=a, daemon=True) for a in arguments]
+    for process in processes:
+        process.start()
+    prepared, finished, count = 0, 0, 0
+    try:
+        while finished < workers:
+            try:
+                message = results.get(timeout=1)
+            except queue.Empty:
+                if time.time() > end + 60 or not any(p.is_alive() for p in processes):
+                    return
+                compiling = f"compiling, {max(0, compile_until - time.time()):.0f} s left"
+                progress(compiling if prepared < workers else f"{count} times measured, {max(0, end - time.time()):.0f} s left")
+                continue
+            if message == "prepared":
+                prepared += 1
+                if prepared == workers:
+                    for _, turn in turns[:gpus]:
+                        turn.send(True)
+            elif isinstance(message, int):  # that worker is done; the next one on its GPU follows
+                finished += 1
+                if message + gpus < workers:
+                    turns[message + gpus][1].send(True)
+            else:
+                count += isinstance(message, Measured)
+                yield message
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _worker(
+    index: int, workers: int, gpus: int, drawn: list[str], seed: int, kind: str, turn: Any, results: Any, compile_until: float, end: float
+) -> None:
+    warnings.simplefilter("ignore")
+    sys.stdout = sys.stderr
+    device = torch.device(kind, index % gpus) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    ready = []
+    with _compiling(device):
+        if index < gpus and kind == "cuda":
+            ready.append(_host_call(device))
+        for family, case, dynamic in _cases(drawn, seed, index, workers, device):
+            if time.time() > compile_until:
+                break
+            try:
+                prepared = _prepare(family, case, dynamic, device)
+            except Exception as error:  # one site's failure is no loss
+                results.put(Failure(f"{family}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"))
+                continue
+            if prepared is not None:
+                ready.append(prepared)
+    results.put("prepared")
+    turn.recv()
+    timer = kernel_timer(device)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for prepared in ready:
+            if time.time() > end:
+                break
+            for measured in _timed(prepared, timer, device):
+                results.put(measured)
+    results.put(index)
+    results.close()
+    results.join_thread()
+    # What is compiled takes long to clear away, so that only what other processes would miss is ended in order.
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+    os._exit(0)
+
+
+def _cases(drawn: Sequence[str], seed: int, first: int, step: int, device: torch.device) -> Iterator[tuple[str, Case, bool]]:
+    """Every ``step``-th random case, family by family in turn, and whether its sizes are to be dynamic."""
+    scale = CPU_SCALE if device.type == "cpu" else 1.0
+    sources = {family: _draw(family, random.Random(f"{family} {seed}"), scale) for family in drawn}
+    chance = random.Random(f"{first} {seed}")
+    begun: set[str] = set()
+    while True:
+        for family in drawn:
+            for _ in range(step - 1 if family in begun else first):
+                next(sources[family])
+            begun.add(family)
+            yield family, next(sources[family]), chance.random() < _DYNAMIC
+
+
+def _draw(family: str, chance: random.Random, scale: float) -> Iterator[Case]:
+    if family == STREAM:
+        return _streams(chance, scale)
+    return families()["permute" if family == STRIDED_COPY else family].bench.random_cases(chance, scale)
+
+
+def _streams(chance: random.Random, scale: float) -> Iterator[Case]:
+    while True:
+        dtype = chance.choice((torch.float32, torch.bfloat16, torch.float64))
+        elements = int(scale * 2 ** chance.uniform(14, 29) / dtype.itemsize) + 1
+        name = f"{dtype} {elements}"
+        yield Case(name, lambda x: x + 1, functools.partial(_zeros, elements, dtype))
+
+
+def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor]:
+    return (torch.zeros(elements, dtype=dtype, device=device),)
+
+
+class _CompiledOnly(Exception):
+    """Raised in place of running a graph that was compiled."""
+
+
+@contextlib.contextmanager
+def _compiling(device: torch.device) -> Iterator[None]:
+    """A block in which compiling takes one core, caches are neither read nor written, and nothing is forgotten. Inductor's autotuning is
+    shortened: by default it takes longer than all of our timing."""
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+    from torch._inductor.runtime.benchmarking import InductorBenchmarker
+
+    benchmark = InductorBenchmarker.benchmark_gpu
+
+    def brief(self: Any, fn: Any, *arguments: Any, **settings: Any) -> Any:
+        shorter = {"estimation_iters": 2, "memory_warmup_iters": 10, "benchmark_iters": 15, "max_benchmark_duration": 6}
+        return benchmark(self, fn, *arguments, **{**settings, **shorter})
+
+    limits: Any = {n: 1 << 20 for n in ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit") if hasattr(dynamo, n)}
+    # Of C++ code the sizes are a part; without its cache each process compiles the headers.
+    caches = {"force_disable_caches": True} if device.type == "cuda" else {"fx_graph_cache": False}
+    changes: dict[str, Any] = {"compile_threads": 1, **caches}
+    with (
+        inductor.patch(changes),
+        dynamo.patch(**limits),
+        functorch.patch(enable_autograd_cache=False),
+        mock.patch.object(InductorBenchmarker, "benchmark_gpu", brief),
+    ):
+        yield
+
+
+def _prepare(family: str, case: Case, dynamic: bool, device: torch.device) -> _Prepared | None:
+    """Compiles a site both ways, and notes the work of each; None where nothing is substituted."""
+    dynamic = dynamic and family not in (STREAM, STRIDED_COPY)
+    prepared = _Prepared(family, case, f"{case.name}{' dynamic' * dynamic}")
+    if family == STRIDED_COPY:
+        return _strided_copy(prepared, device)
+    how = {"dynamic": True} if dynamic else {}
+    if family == STREAM:
+        n = case.inputs(torch.device("meta"))[0]
+        kind = STREAM if device.type == "cuda" else "stream cpu"
+        work = Work(kind, {"bytes": 2.0 * n.numel() * n.itemsize}, {"log2 itemsize": log2(n.itemsize)})
+        prepared.kernels["inductor"] = [[work]]
+    else:
+        prepared.calls["ours"], found = _compiled(case, "ours", device, {"backend": "fuse", **how})
+        if not found:
+            return None
+        prepared.kernels["ours"] = [kernel for recorded in found for kernel in recorded.ours]
+        if any(recorded.inductor is None for recorded in found):
+            return prepared
+        prepared.kernels["inductor"] = [kernel for recorded in found for kernel in recorded.inductor or ()]
+    prepared.calls["inductor"], _ = _compiled(case, "inductor", device, how)
+    return prepared
+
+
+def _strided_copy(prepared: _Prepared, device: torch.device) -> _Prepared | None:
+    """PyTorch's own copy, called as it is, of what the case of ``permute`` makes contiguous."""
+    views: list[torch.Tensor] = []
+
+    def note(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        views.append(x)
+        return x
+
+    with mock.patch.object(torch.Tensor, "contiguous", note):
+        prepared.case.fn(*prepared.case.inputs(torch.device("meta")))
+    reordering = Reordering.of(views[0], list(range(views[0].dim())))
+    if reordering is None or reordering.source_order == reordering.result_order:
+        return None
+    work = Work("strided copy cpu" if device.type == "cpu" else "strided copy", *copy_geometry(reordering))
+    prepared.calls["inductor"], prepared.kernels["inductor"] = prepared.case.fn, [[work]]
+    return prepared
+
+
+def _host_call(device: torch.device) -> _Prepared:
+    """A sum so small that its calls take as long as the host needs."""
+    case = Case("a call", lambda x, y: x.t() + y, lambda device: (torch.ones(24, 8, device=device), torch.ones(8, 24, device=device)))
+    prepared = _Prepared(HOST, case, case.name)
+    for way, how in (("ours", {"backend": "fuse"}), ("inductor", {})):
+        prepared.calls[way], _ = _compiled(case, way, device, how)
+        prepared.kernels[way] = []
+    return prepared
+
+
+def _compiled(case: Case, way: str, device: torch.device, how: dict[str, Any]) -> tuple[Callable, list[Recorded]]:
+    """``case.fn`` compiled but not run, and the work that was met."""
+
+    def call(*arguments):
+        return case.fn(*arguments)
+
+    code = call.__code__.replace(co_name=f"{case.name} {way}")  # Dynamo's cache is keyed by code objects
+    fn = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
+    compiled = torch.compile(fn, **how)
+    with recording() as found, mock.patch.object(Gate, "decide", lambda *_: Decision()):
+        if case.backward:  # the backward is compiled when it is first run
+            _bound(compiled, case, device)()
+        else:
+            with mock.patch.object(CompiledFxGraph, "__call__", _stop), torch.no_grad(), contextlib.suppress(_CompiledOnly):
+                compiled(*_empty_inputs(case, device))
+    return compiled, [r for r in found if not case.backward or "backward" in r.ours[0][0].kind]
+
+
+def _stop(self: CompiledFxGraph, inputs: Sequence[Any]) -> Any:
+    raise _CompiledOnly
+
+
+def _empty_inputs(case: Case, device: torch.device) -> list[torch.Tensor]:
+    """Inputs of the right sizes with whatever is in memory: they are not read."""
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        fakes = case.inputs(device)
+    inputs = [torch.empty_strided(f.shape, f.stride(), dtype=f.dtype, device=device) for f in fakes]
+    return [torch.nn.Parameter(x) if isinstance(f, torch.nn.Parameter) else x for x, f in zip(inputs, fakes)]
+
+
+def _bound(fn: Callable, case: Case, device: torch.device) -> Callable[[], Any]:
+    torch.manual_seed(0)
+    arguments = case.inputs(device)
+    if not case.backward:
+        return lambda: fn(*arguments)
+    for i in case.backward:
+        arguments[i].requires_grad_()
+    out = fn(*arguments)
+    grad = torch.randn(out.shape, device=device).to(out.dtype)
+    leaves = [arguments[i] for i in case.backward]
+    return lambda: torch.autograd.grad(out, leaves, grad)
+
+
+def _timed(prepared: _Prepared, timer: Timer, device: torch.device) -> Iterator[Measured | Failure]:
+    for way, call in prepared.calls.items():
+        try:
+            with contextlib.nullcontext() if prepared.case.backward else torch.no_grad():
+                inner = _inner(_bound(call, prepared.case, device))
+                us = timer.host_us(inner) if prepared.family == HOST else timer.us(inner)
+        except Exception as error:  # out of memory, say
+            yield Failure(f"{prepared.family}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+            continue
+        if way in prepared.kernels:
+            yield Measured(prepared.family, prepared.site, way, prepared.kernels[way], us)
+    prepared.calls.clear()
+    if device.type == "cuda" and torch.cuda.memory_reserved() > torch.cuda.get_device_properties(device).total_memory // 8:
+        torch.cuda.empty_cache()
+
+
+def _inner(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The compiled graph that ``call`` calls last, with its inputs: what a graph around it would do, without Dynamo's and autograd's part.
+    ``call`` itself where it calls none."""
+    met: list[tuple[CompiledFxGraph, list[Any]]] = []
+    original = CompiledFxGraph.__call__
+
+    def note(self: CompiledFxGraph, inputs: Sequence[Any]) -> Any:
+        met.append((self, list(inputs)))
+        return original(self, inputs)
+
+    with mock.patch.object(CompiledFxGraph, "__call__", note):
+        call()
+    if not met:
+        return call
+    graph, inputs = met[-1]
+    code: Any = graph.current_callable
+    return lambda: code(list(inputs))

@@ -1,0 +1,154 @@
+"""Fits the models of a calibration to timed sites.
+
+Rates by least squares of logarithms (robust: a few sites are odd), the correction by extremely randomized trees, its spread by sites that a
+fit did not see.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fusebackend.bench.calibration_sites import Measured
+from fusebackend.bench.extras import optional
+from fusebackend.profitability.time_model import TimeModel, features
+from fusebackend.profitability.unfit import Unfit
+from fusebackend.rewriting.pattern import Work
+
+#: Fewer sites of a kind are not fitted.
+LEAST_SITES = 12
+
+#: Of several kernels the time of one is known where all take this many times as long as the others by themselves.
+_LEAST_MORE = 1.3
+
+_TREES, _LEAST_IN_LEAF, _FOLDS = 24, 2, 5
+#: The part of the errors on unseen sites that lies within the interval on each side.
+_INSIDE = 0.9
+
+
+def check_extras() -> None:
+    """Raises MissingExtra where a package that fitting needs is not installed."""
+    for module in ("numpy", "scipy.optimize", "sklearn.ensemble"):
+        optional(module, "fitting a calibration", "calibrate")
+
+
+@dataclasses.dataclass
+class Sample:
+    """One kernel whose time is known: the ways that could have been chosen for it, and microseconds."""
+
+    ways: list[Work]
+    us: float
+
+
+def samples(measured: Sequence[Measured], models: Mapping[str, TimeModel]) -> dict[str, list[Sample]]:
+    """By kind: the sites that consist of one kernel, or of equal ones, apart from others whose kinds are known by ``models``."""
+    found: dict[str, list[Sample]] = collections.defaultdict(list)
+    for m in measured:
+        unknown = [k for k in m.kernels if k[0].kind not in models]
+        if not unknown or any(k != unknown[0] for k in unknown):  # several that are equal take equal times
+            continue
+        try:
+            known = sum(models[k[0].kind].time(k[0]).expected * k[0].share for k in m.kernels if k[0].kind in models)
+        except Unfit:
+            continue
+        if m.us > _LEAST_MORE * known:
+            found[unknown[0][0].kind].append(Sample(unknown[0], (m.us - known) / len(unknown) / unknown[0][0].share))
+    return found
+
+
+def fit_all(measured: Sequence[Measured]) -> dict[str, TimeModel]:
+    """A model for each kind of work that has enough sites."""
+    models: dict[str, TimeModel] = {}
+    while True:
+        new = {k: s for k, s in samples(measured, models).items() if k not in models and len(s) >= LEAST_SITES}
+        if not new:
+            return models
+        models |= {kind: fit(found) for kind, found in new.items()}
+
+
+def fit(found: Sequence[Sample]) -> TimeModel:
+    """The model of one kind."""
+    numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
+    folds = numpy.arange(len(found)) % _FOLDS
+    numpy.random.default_rng(0).shuffle(folds)
+    errors, deviations = numpy.full(len(found), numpy.nan), numpy.zeros(len(found))
+    for fold in range(_FOLDS):
+        model = _fit_once([s for s, f in zip(found, folds) if f != fold])
+        for i in numpy.flatnonzero(folds == fold):
+            with contextlib.suppress(Unfit):  # the only site with some quantity
+                work = min(found[i].ways, key=model.physical)
+                time = dataclasses.replace(model, spread=1.0).time(work)
+                errors[i], deviations[i] = math.log(time.expected / found[i].us), time.half_width
+    errors, deviations = errors[~numpy.isnan(errors)], deviations[~numpy.isnan(errors)]
+    # The least noise under which the trees' deviations explain the errors evenly, then how many of these the interval takes.
+    noise = float(numpy.median(numpy.abs(errors)))
+    spread = float(numpy.quantile(numpy.abs(errors) / numpy.hypot(deviations, noise), 2 * _INSIDE - 1))
+    whole = _fit_once(found)
+    return dataclasses.replace(whole, spread=spread, noise=noise, count=len(found), error=float(numpy.abs(errors).mean()))
+
+
+def _fit_once(found: Sequence[Sample]) -> TimeModel:
+    numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
+    ensemble: Any = optional("sklearn.ensemble", "fitting a calibration", "calibrate")
+    physical = _fit_rates(found)
+    works = [min(s.ways, key=physical.physical) for s in found]
+    base = [physical.physical(w) for w in works]
+    points = [features(w, b) for w, b in zip(works, base)]
+    names = sorted({n for p in points for n in p})
+    X = numpy.array([[p.get(n, 0.0) for n in names] for p in points])
+    y = numpy.log([s.us for s in found]) - numpy.log(base)
+    forest = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=_LEAST_IN_LEAF, max_features=0.7, random_state=0).fit(X, y)
+    shapes = {n: [w.shape.get(n, 0.0) for w in works] for n in sorted({n for w in works for n in w.shape})}
+    seen = {n: [round(min(values), 3), round(max(values), 3)] for n, values in shapes.items()}
+    trees = [_as_lists(e.tree_, 0) for e in forest.estimators_]
+    rates, guessed = dict(physical.rates), []
+    for name in sorted({n for w in works for n in w.quantities} - set(rates)):
+        if "bytes" in name and "bytes" in rates:
+            rates[name] = rates["bytes"]
+            guessed.append(name)
+    return dataclasses.replace(physical, features=names, trees=trees, seen=seen, rates=rates, guessed=guessed)
+
+
+def _as_lists(tree: Any, node: int) -> Any:
+    if tree.children_left[node] < 0:
+        return round(float(tree.value[node][0][0]), 4)
+    low, high = (_as_lists(tree, child[node]) for child in (tree.children_left, tree.children_right))
+    return [int(tree.feature[node]), float(f"{tree.threshold[node]:.5g}"), low, high]
+
+
+def _fit_rates(found: Sequence[Sample]) -> TimeModel:
+    numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
+    optimize: Any = optional("scipy.optimize", "fitting a calibration", "calibrate")
+    names = sorted({n for s in found for w in s.ways for n, q in w.quantities.items() if q > 0})
+    most = max(len(s.ways) for s in found)
+    amounts = numpy.full((len(found), most, len(names)), numpy.nan)
+    for i, s in enumerate(found):
+        for j, w in enumerate(s.ways):
+            amounts[i, j] = [w.quantities.get(n, 0.0) for n in names]
+    us = numpy.array([s.us for s in found])
+    log_us = numpy.log(us)
+    # Begin with each quantity explaining the slowest tenth of what it occurs in.
+    typical = numpy.array(
+        [numpy.nanquantile(numpy.where(amounts[:, 0, k] > 0, amounts[:, 0, k] / us, numpy.nan), 0.9) for k in range(len(names))]
+    )
+
+    def predicted(parameters: Any) -> Any:
+        start, power = numpy.exp(parameters[0]), 1 + numpy.exp(parameters[1])
+        terms = amounts / numpy.exp(parameters[2:])
+        largest = numpy.maximum(terms.max(axis=2, keepdims=True), 1e-9)
+        sums = largest[..., 0] * ((terms / largest) ** power).sum(axis=2) ** (1 / power)
+        return numpy.log(start + numpy.nanmin(sums, axis=1))
+
+    begin = numpy.concatenate([[math.log(max(us.min() * 0.9, 1e-3)), 0.0], numpy.log(typical) + 0.7])
+    limits = begin - 12, begin + 12
+    limits[1][0] = math.log(us.min())
+    best = optimize.least_squares(
+        lambda p: predicted(p) - log_us, numpy.minimum(begin, limits[1] - 1e-6), bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=200
+    )
+    start, power = math.exp(best.x[0]), 1 + math.exp(best.x[1])
+    rates = {n: float(f"{math.exp(r):.5g}") for n, r in zip(names, best.x[2:])}
+    return TimeModel(float(f"{start:.4g}"), rates, float(f"{power:.4g}"))
