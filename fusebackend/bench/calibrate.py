@@ -113,7 +113,7 @@ def _write(provenance: Mapping[str, Any], measured: Sequence[Measured], is_part:
     path = output or calibration.own_file(provenance["device"], provenance["torch_version"])
     if is_part and path.is_file():
         models = json.loads(path.read_text())["models"] | models
-    path.write_text(text({**provenance, "sites": _count(measured), "call": call, "models": models}))
+    path.write_text(json.dumps({**provenance, "sites": _count(measured), "call": call, "models": models}, indent=1) + "\n")
     calibration.forget()
     print(f"{_count(measured)} sites of {provenance['device']}, torch {provenance['torch_version']}: {path}")
 
@@ -150,17 +150,6 @@ def _read_sites(path: Path) -> tuple[dict[str, Any], list[Measured]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"--from takes a file that --sites wrote, got {str(path)!r}: {type(error).__name__}: {error}") from error
     return provenance, measured
-
-
-def text(data: Mapping[str, Any]) -> str:
-    """JSON in which each tree is a line."""
-    head = json.dumps({k: v for k, v in data.items() if k != "models"}, indent=1)
-    models = []
-    for kind, model in data["models"].items():
-        plain = json.dumps({k: v for k, v in model.items() if k != "trees"})
-        trees = ",\n".join(json.dumps(tree, separators=(",", ":")) for tree in model["trees"])
-        models.append(f'{json.dumps(kind)}: {plain[:-1]}, "trees": [\n{trees}\n]}}')
-    return head[:-2] + ',\n "models": {\n' + ",\n".join(models) + "\n}}\n"
 
 
 def table(models: Mapping[str, Mapping[str, Any]]) -> str:

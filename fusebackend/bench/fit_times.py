@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -104,7 +105,7 @@ def _fit_once(found: Sequence[Sample]) -> TimeModel:
     forest = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=_LEAST_IN_LEAF, max_features=0.7, random_state=0).fit(X, y)
     shapes = {n: [w.shape.get(n, 0.0) for w in works] for n in sorted({n for w in works for n in w.shape})}
     seen = {n: [round(min(values), 3), round(max(values), 3)] for n, values in shapes.items()}
-    trees = [_as_lists(e.tree_, 0) for e in forest.estimators_]
+    trees = json.dumps([_as_lists(e.tree_, 0) for e in forest.estimators_], separators=(",", ":"))
     rates, guessed = dict(physical.rates), []
     for name in sorted({n for w in works for n in w.quantities} - set(rates)):
         if "bytes" in name and "bytes" in rates:

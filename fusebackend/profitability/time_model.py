@@ -9,6 +9,8 @@ regression trees (P. Geurts, D. Ernst, L. Wehenkel, Extremely randomized trees, 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -34,7 +36,7 @@ class TimeModel:
         rates: amounts a microsecond, by the name of the quantity.
         power: of the sum.
         features: the names of what the trees look at: of quantities and of numbers of the shape.
-        trees: the correction, a logarithm each.
+        trees: the correction, a logarithm each: a list in JSON, which is read once it is used. A process uses few kinds of work.
         seen: the least and the largest of each number of the shape that it was fitted to.
         guessed: the quantities that no site had any of: bytes, which are taken to move as others do.
         spread: half the interval's width, as a logarithm, is this many times the trees' standard deviation and ``noise``, added as squares.
@@ -46,7 +48,7 @@ class TimeModel:
     rates: Mapping[str, float]
     power: float
     features: Sequence[str] = ()
-    trees: Sequence[Tree] = ()
+    trees: str = ""
     seen: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
     guessed: Sequence[str] = ()
     spread: float = 1.0
@@ -84,10 +86,17 @@ class TimeModel:
         if self.trees:
             known = features(work, physical)
             point = [known.get(name, 0.0) for name in self.features]
-            values = [_evaluate(tree, point) for tree in self.trees]
+            values = [_evaluate(tree, point) for tree in self._forest]
         deviation = statistics.pstdev(values) if len(values) > 1 else 0.0
         half_width = widened * self._unlike(work) * self.spread * math.hypot(deviation, self.noise)
         return Interval.around(physical * math.exp(statistics.fmean(values)), half_width)
+
+    @functools.cached_property
+    def _forest(self) -> list[Tree]:
+        try:
+            return json.loads(self.trees)
+        except ValueError as error:
+            raise Unfit(f"a calibration is damaged: {error}") from error
 
     def _unlike(self, work: Work) -> float:
         """How many times wider the interval is: by as much as numbers of the shape lie outside what was met, which are flags or logarithms

@@ -30,13 +30,18 @@ def test_large_amounts_do_not_overflow():
 
 def test_trees_correct_by_their_mean_and_their_spread_is_the_uncertainty():
     trees = [[0, 3.0, 0.0, math.log(2.0)], [0, 3.0, 0.0, math.log(8.0)]]
-    model = TimeModel(1.0, {}, 1.0, features=["size"], trees=trees, spread=1.5, noise=0.3)
+    model = TimeModel(1.0, {}, 1.0, features=["size"], trees=json.dumps(trees), spread=1.5, noise=0.3)
     small, large = (model.time(Work("x", {}, {"size": size})) for size in (2.0, 4.0))
     assert small.expected == 1.0 and small.half_width == pytest.approx(1.5 * 0.3)
     assert large.expected == pytest.approx(4.0)
     assert large.half_width == pytest.approx(1.5 * math.hypot(math.log(2.0), 0.3))
     assert large.low * large.high == pytest.approx(large.expected**2)
     assert model.time(Work("x", {}, {"size": 2.0}), widened=2.0).half_width == pytest.approx(2 * 1.5 * 0.3)
+
+
+def test_damaged_trees_are_unfit():
+    with pytest.raises(Unfit, match="damaged"):
+        TimeModel(1.0, {}, 1.0, trees="[[0, 1.0").time(Work("x", {}))
 
 
 def test_a_quantity_without_a_rate_is_not_taken_for_free():
@@ -71,7 +76,9 @@ def test_features_are_logarithms_of_quantities_and_numbers_of_the_shape():
 
 
 def test_a_model_survives_json():
-    model = TimeModel(1.0, {"bytes": 2.0}, 1.5, ["a"], [[0, 1.0, -0.5, [0, 2.0, 0.1, 0.2]]], {"a": [0.0, 3.0]}, ["b"], 1.2, 0.05, 30, 0.04)
+    model = TimeModel(
+        1.0, {"bytes": 2.0}, 1.5, ["a"], "[[0, 1.0, -0.5, [0, 2.0, 0.1, 0.2]]]", {"a": [0.0, 3.0]}, ["b"], 1.2, 0.05, 30, 0.04
+    )
     read = TimeModel.from_json(json.loads(json.dumps(vars(model))))
     work = Work("x", {"bytes": 4.0}, {"a": 1.5})
     assert read.time(work) == model.time(work)
