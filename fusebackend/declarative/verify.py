@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._inductor.decomposition import select_decomp_table
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusebackend import fx_utils as g
 from fusebackend.declarative import devices
@@ -181,10 +179,14 @@ def _compare(variant: Any, arguments: dict[str, Any], what: str, training: bool)
 
 def _decomposed(fn: Callable, arguments: dict[str, Any]) -> Callable:
     """``fn`` for these arguments, in the operations that Inductor decomposes it into."""
+    from torch._inductor import decomposition  # heavy, and rarely needed
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     names = [n for n, v in arguments.items() if isinstance(v, torch.Tensor)]
     others = {n: v for n, v in arguments.items() if n not in names}
     tensors = [arguments[n].detach() for n in names]
-    graph = make_fx(lambda *given: fn(**dict(zip(names, given)), **others), decomposition_table=select_decomp_table())(*tensors)
+    table = decomposition.select_decomp_table()
+    graph = make_fx(lambda *given: fn(**dict(zip(names, given)), **others), decomposition_table=table)(*tensors)
     return lambda **given: graph(*(given[n] for n in names))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from fusebackend.declarative.traced_pattern import TracedPattern
 from fusebackend.rewriting import registry
 from fusebackend.rewriting.pattern import Pattern
 
@@ -24,5 +23,5 @@ def print_patterns() -> int:
 
 def _summary(pattern: Pattern) -> str:
     """The first line of the search function's docstring, or of the module that defines the pattern."""
-    about = pattern.search_fn if isinstance(pattern, TracedPattern) else sys.modules[type(pattern).__module__]
+    about = getattr(pattern, "search_fn", None) or sys.modules[type(pattern).__module__]
     return (about.__doc__ or f"{getattr(about, '__module__', '')}.{about.__name__}").strip().split("\n")[0]
