@@ -28,7 +28,7 @@ from torch._inductor.output_code import CompiledFxGraph
 
 from fusebackend.bench.case import Case
 from fusebackend.bench.case_lists import CPU_SCALE
-from fusebackend.bench.kernel_time import Timer, kernel_timer
+from fusebackend.bench.kernel_time import KernelTimer
 from fusebackend.profitability.estimating import Recorded, recording
 from fusebackend.profitability.policy import Gate
 from fusebackend.rewriting.pattern import Work
@@ -70,6 +70,10 @@ class Failure:
 
     reason: str
 
+    @classmethod
+    def of(cls, family: str, error: Exception) -> Failure:
+        return cls(f"{family}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+
 
 @dataclasses.dataclass
 class _Prepared:
@@ -84,9 +88,11 @@ def measure(
     wanted: Sequence[str], minutes: float, seed: int, device: torch.device, progress: Callable[[str], None]
 ) -> Iterator[Measured | Failure]:
     """Draws, compiles and times sites of the ``wanted`` families, and those without a family, for about so many minutes."""
-    gpus = torch.cuda.device_count() if device.type == "cuda" else 1
-    gpus = sum(torch.cuda.get_device_name(i) == torch.cuda.get_device_name(device) for i in range(gpus)) if device.type == "cuda" else 1
-    workers = max(gpus, len(os.sched_getaffinity(0)) - (device.type == "cuda"))
+    cores, gpus = len(os.sched_getaffinity(0)), 1
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name
+        cores, gpus = cores - 1, sum(name(i) == name(device) for i in range(torch.cuda.device_count()))
+    workers = max(gpus, cores)
     drawn = [*wanted, *wanted, *wanted, STREAM, *([STRIDED_COPY] if device.type == "cuda" or "permute" in wanted else [])]
     context = multiprocessing.get_context("spawn")
     results, turns = context.Queue(), [context.Pipe(duplex=False) for _ in range(workers)]
@@ -142,13 +148,13 @@ def _worker(
             try:
                 prepared = _prepare(family, case, dynamic, device)
             except Exception as error:  # one site's failure is no loss
-                results.put(Failure(f"{family}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"))
+                results.put(Failure.of(family, error))
                 continue
             if prepared is not None:
                 ready.append(prepared)
     results.put("prepared")
     turn.recv()
-    timer = kernel_timer(device)
+    timer = KernelTimer(device)
     with torch.compiler.set_stance("fail_on_recompile"):
         for prepared in ready:
             if time.time() > end:
@@ -324,17 +330,16 @@ def _bound(fn: Callable, case: Case, device: torch.device) -> Callable[[], Any]:
     return lambda: torch.autograd.grad(out, leaves, grad)
 
 
-def _timed(prepared: _Prepared, timer: Timer, device: torch.device) -> Iterator[Measured | Failure]:
+def _timed(prepared: _Prepared, timer: KernelTimer, device: torch.device) -> Iterator[Measured | Failure]:
     for way, call in prepared.calls.items():
         try:
             with contextlib.nullcontext() if prepared.case.backward else torch.no_grad():
                 inner = _inner(_bound(call, prepared.case, device))
                 us = timer.host_us(inner) if prepared.family == HOST else timer.us(inner)
         except Exception as error:  # out of memory, say
-            yield Failure(f"{prepared.family}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+            yield Failure.of(prepared.family, error)
             continue
-        if way in prepared.kernels:
-            yield Measured(prepared.family, prepared.site, way, prepared.kernels[way], us)
+        yield Measured(prepared.family, prepared.site, way, prepared.kernels[way], us)
     prepared.calls.clear()
     if device.type == "cuda" and torch.cuda.memory_reserved() > torch.cuda.get_device_properties(device).total_memory // 8:
         torch.cuda.empty_cache()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -12,37 +13,51 @@ import torch
 #: Zeroed before each timed call: larger than any GPU's L2 cache.
 FLUSH_BYTES = 256 << 20
 
-#: At most this many calls are timed on CUDA, at least three, and else as many as take about ``SPAN_MS``.
-MOST_CALLS, SPAN_MS = 100, 60
 
-#: On a CPU at least five calls are timed, then more until this time has passed, ``MOST_CPU_CALLS`` at most.
-CPU_SECONDS, MOST_CPU_CALLS = 0.5, 1000
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How many calls are timed.
+
+    Attributes:
+        least, most, span_ms: on CUDA as many as take about ``span_ms``, within these numbers.
+        cpu_most, cpu_seconds: on a CPU at least five, then more until so many seconds have passed, ``cpu_most`` at most.
+    """
+
+    least: int
+    most: int
+    span_ms: float
+    cpu_most: int
+    cpu_seconds: float
+
+
+#: For the rows of a table.
+TABLE = Effort(least=3, most=100, span_ms=60, cpu_most=1000, cpu_seconds=0.5)
 
 #: The clock that spinning is converted to cycles with: about that of the GPUs in use.
 CYCLES_PER_SECOND = 2e9
 
 
-def median_ms(fn: Callable[[], Any], device: torch.device) -> float:
+def median_ms(fn: Callable[[], Any], device: torch.device, effort: Effort = TABLE) -> float:
     """The median time of ``fn()`` in ms, after a first call that is not timed.
 
     On CUDA it is the device's time between two events around the call, with the L2 cache flushed before each call. On a CPU it
     is wall-clock time.
     """
-    return _median_cuda_ms(fn) if device.type == "cuda" else _median_cpu_ms(fn)
+    return _median_cuda_ms(fn, effort) if device.type == "cuda" else _median_cpu_ms(fn, effort)
 
 
-def _median_cpu_ms(fn: Callable[[], Any]) -> float:
+def _median_cpu_ms(fn: Callable[[], Any], effort: Effort) -> float:
     fn()
     times: list[float] = []
     began = time.perf_counter()
-    while len(times) < 5 or (time.perf_counter() - began < CPU_SECONDS and len(times) < MOST_CPU_CALLS):
+    while len(times) < 5 or (time.perf_counter() - began < effort.cpu_seconds and len(times) < effort.cpu_most):
         start = time.perf_counter()
         fn()
         times.append(time.perf_counter() - start)
     return 1e3 * statistics.median(times)
 
 
-def _median_cuda_ms(fn: Callable[[], Any]) -> float:
+def _median_cuda_ms(fn: Callable[[], Any], effort: Effort) -> float:
     """The device spins before each call until the host has enqueued all of it. The host may need longer than the device for a compiled
     backward; a training loop hides that behind the device's earlier work, but between two events it would be counted."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
@@ -64,6 +79,7 @@ def _median_cuda_ms(fn: Callable[[], Any]) -> float:
 
     start, end = enqueue()
     torch.cuda.synchronize()
-    events = [enqueue() for _ in range(min(MOST_CALLS, max(3, round(SPAN_MS / start.elapsed_time(end)))))]
+    count = round(effort.span_ms / start.elapsed_time(end))
+    events = [enqueue() for _ in range(min(effort.most, max(effort.least, count)))]
     torch.cuda.synchronize()
     return statistics.median(start.elapsed_time(end) for start, end in events)

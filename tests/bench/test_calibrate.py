@@ -329,9 +329,9 @@ def test_a_site_is_compiled_and_timed(library, family):
     cases = calibration_sites._cases([family], 1, 0, 1, device)
     with calibration_sites._compiling(device):
         prepared = next(p for _, case, _ in cases if (p := calibration_sites._prepare(family, case, False, device)) is not None)
-    from fusebackend.bench.kernel_time import kernel_timer
+    from fusebackend.bench.kernel_time import KernelTimer
 
-    found = {m.way: m for m in calibration_sites._timed(prepared, kernel_timer(device), device)}
+    found = {m.way: m for m in calibration_sites._timed(prepared, KernelTimer(device), device)}
     assert set(found) == ({"ours", "inductor"} if family == "index_add" else {"inductor"})
     for measured in found.values():
         assert 0 < measured.us < 1e6 and measured.kernels and measured.family == family
