@@ -37,13 +37,23 @@ void describe_sort(Work& w, const Params& p, const Device& device) {
   }
 }
 
-Work atomic_add(const Params& p, const Device& device) {
+// Of v elements at once.
+Work atomic_adds(const Params& p, int v, int launches) {
   Work w;
-  const int v = atomic_add_width(p);
-  w.launches = 1 + !p.in_place();
+  w.launches = launches;
   w.vector = v * element_size(p.dtype);
   w.atomics = double(p.n) * double(p.columns() / v);
   w.queue = double(p.n) / double(p.rows);
+  return w;
+}
+
+void describe_atomic_tiles(Work& w, const Params& p, int v, const Device& device) {
+  describe_tiling(w, make_block_tiling(p, v, AtomicAddTiles::kTileEntries, AtomicAddTiles::kBlocksPerSm, device));
+}
+
+Work atomic_add(const Params& p, const Device& device) {
+  const int v = atomic_add_width(p);
+  Work w = atomic_adds(p, v, 1 + !p.in_place());
   if (wide_row_atomic_add_fits(p, v)) {
     const WideRowShape s = wide_row_shape(p, v, device);
     w.route = "wide";
@@ -55,21 +65,17 @@ Work atomic_add(const Params& p, const Device& device) {
     w.steps = 1;
   } else {
     w.route = "tiled";
-    describe_tiling(w, make_block_tiling(p, v, AtomicAddTiles::kTileEntries, AtomicAddTiles::kBlocksPerSm, device));
+    describe_atomic_tiles(w, p, v, device);
   }
   return w;
 }
 
 Work atomic_add_fp32(const Params& p, const Device& device) {
-  Work w;
   const int v = vector_width(p, false);
+  Work w = atomic_adds(p, v, 3);
   w.route = "fp32_copy";
-  w.launches = 3;
-  w.vector = v * element_size(p.dtype);
-  w.atomics = double(p.n) * double(p.columns() / v);
-  w.queue = double(p.n) / double(p.rows);
   w.scratch = double(atomic_add_fp32_bytes(p));
-  describe_tiling(w, make_block_tiling(p, v, AtomicAddTiles::kTileEntries, AtomicAddTiles::kBlocksPerSm, device));
+  describe_atomic_tiles(w, p, v, device);
   return w;
 }
 

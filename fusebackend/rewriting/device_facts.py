@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import torch
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceFacts:
-    """A GPU: its name, its compute capability, and how many multiprocessors it has."""
+    """A GPU.
+
+    Attributes:
+        name, capability, multiprocessors: its name, its compute capability, and how many multiprocessors it has.
+        shared_bytes, block_shared_bytes: the shared memory of a multiprocessor, and the most that a block may have.
+        l2_bytes: its L2 cache.
+    """
 
     name: str
     capability: tuple[int, int]
     multiprocessors: int
+    shared_bytes: int
+    block_shared_bytes: int
+    l2_bytes: int
 
 
 #: Of the GPU that tests without one imagine: an H200.
-IMAGINED = DeviceFacts("NVIDIA H200", (9, 0), 132)
+IMAGINED = DeviceFacts("NVIDIA H200", (9, 0), 132, 228 << 10, 227 << 10, 50 << 20)
 
 
 @functools.cache
@@ -26,5 +36,12 @@ def device_facts(device: torch.device) -> DeviceFacts:
     """The facts of a CUDA device. Fake tensors may be on one where there is none."""
     if not torch.cuda.is_available():
         return IMAGINED
-    properties = torch.cuda.get_device_properties(device)
-    return DeviceFacts(properties.name, (properties.major, properties.minor), properties.multi_processor_count)
+    p: Any = torch.cuda.get_device_properties(device)
+    return DeviceFacts(
+        p.name,
+        (p.major, p.minor),
+        p.multi_processor_count,
+        p.shared_memory_per_multiprocessor,
+        p.shared_memory_per_block_optin,
+        p.L2_cache_size,
+    )

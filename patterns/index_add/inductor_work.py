@@ -11,7 +11,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.index_add.amounts import Amounts
 from fusebackend.patterns.index_add.sites import IN_PLACE, Site
-from fusebackend.patterns.index_add.work import device_facts
+from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Work
 from fusebackend.rewriting.workload import alignment
 
@@ -100,7 +100,7 @@ def _swaps(a: Amounts, device: torch.device) -> float:
     """Compare-and-swap operations: Triton adds 16 bits so, but for aligned pairs. Of the threads that meet at an address, one succeeds."""
     if a.itemsize != 2 or a.row_bytes % 4 == 0 or a.suffix:
         return 0.0
-    threads = device_facts(device)[0] * _THREADS
+    threads = device_facts(device).multiprocessors * _THREADS
     return a.elements * max(min(a.contention, threads / (a.rows * a.columns)), 1.0)
 
 

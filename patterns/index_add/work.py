@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend.native import ops
+from fusebackend.rewriting.device_facts import device_facts
 
 Facts = Mapping[str, float]
-
-#: Of the GPU that tests without one imagine, an H200: see :func:`device_facts`.
-_IMAGINED = (132, 9, 228 << 10, 227 << 10, 50 << 20)
-
-
-@functools.cache
-def device_facts(device: torch.device) -> Sequence[int]:
-    """Of a GPU: multiprocessors, major compute capability, bytes of shared memory of a multiprocessor and of a block, of the L2 cache."""
-    if not torch.cuda.is_available():
-        return _IMAGINED
-    p = torch.cuda.get_device_properties(device)
-    return (
-        p.multi_processor_count,
-        p.major,
-        p.shared_memory_per_multiprocessor,
-        p.shared_memory_per_block_optin,
-        p.L2_cache_size,
-    )
 
 
 def sum_facts(
@@ -61,12 +43,18 @@ def sum_facts(
     """
     described = list(sizes), list(strides), list(source_strides), dim, dtype, entries, source_rows
     options = weight, source_index, float(alpha), leaves_out, start, precise, deterministic, planned
-    return _facts(_ask_sum(list(device_facts(device)), *described, *options))
+    return _facts(_ask_sum(_described(device), *described, *options))
 
 
 def sort_facts(device: torch.device, entries: int, rows: int, *, source_index: bool = False, leaves_out: bool = False) -> Facts:
     """The same for the sort of an index."""
-    return _facts(_ask_sort(list(device_facts(device)), entries, rows, source_index, leaves_out))
+    return _facts(_ask_sort(_described(device), entries, rows, source_index, leaves_out))
+
+
+def _described(device: torch.device) -> list[int]:
+    """A GPU as csrc/index_add/bind.cpp takes it."""
+    facts = device_facts(device)
+    return [facts.multiprocessors, facts.capability[0], facts.shared_bytes, facts.block_shared_bytes, facts.l2_bytes]
 
 
 def _facts(text: str) -> Facts:

@@ -1,5 +1,6 @@
 """What both ways make a GPU do: quantities of a few products, and that whatever the benchmark draws is described. Without a GPU."""
 
+import dataclasses
 import itertools
 import math
 import random
@@ -10,7 +11,7 @@ from traced_products import aten, calls, estimated, h200, ops, rewritten, traced
 
 from fusebackend.patterns.fp32_matmul import bench, estimate, match
 from fusebackend.patterns.fp32_matmul.products import TARGETS
-from fusebackend.rewriting.device_facts import DeviceFacts
+from fusebackend.rewriting.device_facts import IMAGINED
 from fusebackend.rewriting.pattern import Match, Workload
 
 __all__ = ["h200"]
@@ -103,7 +104,7 @@ def test_a_factor_that_inductor_would_not_fuse_is_a_kernel():
     "capability, kernel", [((7, 5), None), ((8, 0), "mma"), ((8, 6), None), ((8, 9), None), ((9, 0), "wgmma"), ((12, 0), None)]
 )
 def test_other_gpus_are_described_by_the_kernel_that_they_run(monkeypatch, capability, kernel):
-    monkeypatch.setattr(estimate, "device_facts", lambda device: DeviceFacts("a GPU", capability, 100))
+    monkeypatch.setattr(estimate, "device_facts", lambda device: dataclasses.replace(IMAGINED, capability=capability, multiprocessors=100))
     (ours,) = estimated(4096, 4096, 4096).ours
     assert [name for name in ("wgmma", "mma") if ours.shape[name]] == [kernel] * (kernel is not None)
     tiles = {"wgmma": None, "mma": 32 * 32, None: 32 * 16}[kernel]

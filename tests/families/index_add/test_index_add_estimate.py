@@ -12,22 +12,21 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fusebackend.native import loader
-from fusebackend.patterns.index_add import bench, work
+from fusebackend.patterns.index_add import bench, inductor_work, work
 from fusebackend.patterns.index_add.match import IndexAdd
+from fusebackend.rewriting.device_facts import IMAGINED
 from fusebackend.rewriting.pattern import Estimate, Match
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("library")
 
 f16, bf16, f32, f64, i64 = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64
-H200 = [132, 9, 228 << 10, 227 << 10, 50 << 20]
 
 
 @pytest.fixture(autouse=True)
-def kernels_for_every_device(monkeypatch):
-    monkeypatch.setattr(loader.Native, "why_not", lambda self, device, *operators: None)
-    monkeypatch.setattr(work, "device_facts", lambda device: H200)
+def h200(kernels_for_every_device, monkeypatch):
+    for module in (work, inductor_work):
+        monkeypatch.setattr(module, "device_facts", lambda device: IMAGINED)
 
 
 def matches(function, *inputs, **options):

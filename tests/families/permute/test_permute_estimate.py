@@ -15,7 +15,6 @@ from stand_in_calibrations import FASTER_US, SLOWER_US
 from torch._subclasses import FakeTensorMode
 
 import fusebackend
-from fusebackend.native import loader
 from fusebackend.patterns.permute import bench
 from fusebackend.patterns.permute.match import Permute
 from fusebackend.rewriting.pattern import Estimate, Generated, Match, Work
@@ -23,11 +22,6 @@ from fusebackend.rewriting.pattern import Estimate, Generated, Match, Work
 aten = torch.ops.aten
 f16, f32, f64, i8 = torch.float16, torch.float32, torch.float64, torch.int8
 pytestmark = pytest.mark.usefixtures("library")
-
-
-@pytest.fixture
-def kernels_for_every_device(monkeypatch):
-    monkeypatch.setattr(loader.Native, "why_not", lambda self, device, *operators: None)
 
 
 def workloads(function, *inputs, **options):

@@ -17,7 +17,6 @@ from torch._inductor import config
 from torch._subclasses import FakeTensorMode
 
 import fusebackend
-from fusebackend.native import loader
 from fusebackend.patterns.transpose_add import bench
 from fusebackend.patterns.transpose_add.match import TransposeAdd
 from fusebackend.rewriting.pattern import Generated, Match, Work
@@ -25,11 +24,6 @@ from fusebackend.rewriting.pattern import Generated, Match, Work
 aten = torch.ops.aten
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 pytestmark = pytest.mark.usefixtures("library")
-
-
-@pytest.fixture
-def kernels_for_every_device(monkeypatch):
-    monkeypatch.setattr(loader.Native, "why_not", lambda self, device, *operators: None)
 
 
 def workloads(function, *inputs, **options):
