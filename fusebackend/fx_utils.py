@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -157,6 +157,12 @@ def through_views(node: fx.Node) -> fx.Node:
             break
         node = source
     return node
+
+
+def inputs_of(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """What a part of a graph reads of the rest, in the order in which it is first read."""
+    inside = set(nodes)
+    return list(dict.fromkeys(i for n in sorted(inside) for i in n.all_input_nodes if i not in inside))
 
 
 def consumers(node: fx.Node) -> Iterator[fx.Node]:

@@ -29,18 +29,18 @@ class Recorded:
     inductor: list[list[Work]] | None
 
 
-_recorded: contextvars.ContextVar[list[Recorded] | None] = contextvars.ContextVar("recorded", default=None)
+_recording: contextvars.ContextVar[list[Recorded] | None] = contextvars.ContextVar("recording", default=None)
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Recorded]]:
     """A block in which every estimate says yes, and notes the work instead: for calibrations."""
     found: list[Recorded] = []
-    token = _recorded.set(found)
+    token = _recording.set(found)
     try:
         yield found
     finally:
-        _recorded.reset(token)
+        _recording.reset(token)
 
 
 class Estimator:
@@ -56,9 +56,9 @@ class Estimator:
 
     def estimate(self, workloads: Sequence[Workload]) -> Estimate:
         """Of the workload that gains most: it pays if the intervals of both times are apart."""
-        recorded = _recorded.get()
+        recorded = _recording.get()
         if recorded is not None:
-            recorded.append(self._recorded(workloads[0]))
+            recorded.append(self._record(workloads[0]))
             return Estimate()
         found = [self._one(workload) for workload in workloads]
         return max(found, key=_gain)
@@ -67,22 +67,23 @@ class Estimator:
         if self._calibration is None:
             return Estimate(None, "nothing is known of this device: python -m fusebackend calibrate", "unmeasured", instead=workload.match)
         try:
-            inductor = total(self._calibration, [kernel for work in workload.inductor for kernel in self._kernels(work)])
-            ours = replacement(self._calibration, [[work] for work in workload.ours])
+            inductor = total(self._calibration, self._original(workload))
+            ours = replacement(self._calibration, _replacing(workload))
         except Unfit as unfit:
             return Estimate(None, str(unfit), "unmeasured", instead=workload.match)
         return _verdict(workload, ours, inductor)
 
-    def _recorded(self, workload: Workload) -> Recorded:
-        ours = [[work] for work in workload.ours]
+    def _record(self, workload: Workload) -> Recorded:
         try:
-            return Recorded(ours, [kernel for work in workload.inductor for kernel in self._kernels(work)])
+            return Recorded(_replacing(workload), self._original(workload))
         except Unfit:
-            return Recorded(ours, None)
+            return Recorded(_replacing(workload), None)
 
-    def _kernels(self, work: Work | Generated) -> list[list[Work]]:
-        if isinstance(work, Work):
-            return [[work]]
+    def _original(self, workload: Workload) -> list[list[Work]]:
+        """The kernels of the original, each in the ways that Inductor would try."""
+        return [kernel for work in workload.inductor for kernel in ([[work]] if isinstance(work, Work) else self._asked(work))]
+
+    def _asked(self, work: Generated) -> list[list[Work]]:
         key = _key(work.nodes)
         if key not in self._generated:
             try:
@@ -95,19 +96,23 @@ class Estimator:
         return found
 
 
-def works_of(work: Work | Generated) -> list[list[Work]]:
-    """The kernels of an original, each in the ways that Inductor would try.
+def works_of(work: Generated) -> list[list[Work]]:
+    """The kernels that Inductor generates, each in the ways that it would try.
 
     Raises:
         Unfit: Inductor can't be asked.
     """
-    return [[work]] if isinstance(work, Work) else [triton_access.works(kernel) for kernel in generated_kernels(work.nodes)]
+    return [triton_access.works(kernel) for kernel in generated_kernels(work.nodes)]
+
+
+def _replacing(workload: Workload) -> list[list[Work]]:
+    """The kernels of the replacement, each in its only way."""
+    return [[work] for work in workload.ours]
 
 
 def _key(nodes: Sequence[fx.Node]) -> str:
     """Names what Inductor is asked: equal nodes at equal sizes, or hints of sizes."""
-    inside = set(nodes)
-    inputs = list(dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside))
+    inputs = g.inputs_of(nodes)
     symbols = symbols_of(inputs)
     return cache_keys.graph_text(inputs, sorted(nodes), sorted(nodes)[-1:], symbols) + repr(list(symbols.values()))
 

@@ -42,13 +42,11 @@ class TritonKernel:
         source: its Triton source, with the decorator that names its heuristics.
         sizes: the values of its integer arguments: ``xnumel``, ``ynumel``, symbolic sizes.
         types: the type of each argument as in Triton's signature, e.g. ``"*fp32"``.
-        is_square: whether Inductor uses one square tile, instead of trying several.
     """
 
     source: str
     sizes: Mapping[str, int]
     types: Mapping[str, str]
-    is_square: bool
 
 
 def generated_kernels(nodes: Sequence[fx.Node]) -> list[TritonKernel]:
@@ -119,7 +117,7 @@ def _kernel(source: str, arguments: str, hints: Mapping[str, int]) -> TritonKern
     given = [a.strip() for a in re.sub(r",\s*stream=.*", "", arguments).split(",")]
     names = [n for n in types if not n.endswith("BLOCK")]
     sizes = {n: _value(text, hints) for n, text in zip(names, given) if not types[n].startswith("*")}
-    return TritonKernel(source, sizes, types, "TileHint.SQUARE" in source)
+    return TritonKernel(source, sizes, types)
 
 
 def _value(text: str, hints: Mapping[str, int]) -> int:

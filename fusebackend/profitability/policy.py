@@ -203,9 +203,7 @@ class Gate:
 
     def _site(self, proposal: Proposal, device: torch.device) -> str:
         match = proposal.match
-        inside = set(match.nodes)
-        nodes = sorted(inside)
-        inputs = list(dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside))
+        nodes, inputs = sorted(set(match.nodes)), g.inputs_of(match.nodes)
         text = cache_keys.graph_text(inputs, nodes, match.outputs, symbols_of(inputs))
         return cache_keys.site(self.measured_with(device, proposal.pattern), text, match.note)
 

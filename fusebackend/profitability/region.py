@@ -175,7 +175,7 @@ def _region(core: Sequence[fx.Node], emitted: Sequence[fx.Node], renamed: dict[f
         replaced.add(node)
         stack += node.all_input_nodes
     everything = original | replaced
-    inputs = dict.fromkeys(i for n in sorted(everything) for i in n.all_input_nodes if i not in everything)
+    inputs = g.inputs_of(everything)
     read = [n for n in sorted(original) if g.is_tensor(n) and any(u not in everything for u in n.users)]
     outputs = read or list(renamed)
     visible = frozenset(o for o in outputs if any(u.op == "output" for u in o.users))

@@ -9,9 +9,7 @@ import math
 import torch
 
 from fusebackend import fx_utils as g
-from fusebackend.rewriting.workload import alignment, log2
-
-_LONGEST_RUN = 8192  # bytes; longer runs are alike
+from fusebackend.rewriting.workload import alignment, log2, log2_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +75,8 @@ def copy_geometry(copy: Reordering) -> tuple[dict[str, float], dict[str, float]]
     quantities = {"bytes": 2.0 * copy.bytes, "elements": float(elements), "runs": elements / min(copy.result_run, copy.source_run)}
     shape = {
         "log2 itemsize": log2(copy.itemsize),
-        "log2 result run": log2(min(result_run, _LONGEST_RUN)),
-        "log2 source run": log2(min(source_run, _LONGEST_RUN)),
+        "log2 result run": log2_run(result_run),
+        "log2 source run": log2_run(source_run),
         "result alignment": alignment(result_run),
         "source alignment": alignment(source_run),
         "log2 step": log2(min(copy.strides[copy.result_order[-1]] * copy.itemsize, 1 << 24)),

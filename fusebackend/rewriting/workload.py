@@ -10,6 +10,7 @@ from fusebackend import fx_utils as g
 from fusebackend.rewriting.pattern import Work
 
 _LINE = 128  # bytes of a cache line
+_LONGEST_RUN = 8192  # bytes; longer runs are alike
 
 
 def log2(x: float) -> float:
@@ -20,6 +21,11 @@ def log2(x: float) -> float:
 def alignment(byte_counts: int) -> float:
     """log2 of the largest power of two up to 128 that divides it."""
     return math.log2(math.gcd(byte_counts, _LINE))
+
+
+def log2_run(byte_count: float) -> float:
+    """log2 of the bytes that lie one behind the other; those of long runs are alike."""
+    return log2(min(byte_count, _LONGEST_RUN))
 
 
 def stream(neighbour: fx.Node) -> Work:

@@ -9,9 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
 from fusebackend.rewriting.pattern import Work
-from fusebackend.rewriting.workload import log2
-
-_LONGEST_RUN = 8192  # bytes; longer runs are alike
+from fusebackend.rewriting.workload import log2, log2_run
 
 
 def tile_work(kind: str, out: torch.Tensor, order: Sequence[int], *operands: torch.Tensor) -> Work:
@@ -35,9 +33,7 @@ def tile_work(kind: str, out: torch.Tensor, order: Sequence[int], *operands: tor
         "elements": total / facts["element"],
     }
     shape = {name: facts[name] for name in ("tiles", "boxes", "layout", "gathers", "moved")}
-    shape |= {
-        f"log2 {name}": log2(min(facts[name], _LONGEST_RUN)) for name in ("in_run", "out_run", "in_align", "out_align", "element", "inner")
-    }
+    shape |= {f"log2 {name}": log2_run(facts[name]) for name in ("in_run", "out_run", "in_align", "out_align", "element", "inner")}
     shape |= {f"log2 {name}": log2(facts[name]) for name in ("shared", "block_bytes")}
     shape["log2 itemsize"] = log2(out.itemsize)
     return Work(kind, quantities, shape)

@@ -10,14 +10,12 @@ from fusebackend import fx_utils as g
 from fusebackend.patterns.permute.tile_work import tile_work
 from fusebackend.patterns.transpose_add.sites import Sum, is_transposed
 from fusebackend.rewriting.pattern import Generated, Work, Workload
-from fusebackend.rewriting.workload import alignment, log2, stream
+from fusebackend.rewriting.workload import alignment, log2, log2_run, stream
 
 aten = torch.ops.aten
 
 # Operators whose generated template takes pointwise epilogues when Inductor autotunes: fused_neighbours takes them for library calls.
 _TEMPLATES = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default})
-
-_LONGEST_RUN = 8192  # bytes; longer runs are alike
 
 
 def workload(site: Sum) -> Workload:
@@ -61,8 +59,8 @@ def _geometry(site: Sum) -> tuple[dict[str, float], dict[str, float]]:
     shape = {
         "log2 itemsize": log2(out.itemsize),
         "16 bits": float(out.dtype in (torch.float16, torch.bfloat16)),
-        "log2 result run": log2(min(out_run, _LONGEST_RUN)),
-        "log2 source run": log2(min(source_run, _LONGEST_RUN)),
+        "log2 result run": log2_run(out_run),
+        "log2 source run": log2_run(source_run),
         "result alignment": alignment(out_run),
         "source alignment": alignment(source_run),
         "broadcast": float(not full),

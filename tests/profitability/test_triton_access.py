@@ -41,7 +41,7 @@ def work(monkeypatch):
     def of(source, sizes, types, warps=4, **blocks):
         config = SimpleNamespace(kwargs=blocks, num_warps=warps)
         monkeypatch.setattr(triton_access, "_configs", lambda kernel: [config])
-        (found,) = triton_access.works(TritonKernel(source, sizes, types, False))
+        (found,) = triton_access.works(TritonKernel(source, sizes, types))
         return found
 
     return of
@@ -103,7 +103,7 @@ def test_what_is_not_understood_is_unfit(work, change, reason):
 
 def test_kernels_of_other_heuristics_are_unfit():
     with pytest.raises(Unfit, match="other heuristics"):
-        triton_access.works(TritonKernel(COPY, {"xnumel": 1000}, {"in_ptr0": "*fp32", "out_ptr0": "*fp32"}, False))
+        triton_access.works(TritonKernel(COPY, {"xnumel": 1000}, {"in_ptr0": "*fp32", "out_ptr0": "*fp32"}))
 
 
 ARGUMENTS = "{'in_ptr0': '*fp32', 'ks0': 'i64', 'xnumel': 'i32', 'XBLOCK': 'constexpr'}"
