@@ -71,10 +71,12 @@ def _loop(site: Site) -> Work:
     assert site.sizes is not None
     larger, smaller = sorted(operands(site), key=lambda operand: -site.count(operand.factor.dims))
     products, size = site.count(range(len(site.sizes))), site.dtype.itemsize
-    outputs = products // max(site.count(site.summed), 1)
+    summed = max(site.count(site.summed), 1)
+    outputs, padded = products // summed, 1 << (summed - 1).bit_length()  # a short sum is computed at once, in a block of 2^n elements
     elements = [site.count(operand.factor.dims) for operand in (larger, smaller)]
     quantities = {
         "products": float(products),
+        "padded products": float(outputs * padded),
         "outputs": float(outputs),
         "bytes": float(size * (sum(elements) + outputs)),
         "loaded bytes": 2.0 * size * products,
@@ -82,7 +84,8 @@ def _loop(site: Site) -> Work:
     order = [d for dims in site.result_dims for d in dims]
     innermost = order[-1]
     shape = {
-        "log2 summed": log2(site.count(site.summed)),
+        "log2 summed": log2(summed),
+        "log2 padded": log2(padded / summed),
         "log2 outputs": log2(outputs),
         "log2 row of the result": log2_run(size * site.sizes[innermost]),
         "log2 itemsize": log2(size),
