@@ -13,7 +13,6 @@ import time
 
 import pytest
 import torch
-from stand_in_calibrations import FASTER_US
 from torch import nn
 
 import fusebackend
@@ -171,7 +170,7 @@ def test_portable_cpu_kernels_are_used_only_where_they_were_timed(march, applied
 def test_the_users_own_calibration_is_believed_of_portable_kernels(whose, monkeypatch, library, calibrated):
     """It was made with them; one that ships was not, on whatever CPU."""
     monkeypatch.setattr(loader, "_loaded", dataclasses.replace(loader.load(), march="armv8-a"))
-    calibrated(FASTER_US)
+    calibrated(ours_us=1.0)
     shipped = dataclasses.replace(calibration.of_device(torch.device("cpu")), origin=str(calibration.FOLDER / "x.json"))
     if whose == "shipped":
         monkeypatch.setattr(calibration, "of_device", lambda device: shipped)
