@@ -1,0 +1,55 @@
+#include <algorithm>
+#include <numeric>
+
+#include "column_sum/column_sum.h"
+#include "common/integer_math.h"
+
+namespace fusebackend::column_sum {
+namespace {
+
+constexpr int kLeastThreads = 128, kWarp = 32;
+constexpr int kTileVectors = 64;                // of a row that one block sums at most: more would leave more sums for the second kernel
+constexpr int kLine = 8;                        // vectors of 16 bytes in a cache line
+constexpr int kStepsOfWave = 16;                // of a thread, from which on two waves of blocks lose nothing
+constexpr int kThreadsOfMultiprocessor = 1024;  // that find room with 64 registers each
+
+// The longest vector, up to 16 bytes, at whose multiples all of these byte counts lie.
+int common_alignment(std::initializer_list<int64_t> bytes) {
+  int64_t unit = 16;
+  for (int64_t b : bytes) unit = std::gcd(unit, b);
+  return int(unit);
+}
+
+}  // namespace
+
+Plan make_plan(const Problem& p, int multiprocessors) {
+  Plan plan{};
+  const int64_t itemsize = element_size(p.in);
+  const bool gapless = p.row_stride == p.columns;
+  const int64_t base = int64_t(reinterpret_cast<uintptr_t>(p.x)), batch_step = p.batch > 1 ? p.batch_stride * itemsize : 0;
+  int unit = gapless ? common_alignment({base, batch_step})
+                     : common_alignment({base, batch_step, p.row_stride * itemsize, p.columns * itemsize});
+  if (unit < 16) unit = int(unit >= 4 && itemsize < 4 ? 4 : itemsize);  // the lengths that there are kernels for
+  plan.vector_bytes = unit;
+  const int64_t vector = unit / itemsize, columns = std::max<int64_t>(p.columns, 1);
+  plan.fold = gapless ? int(vector / std::gcd(vector, columns)) : 1;
+  plan.width = plan.fold * columns / vector;
+  const int64_t rows = p.rows / plan.fold;
+  plan.tiles = ceil_div(plan.width, int64_t(kTileVectors));
+  plan.tile_vectors = int(plan.tiles == 1 ? plan.width : round_up(ceil_div(plan.width, plan.tiles), int64_t(kLine)));
+  plan.tiles = ceil_div(plan.width, int64_t(plan.tile_vectors));
+  // Smaller blocks where large ones, with a full step each, would not be enough for all multiprocessors.
+  const int64_t matrices = p.batch * plan.tiles, vectors = p.batch * rows * plan.width;
+  int threads = kMostThreads;
+  while (threads > kLeastThreads && vectors < int64_t(threads) * kRowsAtOnce * multiprocessors) threads /= 2;
+  plan.lanes = int(std::clamp<int64_t>(rows, 1, threads / plan.tile_vectors));
+  plan.threads = int(round_up(int64_t(plan.lanes) * plan.tile_vectors, int64_t(kWarp)));
+  // As many blocks as run at once; twice as many where there is enough to do, and they may not come out even.
+  const int64_t threads_at_once = int64_t(multiprocessors) * kThreadsOfMultiprocessor;
+  const bool two_waves = matrices > 1 && vectors >= kStepsOfWave * kRowsAtOnce * threads_at_once;
+  const int64_t steps = std::max<int64_t>(rows / (int64_t(plan.lanes) * kRowsAtOnce), 1);
+  plan.splits = std::clamp(threads_at_once / plan.threads * (two_waves ? 2 : 1) / std::max<int64_t>(matrices, 1), int64_t(1), steps);
+  return plan;
+}
+
+}  // namespace fusebackend::column_sum
