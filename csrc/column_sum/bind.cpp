@@ -11,7 +11,9 @@ namespace {
 std::string column_sum_plan(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t begin, int64_t end,
                             ScalarType dtype, ScalarType result, int64_t multiprocessors, int64_t misaligned) {
   STD_TORCH_CHECK(sizes.size() == strides.size() && multiprocessors > 0, "column_sum_plan: sizes, as many strides, and a GPU");
-  const Problem p = describe(reinterpret_cast<const void*>(misaligned), sizes, strides, begin, end, false, dtype, result);
+  const auto found = describe(reinterpret_cast<const void*>(misaligned), sizes, strides, begin, end, false, dtype, result);
+  STD_TORCH_CHECK(found, "column_sum_plan: a tensor that would be copied first");
+  const Problem& p = *found;
   const Plan plan = make_plan(p, int(multiprocessors));
   std::string facts;
   const auto add = [&](const char* name, int64_t value) { facts += std::string(facts.empty() ? "" : " ") + name + "=" + std::to_string(value); };

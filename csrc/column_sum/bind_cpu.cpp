@@ -3,7 +3,8 @@
 namespace fusebackend::column_sum {
 namespace {
 
-Tensor column_sum(const Tensor& x, int64_t begin, int64_t end, bool mean, ScalarType dtype) {
+Tensor column_sum(const Tensor& given, int64_t begin, int64_t end, bool mean, ScalarType dtype) {
+  Tensor x = given;
   Problem p = describe(x, begin, end, mean, dtype);
   Tensor out = make_result(p, x, begin, end, dtype);
   if (p.batch * p.columns == 0) return out;

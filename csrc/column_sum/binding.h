@@ -24,8 +24,9 @@ inline std::optional<Merged> merge(const std::vector<int64_t>& sizes, const std:
   return found;
 }
 
-// The sum over the dims begin to end - 1 of a tensor of these sizes and strides, without its result.
-inline Problem describe(const void* x, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t begin, int64_t end,
+// The sum over the dims begin to end - 1 of a tensor of these sizes and strides, without its result. None if the dims that are summed, or
+// those on one side of them, can't be seen as one, or if the columns do not lie side by side.
+inline std::optional<Problem> describe(const void* x, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t begin, int64_t end,
                         bool mean, ScalarType in, ScalarType result) {
   const int64_t dims = static_cast<int64_t>(sizes.size());
   STD_TORCH_CHECK(0 <= begin && begin < end && end <= dims, "column_sum: there are no dims ", begin, " to ", end - 1, " of ", dims);
@@ -44,14 +45,19 @@ inline Problem describe(const void* x, const std::vector<int64_t>& sizes, const 
     return p;
   }
   const auto outer = merge(sizes, strides, 0, begin), reduced = merge(sizes, strides, begin, end), inner = merge(sizes, strides, end, dims);
-  STD_TORCH_CHECK(outer && reduced && inner, "column_sum: dims of x that are summed, or kept, can't be seen as one");
-  STD_TORCH_CHECK(inner->size == 1 || inner->stride == 1, "column_sum: the columns of x do not lie side by side");
+  if (!outer || !reduced || !inner || (inner->size != 1 && inner->stride != 1)) return std::nullopt;
   p.batch_stride = outer->stride, p.row_stride = reduced->size == 1 ? p.columns : reduced->stride;
   return p;
 }
 
-inline Problem describe(const Tensor& x, int64_t begin, int64_t end, bool mean, ScalarType result) {
-  return describe(x.data_ptr(), to_vector(x.sizes()), to_vector(x.strides()), begin, end, mean, x.scalar_type(), result);
+// A tensor that lies otherwise is copied: graphs are not rewritten for such, but PyTorch may give a tensor other strides than it said before.
+inline Problem describe(Tensor& x, int64_t begin, int64_t end, bool mean, ScalarType result) {
+  const auto found = [&] {
+    return describe(x.data_ptr(), to_vector(x.sizes()), to_vector(x.strides()), begin, end, mean, x.scalar_type(), result);
+  };
+  if (const auto p = found()) return *p;
+  x = torch::stable::contiguous(x);
+  return *found();
 }
 
 // A contiguous tensor on the device of `like`.

@@ -46,15 +46,9 @@ __device__ __forceinline__ Vec<T, kN> load_once(const T* from) {
   Vec<T, kN> found;
   if constexpr (kBytes == 16) {
     uint4 bits;
-#if defined(LOAD_CS)
-    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "l"(from));
-#elif defined(LOAD_EVICT)
-    uint64_t policy; asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;" : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "l"(from), "l"(policy));
-#else
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "l"(from));
-#endif
+                 : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                 : "l"(from));
     found = reinterpret_cast<const Vec<T, kN>&>(bits);
   } else {
     found = *reinterpret_cast<const Vec<T, kN>*>(from);
@@ -162,24 +156,26 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks<Acc>) column_sum_rows(co
   }
 }
 
-// The sums of the columns of `terms` rows of partial sums. A block has eight columns, and a thread every 64th term of one.
+// The sums of the columns of `terms` rows of partial sums, in fp64: these are few additions, of the largest numbers. A block has eight
+// columns, and a thread every 64th term of one.
 template <typename Acc>
 __global__ void __launch_bounds__(kFinalThreads) column_sum_partials(const Acc* partials, void* out, int64_t terms, int64_t columns,
                                                                      uint32_t tiles, double divisor, DType result) {
   constexpr int kLanes = kFinalThreads / kFinalColumns, kAtOnce = 8, kWarps = kFinalThreads / 32;
-  __shared__ Acc sums[kWarps][kFinalColumns];
+  __shared__ double sums[kWarps][kFinalColumns];
   wait_for_previous_kernel();
   const uint32_t tile = blockIdx.x % tiles, batch = blockIdx.x / tiles;
   const int lane = threadIdx.x / kFinalColumns, own = threadIdx.x % kFinalColumns;
   const int64_t column = int64_t(tile) * kFinalColumns + own;
-  Acc sum = 0;
+  double sum = 0;
   if (column < columns) {
     const Acc* const from = partials + int64_t(batch) * terms * columns + column;
     for (int64_t i = lane; i < terms; i += kAtOnce * kLanes) {
       Acc x[kAtOnce];
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) x[u] = i + u * kLanes < terms ? from[(i + u * kLanes) * columns] : Acc(0);
-      sum += ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) sum += double(x[u]);
     }
   }
   sum += __shfl_xor_sync(~0u, sum, 8);
@@ -188,11 +184,8 @@ __global__ void __launch_bounds__(kFinalThreads) column_sum_partials(const Acc* 
   __syncthreads();
   if (threadIdx.x >= kFinalColumns || column >= columns) return;
 #pragma unroll
-  for (int half = kWarps / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int w = 0; w < half; ++w) sums[w][own] += sums[w + half][own];
-  }
-  store_result(out, int64_t(batch) * columns + column, sums[0][own] / Acc(divisor), result);
+  for (int w = 1; w < kWarps; ++w) sum += sums[w][own];
+  store_result(out, int64_t(batch) * columns + column, sum / divisor, result);
 }
 
 template <typename In, typename Acc, int kBytes>

@@ -10,7 +10,8 @@ namespace {
 constexpr int kLeastThreads = 128, kWarp = 32;
 constexpr int kTileVectors = 64;                // of a row that one block sums at most: more would leave more sums for the second kernel
 constexpr int kLine = 8;                        // vectors of 16 bytes in a cache line
-constexpr int kStepsOfWave = 16;                // of a thread, from which on two waves of blocks lose nothing
+constexpr int kMostWaves = 4;                   // of blocks
+constexpr double kWaveCost = 0.05;              // the part of the multiprocessors' time that another wave of blocks must save
 constexpr int kThreadsOfMultiprocessor = 1024;  // that find room with 64 registers each
 
 // The longest vector, up to 16 bytes, at whose multiples all of these byte counts lie.
@@ -44,11 +45,15 @@ Plan make_plan(const Problem& p, int multiprocessors) {
   while (threads > kLeastThreads && vectors < int64_t(threads) * kRowsAtOnce * multiprocessors) threads /= 2;
   plan.lanes = int(std::clamp<int64_t>(rows, 1, threads / plan.tile_vectors));
   plan.threads = int(round_up(int64_t(plan.lanes) * plan.tile_vectors, int64_t(kWarp)));
-  // As many blocks as run at once; twice as many where there is enough to do, and they may not come out even.
-  const int64_t threads_at_once = int64_t(multiprocessors) * kThreadsOfMultiprocessor;
-  const bool two_waves = matrices > 1 && vectors >= kStepsOfWave * kRowsAtOnce * threads_at_once;
+  // As many blocks as run at once, or a few times as many where that leaves fewer multiprocessors without work; each with one full step.
+  const int64_t at_once = int64_t(multiprocessors) * (kThreadsOfMultiprocessor / plan.threads);
   const int64_t steps = std::max<int64_t>(rows / (int64_t(plan.lanes) * kRowsAtOnce), 1);
-  plan.splits = std::clamp(threads_at_once / plan.threads * (two_waves ? 2 : 1) / std::max<int64_t>(matrices, 1), int64_t(1), steps);
+  double best = 0;
+  for (int waves = 1; waves <= kMostWaves; ++waves) {
+    const int64_t splits = std::clamp(at_once * waves / std::max<int64_t>(matrices, 1), int64_t(1), steps);
+    const double busy = double(splits * matrices) / double(round_up(splits * matrices, at_once));
+    if (waves == 1 || busy > best + kWaveCost) best = busy, plan.splits = splits;
+  }
   return plan;
 }
 

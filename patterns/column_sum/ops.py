@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from fusebackend.native import arguments, ops
+from fusebackend.native import ops
 
 #: Those that the kernels sum, and in which they return sums.
 DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
@@ -17,7 +17,8 @@ def reference(x: torch.Tensor, begin: int, end: int, mean: bool, dtype: torch.dt
     """What the kernels compute.
 
     Args:
-        x: the dims before ``begin`` lie in memory like one dim, those from ``begin`` to ``end - 1`` too, and the others side by side.
+        x: read where it lies if the dims before ``begin`` lie in memory like one dim, those from ``begin`` to ``end - 1`` too, and the
+            others side by side; copied otherwise.
         begin, end: the dims that are summed: ``begin`` to ``end - 1``.
         mean: whether the sum is divided by the number of its terms.
         dtype: of the result.
@@ -40,7 +41,7 @@ def _count(sizes: Sequence[int]) -> int:
     return count
 
 
-def merges(sizes: Sequence[Any], strides: Sequence[Any], same=arguments.are_same) -> tuple[Any, Any] | None:
+def merges(sizes: Sequence[Any], strides: Sequence[Any], same: Callable[[Any, Any], bool]) -> tuple[Any, Any] | None:
     """The size and the stride of the one dim like which these dims lie in memory; None if they do not. Dims of size 1 have no place.
 
     Args:
@@ -63,12 +64,6 @@ def _fake(x: torch.Tensor, begin: int, end: int, mean: bool, dtype: torch.dtype)
     torch._check(0 <= begin < end <= x.dim(), lambda: f"column_sum: there are no dims {begin} to {end - 1} of {x.dim()}")
     supported = x.dtype in DTYPES and dtype in DTYPES
     torch._check(supported, lambda: f"column_sum: the sum of {x.dtype} in {dtype} is not supported")
-    if not any(arguments.are_same(size, 0) for size in x.shape):
-        parts = [merges(x.shape[a:b], x.stride()[a:b]) for a, b in ((0, begin), (begin, end), (end, x.dim()))]
-        torch._check(None not in parts, lambda: "column_sum: dims of x that are summed, or kept, can't be seen as one")
-        inner = parts[2]
-        side_by_side = inner is None or inner[1] is None or arguments.are_same(inner[1], 1)
-        torch._check(side_by_side, lambda: "column_sum: the columns of x do not lie side by side")
     return torch.empty([*x.shape[:begin], *x.shape[end:]], dtype=dtype, device=x.device)
 
 
