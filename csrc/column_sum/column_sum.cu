@@ -16,8 +16,7 @@ namespace {
 template <typename Acc>
 constexpr int kBlocks = sizeof(Acc) == 8 ? 1 : 2;
 constexpr int kStepsOfASum = 16;   // steps (kRowsAtOnce rows of a thread) that are added one after the other, before they are added to a second sum: errors grow with these
-constexpr int kFinalColumns = 8;   // of a block of the second kernel: a sector of 32 bytes
-constexpr int kFinalThreads = 512;
+constexpr int kFinalThreads = 512;  // of a block of the second kernel
 
 struct Rows {
   const void* x;
@@ -156,36 +155,42 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks<Acc>) column_sum_rows(co
   }
 }
 
-// The sums of the columns of `terms` rows of partial sums, in fp64: these are few additions, of the largest numbers. A block has eight
-// columns, and a thread every 64th term of one.
+// The sums of the columns of `terms` rows of partial sums, in fp64: these are few additions, of the largest numbers. A block has
+// 2^column_bits columns, and a thread every n-th term of one, where n such threads share a column.
 template <typename Acc>
 __global__ void __launch_bounds__(kFinalThreads) column_sum_partials(const Acc* partials, void* out, int64_t terms, int64_t columns,
-                                                                     uint32_t tiles, double divisor, DType result) {
-  constexpr int kLanes = kFinalThreads / kFinalColumns, kAtOnce = 8, kWarps = kFinalThreads / 32;
-  __shared__ double sums[kWarps][kFinalColumns];
+                                                                     uint32_t tiles, int column_bits, double divisor, DType result) {
+  constexpr int kAtOnce = 8;
+  __shared__ double sums[kFinalThreads];
   wait_for_previous_kernel();
   const uint32_t tile = blockIdx.x % tiles, batch = blockIdx.x / tiles;
-  const int lane = threadIdx.x / kFinalColumns, own = threadIdx.x % kFinalColumns;
-  const int64_t column = int64_t(tile) * kFinalColumns + own;
+  const int block_columns = 1 << column_bits, lanes = kFinalThreads >> column_bits;
+  const int lane = threadIdx.x >> column_bits, own = threadIdx.x & (block_columns - 1);
+  const int64_t column = int64_t(tile) * block_columns + own;
   double sum = 0;
   if (column < columns) {
     const Acc* const from = partials + int64_t(batch) * terms * columns + column;
-    for (int64_t i = lane; i < terms; i += kAtOnce * kLanes) {
+    for (int64_t i = lane; i < terms; i += kAtOnce * lanes) {
       Acc x[kAtOnce];
 #pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) x[u] = i + u * kLanes < terms ? from[(i + u * kLanes) * columns] : Acc(0);
+      for (int u = 0; u < kAtOnce; ++u) x[u] = i + u * lanes < terms ? from[(i + u * lanes) * columns] : Acc(0);
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) sum += double(x[u]);
     }
   }
-  sum += __shfl_xor_sync(~0u, sum, 8);
-  sum += __shfl_xor_sync(~0u, sum, 16);
-  if (threadIdx.x % 32 < kFinalColumns) sums[threadIdx.x / 32][own] = sum;
-  __syncthreads();
-  if (threadIdx.x >= kFinalColumns || column >= columns) return;
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) sum += sums[w][own];
-  store_result(out, int64_t(batch) * columns + column, sum / divisor, result);
+  sums[threadIdx.x] = sum;
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (lane < half) sums[threadIdx.x] = sum += sums[threadIdx.x + half * block_columns];
+  }
+  if (lane == 0 && column < columns) store_result(out, int64_t(batch) * columns + column, sum / divisor, result);
+}
+
+// As many threads share a column as it has terms, at most 64: then a block has the columns of a sector of 32 bytes.
+int final_column_bits(int64_t terms) {
+  int bits = 3;
+  while ((kFinalThreads >> bits) / 2 >= terms) ++bits;
+  return bits;
 }
 
 template <typename In, typename Acc, int kBytes>
@@ -197,7 +202,9 @@ cudaError_t launch_rows(const Rows& rows, const Plan& plan, int64_t blocks, cuda
 
 template <typename In, typename Acc>
 cudaError_t launch_both(const Problem& p, const Plan& plan, void* partials, cudaStream_t stream) {
-  const int64_t blocks = plan.blocks(p), final_tiles = (p.columns + kFinalColumns - 1) / kFinalColumns;
+  const int64_t terms = plan.splits * plan.fold;
+  const int bits = final_column_bits(terms);
+  const int64_t blocks = plan.blocks(p), final_tiles = ((p.columns - 1) >> bits) + 1;
   if (blocks > INT32_MAX || final_tiles * p.batch > INT32_MAX) return cudaErrorInvalidConfiguration;
   const bool finished = plan.partials(p) == 0;
   Rows rows{};
@@ -217,7 +224,7 @@ cudaError_t launch_both(const Problem& p, const Plan& plan, void* partials, cuda
   }
   if (error != cudaSuccess || finished) return error;
   return launch_dependent(column_sum_partials<Acc>, dim3(uint32_t(final_tiles * p.batch)), dim3(kFinalThreads), 0, true, stream,
-                          static_cast<const Acc*>(partials), p.out, plan.splits * plan.fold, p.columns, uint32_t(final_tiles),
+                          static_cast<const Acc*>(partials), p.out, terms, p.columns, uint32_t(final_tiles), bits,
                           rows.wide_divisor, p.result);
 }
 

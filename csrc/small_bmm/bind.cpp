@@ -17,6 +17,7 @@ std::string small_bmm_plan(const std::vector<int64_t>& sizes, const std::vector<
   STD_TORCH_CHECK(sizes.size() == 4 && transposed.size() == 2 && misaligned.size() == 2, "small_bmm_plan: four sizes, and two operands");
   const int64_t m = sizes[1], n = sizes[2], k = sizes[3];
   Problem p = describe({sizes[0], m, k}, {m * k, k, 1}, {sizes[0], k, n}, {k * n, n, 1}, dtype);
+  STD_TORCH_CHECK(p.is_small, "small_bmm_plan: matrices of 1 to ", kMostSize, " rows and columns");
   p.a_transposed = transposed[0], p.b_transposed = transposed[1];
   p.a = reinterpret_cast<const void*>(misaligned[0]), p.b = reinterpret_cast<const void*>(misaligned[1]);
   const Plan plan = make_plan(p);

@@ -29,10 +29,11 @@ inline Problem describe(const std::vector<int64_t>& a_sizes, const std::vector<i
   const std::optional<DType> type = to_dtype(dtype);
   STD_TORCH_CHECK(type && (*type == DType::kFloat32 || is_half(*type)), "small_bmm: dtype is not supported");
   const int64_t m = a_sizes[1], k = a_sizes[2], n = b_sizes[2];
-  for (int64_t size : {m, n, k}) STD_TORCH_CHECK(1 <= size && size <= kMostSize, "small_bmm: matrices of 1 to ", kMostSize, " rows and columns");
   Problem p{};
-  p.batch = a_sizes[0], p.m = int(m), p.n = int(n), p.k = int(k), p.dtype = *type;
-  if (p.batch == 0) return p;
+  for (int64_t size : {m, n, k}) p.is_small = p.is_small && 1 <= size && size <= kMostSize;
+  p.batch = a_sizes[0], p.dtype = *type;
+  if (!p.is_small) return p;
+  p.m = int(m), p.n = int(n), p.k = int(k);
   p.a_transposed = order_of(a_sizes, a_strides) == Order::kColumns, p.b_transposed = order_of(b_sizes, b_strides) == Order::kColumns;
   return p;
 }

@@ -6,10 +6,26 @@
 namespace fusebackend::small_bmm {
 namespace {
 
-constexpr int kVector = 4;             // elements
+constexpr int kVectorShift = 2, kVector = 1 << kVectorShift;  // elements
+constexpr int kBankBytes = 128;        // of all banks of shared memory
 constexpr int kBlockBytes = 16 << 10;  // of both operands that a block reads: enough blocks of a multiprocessor read while others compute
 
 bool aligned(const void* data, int itemsize) { return reinterpret_cast<uintptr_t>(data) % (kVector * itemsize) == 0; }
+
+// Rows of which threads read elements, or vectors, side by side: these are in different banks as they are.
+Placement rows_read_across(int length) { return {length, 0, 0}; }
+
+// Rows of which threads read the same element, or vector, each of another row. Vectors of rows that begin at the same bank change places, where
+// there is a power of two of them; otherwise the distance of rows is odd.
+//   least_shift: threads next to one another read rows that are 2^least_shift apart.
+Placement rows_read_along(int length, int itemsize, bool vectors, int least_shift) {
+  const int chunks = length / kVector;
+  if (!vectors) return {length | 1, 0, 0};
+  if ((chunks & (chunks - 1)) != 0) return {(chunks | 1) * kVector, 0, 0};
+  int shift = 0;
+  while ((length * itemsize << shift) < kBankBytes) ++shift;  // rows that lie beside one another in the banks
+  return {length, chunks - 1, std::max(shift, least_shift)};
+}
 
 }  // namespace
 
@@ -20,15 +36,10 @@ Plan make_plan(const Problem& p) {
   plan.row_tile = plan.vectors && p.m > 16 ? 4 : 2;
   const int columns = plan.vectors ? kVector : 1;
   plan.threads_a_product = int(ceil_div(p.m, plan.row_tile) * ceil_div(p.n, columns));
-  // Threads that read one column of several rows must read from different banks: the pitch is odd, in vectors or in elements.
-  const int a_row = p.a_transposed ? p.m : p.k, b_row = p.b_transposed ? p.k : p.n;
-  const auto odd = [&](int row) { return plan.vectors ? (row / kVector | 1) * kVector : row | 1; };
-  plan.a_pitch = odd(a_row), plan.b_pitch = odd(b_row);
-  // By columns, a thread reads four rows of b that follow one another, which an odd pitch would put into few banks.
-  const int chunks = p.k / kVector;
-  if (plan.vectors && p.b_transposed && chunks > 1 && (chunks & (chunks - 1)) == 0) plan.b_pitch = b_row, plan.b_swizzle = chunks - 1;
+  plan.a = p.a_transposed ? rows_read_across(p.m) : rows_read_along(p.k, itemsize, plan.vectors, 0);
+  plan.b = p.b_transposed ? rows_read_along(p.k, itemsize, plan.vectors, kVectorShift) : rows_read_across(p.n);
   const int a_rows = p.a_transposed ? p.k : p.m, b_rows = p.b_transposed ? p.n : p.k;
-  const int elements = a_rows * plan.a_pitch + b_rows * plan.b_pitch;
+  const int elements = a_rows * plan.a.pitch + b_rows * plan.b.pitch;
   const int at_once = std::max(kThreads / plan.threads_a_product, 1);  // products that a block computes side by side
   const int wanted = kBlockBytes / ((p.m * p.k + p.k * p.n) * itemsize);
   plan.products = int(std::min<int64_t>(round_up(std::max(wanted, 1), at_once), round_up(std::max<int64_t>(p.batch, 1), at_once)));

@@ -15,7 +15,8 @@ struct Args {
   void* out;
   int64_t batch;
   int m, n, k, products, threads_a_product, row_groups;
-  int a_pitch, b_pitch, b_swizzle, a_rows, b_rows, a_row, b_row;  // rows as they lie in memory, and their lengths
+  Placement a_place, b_place;
+  int a_rows, b_rows, a_row, b_row;  // rows as they lie in memory, and their lengths
   FastDiv by_a_row, by_b_row, by_group, by_column_groups;
 };
 
@@ -28,13 +29,13 @@ __device__ __forceinline__ void narrow(float x, __nv_bfloat16& out) { out = __fl
 
 // `rows` rows of matrices that follow one another, to shared memory.
 template <typename T, int kN>
-__device__ __forceinline__ void copy_rows(T* to, const T* from, int rows, int length, int pitch, int swizzle, const FastDiv& by_length) {
+__device__ __forceinline__ void copy_rows(T* to, const T* from, int rows, int length, const Placement& at, const FastDiv& by_length) {
   const int count = rows * length / kN;
   for (int i = threadIdx.x; i < count; i += kThreads) {
     const uint32_t element = uint32_t(i) * kN;
     uint32_t row, column;
     by_length.divmod(element, row, column);
-    T* const place = to + row * pitch + (column ^ (row / 4 & swizzle) * 4);
+    T* const place = to + row * at.pitch + (column ^ (row >> at.shift & at.swizzle) * 4);
     if constexpr (kN * sizeof(T) == 16) cp_async_16(place, from + element);
     else if constexpr (kN * sizeof(T) == 8) cp_async_8(place, from + element);
     else *place = from[element];
@@ -59,11 +60,11 @@ __global__ void __launch_bounds__(kThreads) small_products(const Args p) {
   extern __shared__ __align__(16) char shared[];
   constexpr int kN = kVectors ? 4 : 1;
   T* const a_shared = reinterpret_cast<T*>(shared);
-  T* const b_shared = a_shared + p.products * p.a_rows * p.a_pitch;
+  T* const b_shared = a_shared + p.products * p.a_rows * p.a_place.pitch;
   const int64_t first = int64_t(blockIdx.x) * p.products;
   const int count = int(min(int64_t(p.products), p.batch - first));
-  copy_rows<T, kN>(a_shared, static_cast<const T*>(p.a) + first * p.m * p.k, count * p.a_rows, p.a_row, p.a_pitch, 0, p.by_a_row);
-  copy_rows<T, kN>(b_shared, static_cast<const T*>(p.b) + first * p.k * p.n, count * p.b_rows, p.b_row, p.b_pitch, p.b_swizzle, p.by_b_row);
+  copy_rows<T, kN>(a_shared, static_cast<const T*>(p.a) + first * p.m * p.k, count * p.a_rows, p.a_row, p.a_place, p.by_a_row);
+  copy_rows<T, kN>(b_shared, static_cast<const T*>(p.b) + first * p.k * p.n, count * p.b_rows, p.b_row, p.b_place, p.by_b_row);
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
@@ -78,27 +79,31 @@ __global__ void __launch_bounds__(kThreads) small_products(const Args p) {
       uint32_t row, column;  // neighbours beside one another
       p.by_column_groups.divmod(place, row, column);
       column *= kN;
-      const T* const a = a_shared + product * p.a_rows * p.a_pitch;
-      const T* const b = b_shared + product * p.b_rows * p.b_pitch;
-      const int swizzle = ((product * p.n + column) / 4 & p.b_swizzle) * 4;  // of the rows of b that are read
-      int rows[kRows];
+      const int a_first = product * p.a_rows, b_first = product * p.b_rows;  // rows in shared memory
+      const T* const a = a_shared + a_first * p.a_place.pitch;
+      const T* const b = b_shared + b_first * p.b_place.pitch;
+      const int b_swizzle = ((b_first + column) >> p.b_place.shift & p.b_place.swizzle) * 4;  // of the four rows that are columns
+      int rows[kRows], a_swizzle[kRows];
       float sum[kRows][kN] = {};
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) rows[i] = min(int(row) + i * p.row_groups, p.m - 1);
+      for (int i = 0; i < kRows; ++i) {
+        rows[i] = min(int(row) + i * p.row_groups, p.m - 1);
+        a_swizzle[i] = ((a_first + rows[i]) >> p.a_place.shift & p.a_place.swizzle) * 4;
+      }
       for (int k = 0; k < p.k; k += kN) {
         if constexpr (kVectors) {
           float4 x[kRows], y[4];  // x[row]: four terms, or for a transposed a x[row] gathered from four of its rows; y[term]: four columns
 #pragma unroll
           for (int i = 0; i < kRows; ++i) {
             if constexpr (kATransposed) {
-              const T* const from = a + k * p.a_pitch + rows[i];
-              x[i] = {widen(from[0]), widen(from[p.a_pitch]), widen(from[2 * p.a_pitch]), widen(from[3 * p.a_pitch])};
+              const T* const from = a + k * p.a_place.pitch + rows[i];
+              x[i] = {widen(from[0]), widen(from[p.a_place.pitch]), widen(from[2 * p.a_place.pitch]), widen(from[3 * p.a_place.pitch])};
             } else {
-              x[i] = read_four(a + rows[i] * p.a_pitch + k);
+              x[i] = read_four(a + rows[i] * p.a_place.pitch + (k ^ a_swizzle[i]));
             }
           }
 #pragma unroll
-          for (int j = 0; j < 4; ++j) y[j] = read_four(kBTransposed ? b + (column + j) * p.b_pitch + (k ^ swizzle) : b + (k + j) * p.b_pitch + column);
+          for (int j = 0; j < 4; ++j) y[j] = read_four(kBTransposed ? b + (column + j) * p.b_place.pitch + (k ^ b_swizzle) : b + (k + j) * p.b_place.pitch + column);
 #pragma unroll
           for (int t = 0; t < 4; ++t) {
 #pragma unroll
@@ -108,10 +113,10 @@ __global__ void __launch_bounds__(kThreads) small_products(const Args p) {
             }
           }
         } else {
-          const float y = widen(kBTransposed ? b[column * p.b_pitch + k] : b[k * p.b_pitch + column]);
+          const float y = widen(kBTransposed ? b[column * p.b_place.pitch + k] : b[k * p.b_place.pitch + column]);
 #pragma unroll
           for (int i = 0; i < kRows; ++i)
-            sum[i][0] = fmaf(widen(kATransposed ? a[k * p.a_pitch + rows[i]] : a[rows[i] * p.a_pitch + k]), y, sum[i][0]);
+            sum[i][0] = fmaf(widen(kATransposed ? a[k * p.a_place.pitch + rows[i]] : a[rows[i] * p.a_place.pitch + k]), y, sum[i][0]);
         }
       }
       T* const out = static_cast<T*>(p.out) + (first + product) * p.m * p.n + column;
@@ -144,7 +149,7 @@ cudaError_t launch_type(const Problem& p, const Plan& plan, cudaStream_t stream)
   args.a = p.a, args.b = p.b, args.out = p.out, args.batch = p.batch;
   args.m = p.m, args.n = p.n, args.k = p.k, args.products = plan.products, args.threads_a_product = plan.threads_a_product;
   args.row_groups = (p.m + plan.row_tile - 1) / plan.row_tile;
-  args.a_pitch = plan.a_pitch, args.b_pitch = plan.b_pitch, args.b_swizzle = plan.b_swizzle;
+  args.a_place = plan.a, args.b_place = plan.b;
   args.a_rows = p.a_transposed ? p.k : p.m, args.a_row = p.a_transposed ? p.m : p.k;
   args.b_rows = p.b_transposed ? p.n : p.k, args.b_row = p.b_transposed ? p.k : p.n;
   args.by_a_row = FastDiv(args.a_row), args.by_b_row = FastDiv(args.b_row);

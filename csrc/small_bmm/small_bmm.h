@@ -22,6 +22,12 @@ struct Problem {
   int m, n, k;
   bool a_transposed, b_transposed;
   DType dtype;
+  bool is_small = true;  // otherwise a library multiplies them: where sizes are symbolic, what was small once may grow
+};
+
+// How rows, as they lie in memory, stand in shared memory: `pitch` elements apart, with vector i of row r at i ^ (r >> shift & swizzle).
+struct Placement {
+  int pitch, swizzle, shift;
 };
 
 // How a GPU computes them: a block takes `products` of them to shared memory, where a group of threads computes each, two or four rows and
@@ -31,8 +37,7 @@ struct Plan {
   int row_tile;           // rows of a thread
   int threads_a_product;
   int products;           // of a block
-  int a_pitch, b_pitch;   // elements from one row (or column) to the next in shared memory
-  int b_swizzle;          // the vectors of a row of b change places: vector i of rows 4 r to 4 r + 3 stands at i ^ (r & b_swizzle)
+  Placement a, b;
   int shared_bytes;
   int64_t blocks;
 };

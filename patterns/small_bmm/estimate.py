@@ -32,7 +32,7 @@ def workload(site: Site) -> Workload:
         "b transposed": float(site.transposed[1]),
         "a alignment": alignment((k if not site.transposed[0] else m) * itemsize),
         "b alignment": alignment((n if not site.transposed[1] else k) * itemsize),
-        "dynamic": float(not isinstance(a.shape[0], int)),
+        "dynamic": float(not all(isinstance(size, int) for size in (*a.shape, *b.shape))),
     }
     suffix = " cpu" if a.device.type == "cpu" else ""
     inductor = Work(f"library bmm{suffix}", quantities, shape)

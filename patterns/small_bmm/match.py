@@ -35,11 +35,9 @@ class SmallBmm(Pattern):
         if len(node.args) > 2 or node.kwargs or not g.is_tensor(a) or not g.is_tensor(b):
             return None
         x, y = g.value(a), g.value(b)
-        sizes = (x.shape[1], y.shape[2], x.shape[2])
-        if any(g.hint(size) is None or g.hint(size) > most_size() for size in sizes):
+        sizes = g.hints((x.shape[1], y.shape[2], x.shape[2]))
+        if sizes is None or max(sizes) > most_size():
             return None
-        if not all(isinstance(size, int) for size in sizes):
-            return Reject("the sizes of the matrices are symbolic; only their number may be", node)
         if 0 in sizes:
             return Reject("matrices without elements", node)
         if x.dtype not in DTYPES or g.value(node).dtype != x.dtype:

@@ -67,6 +67,18 @@ def test_generated_code(device):
     assert_pattern(lambda a, b: (a.cos() @ b.mT).sin(), a, b, pattern="small_bmm", count=1)
 
 
+def test_symbolic_matrices_may_outgrow_the_kernel(interpreted, device):
+    def fn(a, b):
+        return a @ b.mT
+
+    compiled = interpreted(fn, options={"fuse.patterns": "small_bmm"}, dynamic=True)
+    for size in (5, 12, 32, 33, 70):
+        a, b = torch.randn(9, size + 1, size, device=device), torch.randn(9, size + 2, size, device=device)
+        with torch.compiler.set_stance("fail_on_recompile") if size != 5 else contextlib.nullcontext():
+            torch.testing.assert_close(compiled(a, b), fn(a, b))
+    assert fusebackend.last_report().counts() == {"small_bmm": 1}
+
+
 REFUSED = {
     "large matrices": (lambda a: a @ a, (4, 33, 33), None),
     "a plain product": (lambda a: a @ a, (8, 8), None),
