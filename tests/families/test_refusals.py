@@ -53,6 +53,8 @@ CALLS = {
     "matmul_planes": [(floats(4, 5), -1), (floats(2, 4, 5), -2)],
     "causal_conv1d": [(floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0, 0.0, True, False)],
     "causal_conv1d_backward": [(floats(2, 4, 9), floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0.0, True, False, True, True, True)],
+    "column_sum": [(floats(4, 5), 0, 1, False, torch.float32), (floats(3, 4, 5, 6), 1, 3, True, torch.float64)],
+    "small_bmm": [(floats(5, 3, 4), floats(5, 4, 6)), (floats(2, 8, 4).mT, floats(2, 4, 8).mT)],
     "numeric_check": [(floats(4, 5), floats(4, 5), "a site")],
 }
 #: Those that take no tensor.
@@ -61,11 +63,14 @@ FACTS = {
     "causal_conv1d_prefers_btc",
     "causal_conv1d_transposes_btc",
     "causal_conv1d_work",
+    "column_sum_plan",
     "fp32_matmul_constant",
     "fp32_matmul_work",
     "index_add_limits",
     "index_add_work",
     "index_plan_work",
+    "small_bmm_most_size",
+    "small_bmm_plan",
 }
 
 

@@ -1,0 +1,122 @@
+"""Sums over outer dims, read from the graph: which dims are summed, and in which order they lie in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.column_sum.ops import DTYPES, merges
+from fusebackend.rewriting.pattern import Reject
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+SUMS = (aten.sum.dim_IntList, aten.mean.dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A sum, or a mean, over dims outside of the innermost one.
+
+    Attributes:
+        node: it.
+        source: what is summed, seen through casts that change no value.
+        order: the dims of ``source`` in memory, outermost first; those that are summed are beside one another.
+        begin, end: they are ``order[begin:end]``.
+        keepdim: whether they stay, with size 1.
+    """
+
+    node: fx.Node
+    source: fx.Node
+    order: tuple[int, ...]
+    begin: int
+    end: int
+    keepdim: bool
+
+    @property
+    def is_mean(self) -> bool:
+        return self.node.target is aten.mean.dim
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        return self.order[self.begin : self.end]
+
+
+def read(node: fx.Node) -> Site | Reject | None:
+    """The sum at ``node``, one of ``SUMS``; why no kernel covers it; or None if its innermost dim is summed, or no float."""
+    call = g.arguments(node)
+    x, out = call["self"], g.value(node)
+    if not g.is_tensor(x) or not isinstance(out, torch.Tensor) or not g.value(x).is_floating_point():
+        return None
+    value = g.value(x)
+    dims = {d % value.dim() for d in call["dim"] or ()} if value.dim() else set()
+    if not dims or len(dims) == value.dim():
+        return None
+    wide = [d for d in range(value.dim()) if not g.same_size(value.shape[d], 1)]
+    memory = g.memory_order(value)
+    if memory is None:
+        return Reject("sizes are not known before run time (unbacked symbols)", node)
+    memory = [d for d in memory if d in wide]
+    if not memory or memory[-1] in dims or dims.isdisjoint(memory):
+        return None
+    if out.dtype not in DTYPES or value.dtype not in DTYPES or out.dtype.itemsize < value.dtype.itemsize:
+        return Reject(f"the sum of {value.dtype} in {out.dtype} is not supported", node)
+    if value.dtype.itemsize == out.dtype.itemsize and value.dtype != out.dtype:
+        return Reject(f"the sum of {value.dtype} in {out.dtype} rounds before it adds", node)
+    order = _order(value.dim(), memory, dims)
+    if isinstance(order, str):
+        return Reject(order, node)
+    begin = next(i for i, d in enumerate(order) if d in dims)
+    end = begin + len(dims)
+    reason = _why_not_one(value, order, begin, end)
+    if reason:
+        return Reject(reason, node)
+    return Site(node, _before_casts(x), tuple(order), begin, end, bool(call["keepdim"]))
+
+
+def _order(rank: int, memory: Sequence[int], dims: set[int]) -> list[int] | str:
+    """All dims in memory order, those of size 1 where they do no harm; or why the sum is not of this family."""
+    kept = [d for d in range(rank) if d not in dims]
+    wide_kept = [d for d in memory if d not in dims]
+    if wide_kept != sorted(wide_kept):
+        return "the dims that are kept lie in memory in another order than in the result"
+    first, last = (next(i for i, d in order if d in dims) for order in (enumerate(memory), reversed(list(enumerate(memory)))))
+    if any(d not in dims for d in memory[first : last + 1]):
+        return "dims that are summed lie on both sides of dims that are kept"
+    outer = memory[first - 1] if first else -1  # the last kept dim outside of the summed ones
+    summed = [d for d in dims if d not in memory] + [d for d in memory if d in dims]
+    return [*(d for d in kept if d <= outer), *summed, *(d for d in kept if d > outer)]
+
+
+def _why_not_one(value: torch.Tensor, order: Sequence[int], begin: int, end: int) -> str | None:
+    """Why the dims outside, those that are summed, or those inside can't be seen as one dim each, for all sizes."""
+    sizes, strides = [value.shape[d] for d in order], [value.stride(d) for d in order]
+    parts: list[tuple[Any, Any] | None] = [
+        merges(sizes[a:b], strides[a:b], g.same_size) for a, b in ((0, begin), (begin, end), (end, len(order)))
+    ]
+    if None in parts:
+        return "dims that are summed, or kept, can't be seen as one: there are gaps between them"
+    inner = parts[2]
+    if inner is not None and inner[1] is not None and not g.same_size(inner[1], 1):
+        return "the innermost dim has gaps"
+    return None
+
+
+def _before_casts(x: fx.Node) -> fx.Node:
+    """What a cast to a wider type reads: the sum is made in a wide type anyway."""
+    while x.target is prims.convert_element_type.default:
+        source = x.args[0]
+        if not g.is_tensor(source):
+            break
+        value, wider = g.value(source), g.value(x)
+        narrow = value.dtype in (torch.float16, torch.bfloat16) and wider.dtype in (torch.float32, torch.float64)
+        if not (narrow or (value.dtype, wider.dtype) == (torch.float32, torch.float64)):
+            break
+        if g.difference(torch.empty_like(wider, dtype=value.dtype), value) is not None:
+            break
+        x = source
+    return x

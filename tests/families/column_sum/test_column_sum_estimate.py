@@ -1,0 +1,123 @@
+"""What sums over outer dims are said to make a device do, both ways."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from families.traced_graphs import traced
+
+from fusebackend.patterns.column_sum import bench, estimate
+from fusebackend.patterns.column_sum.match import ColumnSum
+from fusebackend.rewriting.device_facts import IMAGINED
+from fusebackend.rewriting.pattern import Estimate, Match
+
+pytestmark = pytest.mark.usefixtures("library")
+
+f32, f16, bf16, i64 = torch.float32, torch.float16, torch.bfloat16, torch.int64
+ROWS, COLUMNS = 80_000, 128
+
+
+@pytest.fixture(autouse=True)
+def h200(kernels_for_every_device, monkeypatch):
+    monkeypatch.setattr(estimate, "device_facts", lambda device: IMAGINED)
+
+
+def described(function, *inputs, **options):
+    """What is said of the last sum of a function."""
+    graph = traced(function, *inputs, **options)
+    found = [ColumnSum().match(n) for n in graph.nodes if n.target in ColumnSum.anchors][-1]
+    assert isinstance(found, Match), found
+    return ColumnSum().estimate(found)
+
+
+def kinds(works):
+    return [w.kind for w in works]
+
+
+def test_a_tensor_that_is_there_is_read_once_by_both():
+    found = described(lambda x: x.sum(0), (ROWS, COLUMNS, bf16))
+    assert kinds(found.ours) == ["column_sum"] and kinds(found.inductor) == ["inductor column sum"]
+    (ours,), (inductor,) = found.ours, found.inductor
+    for work in (ours, inductor):
+        assert work.quantities["read"] == ROWS * COLUMNS * 2 and work.quantities["written"] == COLUMNS * 2
+    assert ours.quantities["launches"] == 2 and 0 < ours.quantities["partial"] < ours.quantities["read"] / 4
+    assert inductor.quantities.get("steps", 0) == inductor.quantities["gathered"] == 0
+    assert found.neighbour is None
+
+
+def test_a_product_becomes_a_tensor_first():
+    found = described(lambda x, y: (x * y).sum(0), (ROWS, COLUMNS, bf16), (ROWS, COLUMNS, bf16))
+    assert kinds(found.ours) == ["column_sum", "column_sum input"]
+    moved = ROWS * COLUMNS * 2
+    assert found.ours[1].quantities == {"bytes": 3 * moved, "gathered": 0}
+    (inductor,) = found.inductor
+    assert inductor.quantities["read"] == 2 * moved and inductor.quantities["computed"] == ROWS * COLUMNS
+    assert found.neighbour is not None and found.neighbour.target is torch.ops.aten.mul.Tensor
+
+
+def test_behind_an_indirect_load_the_rows_are_not_divided():
+    inputs = (5000, COLUMNS, bf16), (ROWS, i64), (COLUMNS, bf16)
+    found = described(lambda x, i, w: (x[i] * w).sum(0), *inputs)
+    (inductor,) = found.inductor
+    assert inductor.quantities["steps"] == ROWS
+    assert inductor.quantities["gathered"] == ROWS * COLUMNS * 2
+    assert inductor.quantities["read"] == ROWS * 8 + COLUMNS * 2
+    assert inductor.shape["gathers"] == 1
+    assert found.ours[1].quantities == {"bytes": ROWS * 8 + COLUMNS * 2 + ROWS * COLUMNS * 2, "gathered": ROWS * COLUMNS * 2}
+
+
+def test_more_columns_than_threads_take_turns():
+    wide = 2 * IMAGINED.multiprocessors * 2048
+    found = described(lambda x, i: x[i].sum(0), (10, wide, bf16), (100, i64))
+    assert found.inductor[0].quantities["steps"] == 200
+
+
+def test_what_others_need_as_a_tensor_costs_nothing_more():
+    def fn(x, y):
+        product = x * y
+        return product @ product.t(), product.sum(0)
+
+    found = described(fn, (ROWS, COLUMNS, bf16), (ROWS, COLUMNS, bf16))
+    assert kinds(found.ours) == ["column_sum"]
+
+
+def test_what_others_compute_too_is_a_kernel_more():
+    def fn(x, y):
+        product = x * y
+        return product.sum(1), product.sum(0)
+
+    found = described(fn, (ROWS, COLUMNS, bf16), (ROWS, COLUMNS, bf16))
+    assert kinds(found.ours) == ["column_sum", "stream"]
+    assert found.neighbour is not None
+
+
+def test_the_shape_is_that_of_the_sum():
+    found = described(lambda x: x.sum((1, 2)), (6, 30, 40, COLUMNS, f32))
+    for work in (*found.ours, *found.inductor):
+        assert 2 ** work.shape["batch"] == pytest.approx(6) and 2 ** work.shape["rows"] == pytest.approx(1200)
+        assert 2 ** work.shape["columns"] == pytest.approx(COLUMNS) and work.shape["dynamic"] == 0
+    assert described(lambda x: x.sum(0), (ROWS, COLUMNS, f32), dynamic=True).ours[0].shape["dynamic"] == 1
+
+
+def test_empty_tensors_are_left():
+    found = described(lambda x: x.sum(0), (0, COLUMNS, f32))
+    assert isinstance(found, Estimate) and found.pays is False
+
+
+def test_a_cpu_has_kinds_of_its_own():
+    found = described(lambda x, y: (x * y).sum(0), (ROWS, COLUMNS, f32), (ROWS, COLUMNS, f32), device="cpu")
+    assert kinds((*found.ours, *found.inductor)) == ["column_sum cpu", "column_sum input cpu", "inductor column sum cpu"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_every_random_case_is_described(dynamic):
+    cases = bench.random_cases(random.Random(0), 1.0)
+    for _ in range(40):
+        case = next(cases)
+        inputs = case.inputs(torch.device("meta"))
+        found = described(case.fn, *((*x.shape, x.dtype) for x in inputs), dynamic=dynamic)
+        for work in (*found.ours, *found.inductor):
+            assert all(q >= 0 for q in work.quantities.values()), case.name
+        assert found.ours[0].quantities["read"] > 0 and found.inductor[0].quantities["launches"] > 0
