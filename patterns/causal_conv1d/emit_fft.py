@@ -120,6 +120,9 @@ class _Builder:
     def _grouped(self, factor: Factor, groups: tuple[tuple[Any, ...], ...]) -> fx.Node:
         """The rows with one dim for the labels of each group, which it has or which it is broadcast along, and the samples last."""
         e, node, labels = self.e, factor.rows.node, list(factor.labels)
+        dtype = torch.float64 if g.value(node).dtype == torch.float64 else torch.float32
+        if g.value(node).dtype != dtype:  # rows that were converted to complex numbers
+            node = e.call(prims.convert_element_type.default, node, dtype)
         wanted = [x for group in groups for x in group]
         dims = [d for d, x in enumerate(labels) if x is None]
         if dims:

@@ -166,7 +166,7 @@ class SpectrumReader:
     def _c2c(self, node: fx.Node) -> Spectrum:
         source, dims, norm, forward = node.args
         if forward:
-            return _transform(node, _real_rows(source), dims, norm, Bins.ALL)
+            return _transform(node, source, dims, norm, Bins.ALL)
         spectrum = self.read(source)
         if len(dims) != 1 or spectrum.labels[dims[0] % len(spectrum.labels)] != TIME or spectrum.bins not in (Bins.ALL, Bins.ONE_SIDED):
             raise Unreadable("an inverse FFT of bins that are not those of real rows", node, spectrum.is_product)
@@ -401,6 +401,9 @@ def _transform(node: fx.Node, source: fx.Node, dims: Any, norm: int, bins: Bins)
     value = g.value(source)
     axis = dims[0] % value.dim()
     rows = _rows(source, axis)
+    if value.is_complex():
+        inner = _rows(_real_rows(rows.node), axis)
+        rows = dataclasses.replace(inner, offset=rows.offset + inner.offset)
     labels = tuple(TIME if d == axis else None if g.same_size(s, 1) else (rows.node, d) for d, s in enumerate(g.value(rows.node).shape))
     scale, power = _normalization(norm, value.shape[axis])
     return Spectrum((Term((Factor(rows, labels),), scale, power),), labels, value.shape[axis], bins)

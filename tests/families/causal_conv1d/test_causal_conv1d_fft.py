@@ -180,6 +180,14 @@ def test_16_bit_rows_are_convolved_in_fp32_as_they_are_transformed(dtype):
     assert found(report) == [FORWARD, BACKWARD]
 
 
+def test_16_bit_rows_that_are_converted_to_complex_numbers():
+    def fn(u, k):
+        n = 2 * LENGTH
+        return ifft(fft(u.to(torch.complex64), n=n) * fft(k, n=n), n=n).real[..., :LENGTH]
+
+    assert found(compare(fn, u(dtype=torch.bfloat16).detach(), k().detach())) == [FORWARD]
+
+
 def test_fp64_on_cpus():
     if torch.get_default_device().type != "cpu":
         pytest.skip("CUDA kernels have no double")

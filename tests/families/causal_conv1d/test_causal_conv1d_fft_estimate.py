@@ -47,7 +47,8 @@ def joint_graph(fn, shapes, backward, device, dynamic):
     for node in made.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
-            node.meta["val"] = value.new_empty_strided(value.shape, value.stride(), device=device)
+            with value.fake_mode:
+                node.meta["val"] = value.new_empty_strided(value.shape, value.stride(), device=device)
     return made.graph
 
 
