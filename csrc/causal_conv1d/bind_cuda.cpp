@@ -19,6 +19,7 @@ cudaError_t convolve(ConvParams& p, const Tensor& like, cudaStream_t stream) {
   switch (forward_route(p)) {
     case ForwardRoute::kShort: return launch_short_forward(p, stream);
     case ForwardRoute::kRegisterWindow: return launch_register_window_forward(p, stream);
+    case ForwardRoute::kRegisterToeplitz: return launch_register_toeplitz_forward(p, stream);
     case ForwardRoute::kToeplitz: return launch_toeplitz_forward(p, stream);
     case ForwardRoute::kFft: {
       const Tensor spectra = scratch(like, fft_forward_scratch(p) * 4);

@@ -100,10 +100,12 @@ __device__ __forceinline__ void dft16(Complex<R> (&v)[16]) {
   }
 }
 
-// v[k] *= first * w^k.
+// v[k] *= first * w^k with w = e^(i pi half_turns). A power that is a product of products has all their rounding errors, which in fp32 would be
+// most of a transform's: there w^4 and w^8 are computed like w. In double that would cost more than it is worth.
 template <bool FIRST_IS_ONE, typename R>
-__device__ __forceinline__ void twiddle16(Complex<R> (&v)[16], Complex<R> first, Complex<R> w) {
-  const Complex<R> w2 = w * w, w3 = w2 * w, w4 = w2 * w2;
+__device__ __forceinline__ void twiddle16(Complex<R> (&v)[16], Complex<R> first, R half_turns) {
+  constexpr bool kAccurate = sizeof(R) == 4;
+  const Complex<R> w = unit(half_turns), w2 = w * w, w3 = w2 * w, w4 = kAccurate ? unit(4 * half_turns) : w2 * w2;
 #pragma unroll
   for (int k = 0; k < 16; k += 4) {
     const bool one = FIRST_IS_ONE && k == 0;
@@ -111,7 +113,8 @@ __device__ __forceinline__ void twiddle16(Complex<R> (&v)[16], Complex<R> first,
     v[k + 1] = v[k + 1] * (one ? w : first * w);
     v[k + 2] = v[k + 2] * (one ? w2 : first * w2);
     v[k + 3] = v[k + 3] * (one ? w3 : first * w3);
-    first = one ? w4 : first * w4;
+    if (kAccurate && FIRST_IS_ONE && k == 4) first = unit(8 * half_turns);
+    else first = one ? w4 : first * w4;
   }
 }
 
@@ -150,7 +153,7 @@ struct Fft {
         else v[j] = points[at(S) * j];
       }
       dft16<false>(v);
-      twiddle16<!kWeighted>(v, kWeighted ? unit(R(0.5) / N * within) : C{1, 0}, unit(R(-2) / M * within));
+      twiddle16<!kWeighted>(v, kWeighted ? unit(R(0.5) / N * within) : C{1, 0}, R(-2) / M * within);
 #pragma unroll
       for (int j = 0; j < 16; ++j) points[at(S) * j] = v[j];
     }
@@ -168,7 +171,7 @@ struct Fft {
       C v[16];
 #pragma unroll
       for (int j = 0; j < 16; ++j) v[j] = points[at(S) * j];
-      twiddle16<!kWeighted>(v, kWeighted ? unit(R(-0.5) / N * within) : C{1, 0}, unit(R(2) / M * within));
+      twiddle16<!kWeighted>(v, kWeighted ? unit(R(-0.5) / N * within) : C{1, 0}, R(2) / M * within);
       dft16<true>(v);
 #pragma unroll
       for (int j = 0; j < 16; ++j) {

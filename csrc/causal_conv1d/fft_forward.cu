@@ -15,8 +15,16 @@ namespace {
 
 struct RowScale {
   int exponent;  // 2^exponent makes the row's norm about 1
+  double sum;    // of squares
   bool finite;
 };
+
+// Of the second row of a pair: the power of two that brings its norm nearest to that of the first, scaled by its own. By itself either could
+// be twice as large as the other.
+__device__ __forceinline__ int matching_exponent(const RowScale& first, const RowScale& second) {
+  if (!(first.sum > 0 && second.sum > 0)) return second.exponent;
+  return max(-126, min(126, first.exponent + (ilogb(2 * (first.sum / second.sum)) >> 1)));
+}
 
 // All threads get the same answer.
 template <typename T>
@@ -29,7 +37,7 @@ __device__ RowScale row_scale(const T* row, int len, int64_t stride) {
   }
   sum = block_sum(sum);
   const bool finite = sum <= 1e300;  // false for inf and for NaN
-  return {finite && sum > 0 ? max(-126, min(126, -ilogb(sum) / 2)) : 0, finite};
+  return {finite && sum > 0 ? max(-126, min(126, -ilogb(sum) / 2)) : 0, sum, finite};
 }
 
 // 2^e for |e| <= 126.
@@ -94,8 +102,9 @@ __global__ void __launch_bounds__(Fft<float, LOG_N>::kThreads, Fft<float, LOG_N>
         }
         continue;
       }
-      const float scale0 = power_of_two(s0.exponent), scale1 = two ? power_of_two(s1.exponent) : 0.f;
-      const float unscale0 = power_of_two(-s0.exponent), unscale1 = power_of_two(-s1.exponent), w_unscale = power_of_two(-ws.exponent);
+      const int exponent1 = matching_exponent(s0, s1);
+      const float scale0 = power_of_two(s0.exponent), scale1 = two ? power_of_two(exponent1) : 0.f;
+      const float unscale0 = power_of_two(-s0.exponent), unscale1 = power_of_two(-exponent1), w_unscale = power_of_two(-ws.exponent);
       Complex<float> z[F::kPoints];
       __syncthreads();
       F::forward(

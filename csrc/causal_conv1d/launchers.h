@@ -43,6 +43,10 @@ int toeplitz_weight_grad_splits(const WeightGradParams&);
 inline int64_t eager_chain(const WeightGradParams& p) { return std::min(p.in_len, p.out_len) * ((p.batch + 7) / 8); }
 cudaError_t launch_toeplitz_weight_grad(const WeightGradParams&, cudaStream_t);
 
+// Taps at most 32 samples from their output, of 16-bit types: the same in registers.
+bool register_toeplitz_supported(const ConvParams&);
+cudaError_t launch_register_toeplitz_forward(const ConvParams&, cudaStream_t);
+
 // Rows of thousands of samples with about as many taps, by FFT in fp32. Scratch is in floats; 0 if the case is not supported.
 int64_t fft_forward_scratch(const ConvParams&);
 cudaError_t launch_fft_forward(const ConvParams&, float* scratch, cudaStream_t);

@@ -14,6 +14,7 @@ inline bool is_fp32(DType dtype) { return dtype == DType::kFloat32; }
 // must also be so long that eager mode's rounding errors exceed a tensor core's truncation: forwards those of so many taps, for weight
 // gradients those of eager mode's chains (eager_chain).
 constexpr int64_t kToeplitzTaps = 10, kToeplitzTapsFp32 = 128, kToeplitzBatch = 2, kToeplitzChainFp32 = 640;
+constexpr int64_t kRegisterToeplitzBatch = 5;  // more than half of the rows of a warp
 
 // Registers: taps up to which they are faster on (batch, channel, time) than tensor cores, or windows in shared memory; on (batch, time,
 // channel) they are used for as many as the kernels take. fp32 weight gradients are sums of sums there, whose errors are below eager mode's

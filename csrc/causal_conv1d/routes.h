@@ -4,7 +4,7 @@
 
 namespace fusebackend::causal_conv1d {
 
-enum class ForwardRoute { kShort, kRegisterWindow, kSharedTile, kToeplitz, kFft };
+enum class ForwardRoute { kShort, kRegisterWindow, kSharedTile, kRegisterToeplitz, kToeplitz, kFft };
 ForwardRoute forward_route(const ConvParams&);
 
 enum class WeightGradRoute { kRegisterWindow, kSharedTile, kToeplitz, kFft };

@@ -46,6 +46,7 @@ ForwardRoute forward_route(const ConvParams& p) {
   if (widened || sums_exactly(p)) return ForwardRoute::kSharedTile;
   if (short_forward_supported(p)) return ForwardRoute::kShort;
   if (registers_pay(p)) return ForwardRoute::kRegisterWindow;
+  if (has_toeplitz_size(p) && p.batch >= kRegisterToeplitzBatch && register_toeplitz_supported(p)) return ForwardRoute::kRegisterToeplitz;
   if (is_fp32(p.dtype) && p.out_len < kManyResults) return ForwardRoute::kSharedTile;
   if (fft_pays(p)) return ForwardRoute::kFft;
   return toeplitz_pays(p) ? ForwardRoute::kToeplitz : ForwardRoute::kSharedTile;

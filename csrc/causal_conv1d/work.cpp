@@ -51,6 +51,13 @@ int64_t blocks(int64_t batch, int64_t channels, int64_t len, DType dtype, bool i
   return channels * std::clamp<int64_t>(std::min(ceil_div(sm_count * kBlocksPerSm, channels), ceil_div(vectors, 2 * kThreads)), 1, 65535);
 }
 
+// Of the smallest block of toeplitz_forward.cu, rounded up: eight rows of x, two copies of the taps between zeros, and the rest.
+int64_t tensor_core_shared_bytes(const ConvParams& p) {
+  constexpr int64_t kRest = 24 * 1024, kRowEnd = 256, kZeroTaps = 512;
+  const int64_t item = int64_t(element_size(p.dtype));
+  return std::min<int64_t>(p.batch, 8) * (p.in_len * item + kRowEnd) + 2 * (p.taps + kZeroTaps) * item + (is_fp32(p.dtype) ? kRest / 8 : kRest);
+}
+
 void write(std::ostringstream& out, Kind kind, bool doubles, bool in_btc, int64_t channels) {
   const bool strips = in_btc && (kind == Kind::kShort || kind == Kind::kWindow);
   const int64_t per_warp = kWarp * vector_of(channels);
@@ -68,6 +75,7 @@ std::string work_of(const ConvParams& p, int sm_count) {
   out.precision(17);
   out << "blocks=" << blocks(p.batch, p.channels, p.out_len, p.dtype, in_btc, kind, sm_count);
   write(out, kind, is_fp32(p.dtype) && p.channels == 1, in_btc, p.channels);
+  out << " shared=" << (kind == Kind::kTensorCores ? tensor_core_shared_bytes(p) : 0);
   return out.str();
 }
 

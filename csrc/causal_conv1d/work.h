@@ -13,6 +13,7 @@ namespace fusebackend::causal_conv1d {
 //   doubles    1 if it sums in double
 //   blocks     thread blocks, about
 //   lanes      the threads of a warp, over those that have channels to work on
+//   shared     where the kind is tensor_cores: bytes of shared memory that a block must have, or windows in shared memory take its place
 std::string work_of(const ConvParams& p, int sm_count);
 
 // The same of the gradients:

@@ -19,6 +19,7 @@ def cases() -> list[Case]:
         return [
             *_both_directions("long fp32 B4 C64 T256", (4, 64, 256), 256, fp32, False, {}, {}),
             *_both_directions("short bf16 B2 C256 T512", (2, 256, 512), 4, bf16, False, {}, {}),
+            *_by_fft("FFT-written fp32 B4 C64 T256", (4, 64, 256), fp32),
         ]
     wide = (8, 4096, 2048)
     return [
@@ -28,6 +29,10 @@ def cases() -> list[Case]:
         *_both_directions("short bf16 B8 C4096 T2048", wide, 4, bf16, False, {"floor": 1.2}, {"floor": 2.2}),
         *_both_directions("short bf16 B8 C4096 T2048 as (B, T, C)", wide, 4, bf16, True, {"floor": 1.3}, {"floor": 2.2}),
         *_both_directions("short fp32 B8 C4096 T2048", wide, 4, fp32, False, {"floor": 1.2}, {"floor": 2.2}),
+        *_by_fft("FFT-written fp32 B8 C768 T2048", (8, 768, 2048), fp32),
+        *_by_fft("FFT-written bf16 B8 C768 T2048", (8, 768, 2048), bf16),
+        *_by_fft("FFT-written fp32 B32 C768 T768", (32, 768, 768), fp32),
+        *_by_fft("FFT-written fp32 B4 C768 T8192", (4, 768, 8192), fp32),
     ]
 
 
@@ -63,9 +68,39 @@ def _both_directions(
     yield Case(f"{name}, backward", convolve, inputs, copy, goals=backward_goals, backward=(0, 1, 2) if short else (0, 1))
 
 
+def _by_fft(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Case]:
+    """A long convolution as Hyena writes it, with the skip connection. The FFT is always in fp32."""
+    _, channels, length = shape
+
+    def inputs(device: torch.device) -> tuple:
+        taps = torch.randn(channels, length, device=device) / length**0.5
+        return (
+            torch.randn(shape, device=device).to(dtype).requires_grad_(),
+            taps.requires_grad_(),
+            torch.nn.Parameter(torch.randn(channels, device=device)),
+        )
+
+    def convolve(u, k, skip):
+        n = 2 * u.shape[-1]
+        k_f = torch.fft.rfft(k, n=n) / n
+        u_f = torch.fft.rfft(u.to(k.dtype), n=n)
+        y = torch.fft.irfft(u_f * k_f, n=n, norm="forward")[..., : u.shape[-1]]
+        return (y + u * skip.unsqueeze(-1)).to(u.dtype)
+
+    def copy(u, k, skip):
+        return u.detach().clone()
+
+    yield Case(f"{name}, forward", convolve, inputs, copy, goals={"inductor": 1.0})
+    yield Case(f"{name}, backward", convolve, inputs, copy, goals={"inductor": 1.0}, backward=(0, 1, 2))
+
+
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
-    """Endless: one direction each, of 2 taps up to as many as samples."""
+    """Endless: one direction each, of 2 taps up to as many as samples; every fourth written by FFT."""
+    by_fft = _random_by_fft(draw, scale)
     while True:
+        if draw.random() < 0.25:
+            yield next(by_fft)
+            continue
         kind, batch, channels, length = draw.choice(list(FLOATS)), size(draw, 1, 64), size(draw, 4, 8192), size(draw, 16, 8192)
         taps = min(draw.choice([2, 3, 4, 4, 4, 5, 7, 9, 16, 31, 64, 128, length]), length)
         elements = batch * channels * length / scale
@@ -85,3 +120,27 @@ def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
 
         what = f"{kind} B{batch} C{channels} T{length} K{taps}{' (B, T, C)' if btc else ''}{' silu' if silu else ''}"
         yield Case(f"{what}, {'backward' if backward else 'forward'}", fn, inputs, backward=(0, 1, 2) if backward else ())
+
+
+def _random_by_fft(draw: random.Random, scale: float) -> Iterator[Case]:
+    while True:
+        batch, channels, length = size(draw, 1, 64), size(draw, 4, 4096), size(draw, 32, 8192)
+        taps = min(draw.choice([4, 16, 40, 128, 512, length, length, length, length]), length)
+        elements = batch * channels * length / scale
+        if not 2**16 <= elements <= 2**25 or elements * taps > 2**35:
+            continue
+        backward = draw.random() < 0.5
+        more = draw.choice([length, length, length, taps - 1, 0 if taps == length else taps])  # zeros behind the rows
+        if more < taps - 1:
+            continue
+
+        def inputs(device, batch=batch, channels=channels, length=length, taps=taps):
+            u = torch.randn(batch, channels, length, device=device)
+            return u, torch.nn.Parameter(torch.randn(channels, taps, device=device) / taps**0.5)
+
+        def fn(u, k, more=more):
+            n = u.shape[-1] + more
+            return 2 * torch.fft.irfft(torch.fft.rfft(u, n=n) * torch.fft.rfft(k, n=n), n=n)[..., : u.shape[-1]]
+
+        what = f"FFT of {length + more} fp32 B{batch} C{channels} T{length} K{taps}"
+        yield Case(f"{what}, {'backward' if backward else 'forward'}", fn, inputs, backward=(0, 1) if backward else ())

@@ -8,7 +8,7 @@ follows another takes less than one alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,14 +17,13 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.causal_conv1d.memory_order import is_btc
 from fusebackend.patterns.causal_conv1d.nodes import size_of
+from fusebackend.patterns.causal_conv1d.operator_work import Sizes, backward_work, forward_work, multiprocessors
 from fusebackend.patterns.causal_conv1d.orders import backward_orders, forward_orders
 from fusebackend.patterns.causal_conv1d.read_backward import Backward
 from fusebackend.patterns.causal_conv1d.read_convolution import Convolution
 from fusebackend.patterns.causal_conv1d.read_forward import Forward
-from fusebackend.patterns.causal_conv1d.work import kernel_work
-from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Estimate, Match, Work, Workload
-from fusebackend.rewriting.workload import alignment, log2
+from fusebackend.rewriting.workload import log2
 
 #: PyTorch hands fp16 convolutions of at least so many channels to cuDNN (``use_cudnn_depthwise`` in ATen/native/Convolution.cpp).
 _CUDNN_CHANNELS = 32
@@ -33,38 +32,10 @@ _UNKNOWN = Estimate(None, "a size depends on data, so it is not known whether th
 _EMPTY = Estimate(False, "the convolution is empty")
 
 
-class _Sizes:
-    """The sizes of a convolution as they were when the graph was traced, and where it runs."""
-
-    def __init__(self, conv: Convolution, left: Any, length: Any):
-        x = g.value(conv.x)
-        self.dtype, self.device, self.item = conv.dtype, x.device, conv.dtype.itemsize
-        self.known = g.hints((*x.shape, length, conv.taps, size_of(left)))
-        self.dynamic = any(isinstance(s, torch.SymInt) for s in x.shape)
-        if self.known is not None:
-            self.batch, self.channels, self.samples, self.length, self.taps, self.left = self.known
-            self.x_bytes = self.item * self.batch * self.channels * self.samples
-            self.bytes = self.item * self.batch * self.channels * self.length
-            self.products = self.batch * self.channels * self.length * min(self.taps, self.samples)
-
-    def kind(self, name: str) -> str:
-        return name if self.device.type == "cuda" else f"{name} {self.device.type}"
-
-    def work(self, name: str, quantities: Mapping[str, float], shape: Mapping[str, float]) -> Work:
-        return Work(self.kind(name), {n: float(q) for n, q in quantities.items()}, {**self._common_shape(), **shape})
-
-    def _common_shape(self) -> dict[str, float]:
-        return {
-            "log2 batch": log2(self.batch),
-            "log2 channels": log2(self.channels),
-            "log2 samples": log2(self.samples),
-            "log2 taps": log2(self.taps),
-            "log2 taps per sample": log2(self.taps / max(self.samples, 1)),
-            "element": float(self.item),
-            "row alignment": alignment(self.item * self.samples),
-            "channel alignment": alignment(self.item * self.channels),
-            "dynamic": float(self.dynamic),
-        }
+def _sizes(conv: Convolution, left: Any, length: Any) -> Sizes:
+    x = g.value(conv.x)
+    known = g.hints((*x.shape, length, conv.taps, size_of(left)))
+    return Sizes(known, conv.dtype, x.device, any(isinstance(size, torch.SymInt) for size in x.shape))
 
 
 def forward_workloads(site: Forward, without_silu: Match | None = None) -> Estimate | Sequence[Workload]:
@@ -97,9 +68,9 @@ def backward_workload(site: Backward) -> Estimate | Workload:
 # ---- forward ----
 
 
-def _forward_sizes(site: Forward) -> _Sizes:
+def _forward_sizes(site: Forward) -> Sizes:
     output = g.value(site.output)
-    return _Sizes(site.conv, site.left, output.shape[1 if site.transposed else 2])
+    return _sizes(site.conv, site.left, output.shape[1 if site.transposed else 2])
 
 
 def _is_alone(site: Forward) -> bool:
@@ -108,7 +79,7 @@ def _is_alone(site: Forward) -> bool:
     return all(user in inside for user in site.pre.users)
 
 
-def _our_forward(sizes: _Sizes, site: Forward, after: Sequence[int]) -> Work:
+def _our_forward(sizes: Sizes, site: Forward, after: Sequence[int]) -> Work:
     """``after``: the bytes that each kernel moves which computes what is left to Inductor."""
     orders = forward_orders(site)
     output = g.value(site.output)
@@ -118,20 +89,10 @@ def _our_forward(sizes: _Sizes, site: Forward, after: Sequence[int]) -> Work:
         copies.append(2 * sizes.bytes)
     pointwise = [*_conversion(sizes, site.conv), *after]
     x_btc = is_btc(g.value(site.conv.x)) if orders.operands is None else orders.operands
-    quantities = {"bytes": sizes.x_bytes + sizes.bytes, "copied bytes": sum(copies), "pointwise bytes": sum(pointwise)}
-    quantities["launches"] = 1 + len(copies) + len(pointwise)
-    shape = {"x in btc": float(x_btc), "result in btc": float(orders.result), "silu": float(site.silu)}
-    if sizes.device.type == "cuda":
-        facts = _kernel_work(sizes, (x_btc, orders.result, False), site.silu)
-        quantities |= _products(sizes, facts, sizes.products, x_btc) | {"blocks": facts["blocks"]}
-        shape |= _route(facts) | _fill(sizes, facts)
-    else:
-        quantities["products"] = sizes.products
-    quantities["activations"] = sizes.bytes / sizes.item if site.silu else 0
-    return sizes.work("causal_conv1d", quantities, shape)
+    return forward_work(sizes, x_btc, orders.result, silu=site.silu, copies=copies, pointwise=pointwise)
 
 
-def _inductor_forward(sizes: _Sizes, site: Forward) -> Work:
+def _inductor_forward(sizes: Sizes, site: Forward) -> Work:
     node = site.anchor
     written = g.hints(g.value(node).shape)
     out_bytes = sizes.item * math.prod(written) if written else sizes.bytes
@@ -148,13 +109,13 @@ def _inductor_forward(sizes: _Sizes, site: Forward) -> Work:
     return sizes.work("depthwise conv", quantities, shape)
 
 
-def _padded_bytes(sizes: _Sizes, node: fx.Node) -> int:
+def _padded_bytes(sizes: Sizes, node: fx.Node) -> int:
     """Bytes of what the convolution at ``node`` reads."""
     padded = g.hints(g.value(g.arguments(node)["input"]).shape)
     return sizes.item * math.prod(padded) if padded else sizes.x_bytes
 
 
-def _padding(sizes: _Sizes, site: Forward) -> list[int]:
+def _padding(sizes: Sizes, site: Forward) -> list[int]:
     """The bytes that the kernel moves which pads x, unless whatever computes x writes it padded."""
     source = g.arguments(site.anchor)["input"]
     if source is site.conv.x or _is_written_by_loops(site.conv.x):
@@ -162,7 +123,7 @@ def _padding(sizes: _Sizes, site: Forward) -> list[int]:
     return [sizes.x_bytes + _padded_bytes(sizes, site.anchor)]
 
 
-def _pointwise(sizes: _Sizes, site: Forward) -> list[int]:
+def _pointwise(sizes: Sizes, site: Forward) -> list[int]:
     """The same of the kernel for what follows the convolution, unless the next one computes that too."""
     follows = site.silu or site.bias is not None or len(site.nodes) > 1
     return [2 * sizes.bytes] if follows and not _is_read_by_loops(site.output) else []
@@ -171,11 +132,11 @@ def _pointwise(sizes: _Sizes, site: Forward) -> list[int]:
 # ---- backward ----
 
 
-def _backward_sizes(site: Backward) -> _Sizes:
-    return _Sizes(site.conv, site.left, g.value(site.grad).shape[1 if site.transposed else 2])
+def _backward_sizes(site: Backward) -> Sizes:
+    return _sizes(site.conv, site.left, g.value(site.grad).shape[1 if site.transposed else 2])
 
 
-def _our_backward(sizes: _Sizes, site: Backward) -> Work:
+def _our_backward(sizes: Sizes, site: Backward) -> Work:
     orders = backward_orders(site)
     grad = g.value(site.grad)
     grad = grad.transpose(1, 2) if site.transposed else grad
@@ -186,28 +147,11 @@ def _our_backward(sizes: _Sizes, site: Backward) -> Work:
         copies.append(2 * sizes.x_bytes)
     pointwise = _conversion(sizes, site.conv)
     x_btc, grad_btc = (is_btc(g.value(site.conv.x)), is_btc(grad)) if orders.operands is None else (orders.operands,) * 2
-    quantities: dict[str, float] = {"bytes": sizes.x_bytes * (1 + needed[0]) + sizes.bytes, "copied bytes": sum(copies)}
-    quantities |= {"pointwise bytes": sum(pointwise), "launches": len(copies) + len(pointwise)}
-    shape = {"x in btc": float(x_btc), "gradient in btc": float(grad_btc), "result in btc": float(orders.result), "silu": float(site.silu)}
-    shape |= {"of x": float(needed[0]), "of weight": float(needed[1] or needed[2])}
-    sums = site.silu + needed[0] + (needed[1] or needed[2])  # of products
-    if sizes.device.type == "cuda":
-        facts = _kernel_work(sizes, (x_btc, grad_btc, orders.result), site.silu, needed)
-        of_weight = (needed[1] or needed[2]) and not facts["one_pass"]
-        quantities |= _products(sizes, facts, sizes.products * (sums - of_weight), x_btc)
-        if of_weight:
-            route = "grad_window" if facts["grad_window"] else "grad_tensor_cores" if facts["grad_tensor_cores"] else "grad_tile"
-            quantities[route] = sizes.products
-        quantities |= {"blocks": facts["blocks"], "bytes between kernels": facts["wide_bytes"]}
-        quantities["launches"] += facts["launches"]
-        shape |= _route(facts) | _fill(sizes, facts) | {"one pass": facts["one_pass"], "grad window": facts["grad_window"]}
-    else:
-        quantities["products"] = sizes.products * sums
-    quantities["activations"] = sizes.bytes / sizes.item if site.silu else 0
-    return sizes.work("causal_conv1d backward", quantities, shape)
+    used = (x_btc, grad_btc, orders.result)
+    return backward_work(sizes, used, needed, silu=site.silu, copies=copies, pointwise=pointwise)
 
 
-def _inductor_backward(sizes: _Sizes, site: Backward) -> Work:
+def _inductor_backward(sizes: Sizes, site: Backward) -> Work:
     node = site.nodes[0]
     args = g.arguments(node)
     padded_bytes = _padded_bytes(sizes, node)
@@ -241,52 +185,22 @@ def _inductor_backward(sizes: _Sizes, site: Backward) -> Work:
 # ---- both ----
 
 
-def _kernel_work(sizes: _Sizes, orders: Sequence[bool], silu: bool, needed: Sequence[bool] = ()) -> Mapping[str, float]:
-    return kernel_work(sizes.known[:5], orders, sizes.dtype, sizes.left, silu, _multiprocessors(sizes), needed)
+def _waves(sizes: Sizes, blocks: int) -> int:
+    return math.ceil(blocks / multiprocessors(sizes))
 
 
-def _products(sizes: _Sizes, facts: Mapping[str, float], products: float, btc: bool) -> dict[str, float]:
-    """Products by what computes them, as if all multiprocessors and lanes had some, and the points of Fourier transforms."""
-    names = ("doubles", "tensor_cores", "fft", "short", "window")
-    route = next((name for name in names if facts[name]), "tile")
-    if route == "fft":
-        points = 2 ** math.ceil(math.log2(max(sizes.samples + sizes.taps, 2)))
-        return {"fft points": sizes.channels * (math.ceil(sizes.batch / 2) + 0.5) * points}
-    if route == "tensor_cores":  # whole groups of eight batch entries
-        products *= math.ceil(sizes.batch / 8) * 8 / sizes.batch
-    idle = max(_multiprocessors(sizes) / facts["blocks"], 1.0)
-    order = " btc" if btc and route in ("short", "window") else ""  # other kernels for other orders
-    return {f"products ({route}{order})": products * idle * facts["lanes"]}
-
-
-def _route(facts: Mapping[str, float]) -> dict[str, float]:
-    return {name: facts[name] for name in ("short", "window", "tensor_cores", "fft", "doubles")}
-
-
-def _multiprocessors(sizes: _Sizes) -> int:
-    return device_facts(sizes.device).multiprocessors if sizes.device.type == "cuda" else torch.get_num_threads()
-
-
-def _fill(sizes: _Sizes, facts: Mapping[str, float]) -> dict[str, float]:
-    return {"log2 blocks per multiprocessor": log2(facts["blocks"] / _multiprocessors(sizes)), "log2 lanes": log2(facts["lanes"])}
-
-
-def _waves(sizes: _Sizes, blocks: int) -> int:
-    return math.ceil(blocks / _multiprocessors(sizes))
-
-
-def _where(sizes: _Sizes) -> str:
+def _where(sizes: Sizes) -> str:
     """Behind a quantity's name: which library has the kernel."""
     return " of cuDNN" if _library(sizes)["cudnn"] and sizes.device.type == "cuda" else ""
 
 
-def _library(sizes: _Sizes) -> dict[str, float]:
+def _library(sizes: Sizes) -> dict[str, float]:
     """What decides which of the library's kernels runs."""
     half = sizes.dtype == torch.float16
     return {"half": float(half), "cudnn": float(half and sizes.channels >= _CUDNN_CHANNELS), "one channel": float(sizes.channels == 1)}
 
 
-def _conversion(sizes: _Sizes, conv: Convolution) -> list[int]:
+def _conversion(sizes: Sizes, conv: Convolution) -> list[int]:
     """The bytes that the kernel moves which converts x to the dtype that is convolved, unless whatever computes x writes it so."""
     x = g.value(conv.x)
     if x.dtype == conv.dtype or _is_written_by_loops(conv.x):

@@ -47,4 +47,36 @@ def causal_conv1d(b: Builder) -> bool | None:
         b.emit(b.pick((f"{y}.transpose(-1, -2)", f"{y} * torch.sigmoid({y})", f"F.silu({y} + 1)")))
 
 
-CORES = (causal_conv1d,)
+def by_fft(b: Builder) -> bool | None:
+    """The same written by FFT, in the ways that models write it, and near misses: what wraps around, or uses the transforms elsewhere."""
+    if b.dtype.itemsize < 4 or not b.dtype.is_floating_point or b.special:
+        return False  # PyTorch transforms no 16-bit rows on CPUs, and an infinity makes its whole row NaN
+    batch, channels, length = b.pick((2, 1, 3)), b.pick((4, 1, 3, 5)), b.pick((9, 16, 33, 64, 1, 40))
+    taps = b.pick((length, 4, length, 1, 17))
+    shape = b.pick(((batch, channels, length),) * 3 + ((channels, length), (batch, channels, 2, length)))
+    u = b.operand(shape)
+    k = b.operand(b.pick(((channels, taps), (1, channels, taps))) if len(shape) < 4 else (channels, 1, taps))
+    n = b.pick((2 * length, length + taps - 1, length + taps + 3, length + taps - 1, 2 * length, max(length, taps)))
+    start, stop = b.pick(((0, length),) * 5 + ((1, length), (0, n), (max(taps - 1, 0), length)))
+    norm = b.pick(("",) * 3 + (", norm='ortho'", ", norm='forward'"))
+    whole = b.chance(15)
+    forward, inverse = ("fft", "ifft") if whole else ("rfft", "irfft")
+    points = f"2 * {b.size_of(length)}" if n == 2 * length else str(n)
+    u_f = b.emit(f"torch.fft.{forward}({u}, n={points}{norm})")
+    k_f = b.emit(f"torch.fft.{forward}({k}, n={points}{norm})")
+    if u_f is None or k_f is None:
+        return False
+    scaled = b.pick((k_f, k_f, f"({k_f} / {n})", f"(2 * {k_f})", f"{k_f}.conj()"))
+    y = b.emit(f"torch.fft.{inverse}({u_f} * {scaled}, n={points}{norm}){'.real' if whole else ''}")
+    part = f":{b.size_of(length)}" if (start, stop) == (0, length) else f"{start}:{stop}"
+    y = y and b.emit(f"{y}[..., {part}]", moves=True)
+    if y is None:
+        return False
+    if b.chance(10):
+        y = b.emit(f"{y} * {u_f}.abs().sum()") or y
+    if b.chance(50) and (start, stop) == (0, length):
+        b.emit(f"{y} + {u} * {b.number()}")
+    return None
+
+
+CORES = (causal_conv1d, by_fft)

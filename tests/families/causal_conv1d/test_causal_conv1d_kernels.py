@@ -47,6 +47,22 @@ def test_5_to_70_taps_match_fp64_in_both_memory_orders(device, channels_last, ta
             Case(24, 66, length, taps, dtype, device, channels_last=channels_last, silu=length == 96).check()
 
 
+@pytest.mark.cuda
+@cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("taps, left", [(17, 16), (31, 15), (31, 30), (33, 32), (65, 32), (20, 3), (31, 0)])
+def test_tens_of_taps_on_aligned_16_bit_rows_stay_in_registers(dtype, taps, left):
+    for batch, channels, length in ((5, 7, 8), (9, 3, 40), (32, 6, 1000), (17, 40, 1032), (64, 4, 96)):
+        case = Case(batch, channels, length, taps, dtype, "cuda", left=left, out=length, silu=batch == 9, bias=batch != 5)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+            first = case.forward()
+        assert any("register_toeplitz" in e.name for e in profiled.events())
+        assert torch.equal(first, case.forward())
+        case.check()
+        case.x[0, 0, length // 2], case.x[-1, -1, 0] = float("inf"), float("nan")
+        case.check_what_is_not_finite()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("taps", [100, 131, 300])
 def test_hundreds_of_taps_match_fp64_in_any_memory_order(device, taps):

@@ -1,0 +1,139 @@
+// Tens of taps on (batch, channel, time) tensors of 16-bit types: as toeplitz_forward.cuh, on tensor cores, but all in registers. Samples go
+// from memory to fragments, and fragments to memory, 16 bytes at a time; there is no shared memory to fill and to wait for.
+//
+// A warp walks along 8 rows (batch entries of one channel), 32 samples at a time. The taps w[s - t + left] are the left operand, samples the
+// right one. In which order samples are summed is free, and so is which output is which row of the product: lane (g, q) takes samples 8q to
+// 8q + 7 of row g as they lie in memory, and once results are transposed it has outputs 8q to 8q + 7 of that row. Then all taps that it needs
+// are 3 fragments for each distance in chunks between samples and outputs, -1, 0 and 1: 36 registers, for a whole row.
+//
+// Zero taps that meet an inf make a NaN, so results that are NaN are computed again, one by one.
+#pragma once
+#include "causal_conv1d/direct_sums.cuh"
+#include "causal_conv1d/tensor_core.cuh"
+
+namespace fusebackend::causal_conv1d {
+
+constexpr int kChunkSamples = 32, kWarpRows = 8, kWarpsOfBlock = 4;
+constexpr int kReach = kChunkSamples;  // the farthest that a tap may lie from its output
+constexpr int kSlots = 8;              // chunks: three that are multiplied, the others on their way
+constexpr int kBlocksPerSm = 4;
+
+struct RegisterToeplitzPlan {
+  int chunks;  // of a row of results
+  int span;    // chunks that a warp walks along
+  int spans;   // of a row
+  int items;   // of a channel: groups of rows, times spans
+};
+
+// Lane (g, q) has elements 2q and 2q + 1 of row g of an 8x8 matrix, and gets those of column g.
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+  uint32_t result = 0;
+#if __CUDA_ARCH__ >= 800
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+#endif
+  return result;
+}
+
+// Eight results one by one. Not inlined: it is rare.
+template <typename T, bool SILU>
+__device__ __noinline__ void direct_results(const T* x, int in_len, const T* w, int64_t w_stride, int taps, int t, float bias, bool skips_padding, T* out) {
+  for (int e = 0; e < 8; ++e) {
+    const float y = bias + sum_of_taps(x, 1, in_len, w, w_stride, taps, t + e, 0.f, skips_padding);
+    out[e] = from_float<T>(SILU ? silu<T>(y) : y);
+  }
+}
+
+template <typename T, bool SILU>
+__global__ void __launch_bounds__(kWarpsOfBlock * 32, kBlocksPerSm) register_toeplitz_forward(const ConvParams p, const RegisterToeplitzPlan plan) {
+#if __CUDA_ARCH__ >= 800
+  constexpr int kTaps = 4 * kChunkSamples, kNearest = 2 * kChunkSamples - 1;  // w[s - t + left] is taps[s - t + kNearest]
+  static_assert(kTaps == kWarpsOfBlock * 32);
+  __shared__ T taps[kTaps];
+  const int64_t c = blockIdx.x;
+  const T* w = static_cast<const T*>(p.w) + c * p.w_stride.c;
+  const int left = static_cast<int>(p.left), in_len = static_cast<int>(p.in_len), out_len = static_cast<int>(p.out_len);
+  const int k = static_cast<int>(threadIdx.x) - kNearest + left;
+  taps[threadIdx.x] = k >= 0 && k < p.taps ? w[k * p.w_stride.k] : from_float<T>(0.f);
+  __syncthreads();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+
+  // A sample of fragment f is s = 8q + 4f + {0, 1}, and 2 more; an output of tile i is t = 8 (g / 2) + 4i + g % 2, and 2 more. left_operand[d][m]
+  // is for samples d - 1 chunks from the outputs, and f - i = m - 1.
+  uint32_t left_operand[3][3][4];
+#pragma unroll
+  for (int d = 0; d < 3; ++d) {
+#pragma unroll
+    for (int m = 0; m < 3; ++m) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int at = kNearest + kChunkSamples * (d - 1) + 8 * (q - g / 2) - g % 2 + 4 * (m - 1) + 2 * (r / 2) - 2 * (r % 2);
+        Vec<T, 2> two;
+        two.v[0] = taps[at], two.v[1] = taps[at + 1];
+        left_operand[d][m][r] = *reinterpret_cast<const uint32_t*>(&two);
+      }
+    }
+  }
+  const float bias = static_cast<float>(p.shift) + load_bias<T>(p, c);
+
+  for (int item = blockIdx.y * kWarpsOfBlock + warp; item < plan.items; item += gridDim.y * kWarpsOfBlock) {
+    const int group = item / plan.spans, first = (item - group * plan.spans) * plan.span, last = min(first + plan.span, plan.chunks);
+    const int64_t b = int64_t{group} * kWarpRows + g;
+    const bool valid = b < p.batch;
+    const T* const x = row_of<T>(p.x, p.x_stride, valid ? b : 0, c) + 8 * q;
+    T* const out = row_of<T>(p.out, p.out_stride, valid ? b : 0, c) + 8 * q;
+    const int samples_end = min(in_len, (last + 1) * kChunkSamples);
+    const unsigned samples_left = valid && 8 * q < samples_end ? samples_end - 8 * q : 0, outputs_left = valid && 8 * q < out_len ? out_len - 8 * q : 0;
+    uint32_t samples[kSlots][4];
+    auto load = [&](int chunk, uint32_t (&to)[4]) {
+      uint4 raw = {0, 0, 0, 0};
+      const int s = chunk * kChunkSamples;
+      if (static_cast<unsigned>(s) < samples_left) raw = *reinterpret_cast<const uint4*>(x + s);
+      to[0] = raw.x, to[1] = raw.y, to[2] = raw.z, to[3] = raw.w;
+    };
+    // Chunk first + i is in slot (i + 1) % kSlots.
+#pragma unroll
+    for (int i = 0; i < kSlots - 1; ++i) load(first - 1 + i, samples[i]);
+    for (int start = first; start < last; start += kSlots) {
+#pragma unroll
+      for (int u = 0; u < kSlots; ++u) {
+        const int chunk = start + u;
+        if (chunk >= last) break;
+        load(chunk + kSlots - 2, samples[(u + kSlots - 1) % kSlots]);
+        float sum[2][4] = {};
+#pragma unroll
+        for (int d = 0; d < 3; ++d) {
+          const uint32_t(&from)[4] = samples[(u + d) % kSlots];
+#pragma unroll
+          for (int f = 0; f < 2; ++f) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) multiply_add<T, false>(sum[i], left_operand[d][f - i + 1], from[2 * f], from[2 * f + 1]);
+          }
+        }
+
+        uint32_t pairs[4];
+        bool any_nan = false;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float y[2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            y[e] = sum[j / 2][2 * (j % 2) + e] + bias;
+            any_nan = any_nan || y[e] != y[e];
+            if constexpr (SILU) y[e] = silu<T>(y[e]);
+          }
+          const Vec<T, 2> two = pack<T, 2>(y);
+          pairs[j] = transposed(*reinterpret_cast<const uint32_t*>(&two));
+        }
+        const bool again = __any_sync(0xffffffffu, any_nan);
+        const int t = chunk * kChunkSamples;
+        if (static_cast<unsigned>(t) < outputs_left) {
+          if (again) direct_results<T, SILU>(x - 8 * q, in_len, w, p.w_stride.k, static_cast<int>(p.taps), t + 8 * q - left, bias, p.skips_padding, out + t);
+          else *reinterpret_cast<uint4*>(out + t) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        }
+      }
+    }
+  }
+#endif
+}
+
+}  // namespace fusebackend::causal_conv1d

@@ -1,0 +1,526 @@
+"""Reads what the complex values of a joint graph are: discrete Fourier transforms of zero-padded real rows, and products of two of them.
+
+A gradient is spelled by the same transforms, which autograd writes in other words: the gradient of ``irfft`` doubles all bins but the first
+and the last, that of ``rfft`` is the real part of an inverse transform of half of the bins. Every step is linear in each operand, so each
+value is a sum of products, which is kept as an einsum is written: with a label for each dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.causal_conv1d.nodes import is_number, size_of
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+#: The label of the dimension that is transformed. Others are (node, dim), of the rows that first had them, or None where the size is 1.
+TIME = "time"
+Labels = tuple[Any, ...]
+
+INVERSES = (aten._fft_c2r.default, aten._fft_c2c.default)
+
+
+class Bins(enum.Enum):
+    """Which bins of a transform of real rows a value holds; the others follow from these."""
+
+    HALF = "n // 2 + 1 of them"
+    DOUBLED = "the same, all but the first and (where n is even) the last doubled"
+    ONE_SIDED = "the same, and zeros in place of the others"
+    ALL = "all of them"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Real rows along dim ``axis`` of ``node``, behind ``offset`` zeros, and before as many zeros as the transform's length leaves."""
+
+    node: fx.Node
+    axis: int
+    offset: int = 0
+
+    @property
+    def length(self) -> Any:
+        return g.value(self.node).shape[self.axis]
+
+
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    """The transform of ``rows``, whose dims have these labels; ``conjugated`` or not."""
+
+    rows: Rows
+    labels: Labels
+    conjugated: bool = False
+
+    def relabeled(self, new: dict[Any, Any]) -> Factor:
+        return dataclasses.replace(self, labels=_relabeled(self.labels, new))
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """A product of one or two transforms, times ``scale * n ** power``. Labels of factors that the value lacks are summed over."""
+
+    factors: tuple[Factor, ...]
+    scale: float = 1.0
+    power: Fraction = Fraction(0)
+
+    def relabeled(self, new: dict[Any, Any]) -> Term:
+        return dataclasses.replace(self, factors=tuple(f.relabeled(new) for f in self.factors))
+
+    def scaled(self, scale: float, power: Fraction = Fraction(0)) -> Term:
+        return dataclasses.replace(self, scale=self.scale * scale, power=self.power + power)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spectrum:
+    """A sum of terms: ``bins`` of a transform of ``n`` samples, or what an inverse transform made of all bins (``bins`` is None)."""
+
+    terms: tuple[Term, ...]
+    labels: Labels
+    n: Any
+    bins: Bins | None
+
+    @property
+    def is_product(self) -> bool:
+        return any(len(t.factors) > 1 for t in self.terms)
+
+    def mapped(self, change: Callable[[Term], Term]) -> Spectrum:
+        return dataclasses.replace(self, terms=tuple(map(change, self.terms)))
+
+    def relabeled(self, new: dict[Any, Any]) -> Spectrum:
+        return dataclasses.replace(self.mapped(lambda t: t.relabeled(new)), labels=_relabeled(self.labels, new))
+
+
+class Unreadable(Exception):
+    """A value is no sum of products of transforms.
+
+    Attributes:
+        node: where that shows.
+        near: whether a product of transforms, or what looks like one, is part of it.
+    """
+
+    def __init__(self, reason: str, node: fx.Node, near: bool = False):
+        super().__init__(reason)
+        self.reason, self.node, self.near = reason, node, near
+
+
+class SpectrumReader:
+    """Reads complex nodes of one graph, each once, while the graph does not change."""
+
+    def __init__(self) -> None:
+        self._read: dict[fx.Node, Spectrum | Unreadable] = {}
+
+    def read(self, node: fx.Node) -> Spectrum:
+        """Raises:
+        Unreadable: the node is something else.
+        """
+        if node not in self._read:
+            try:
+                self._read[node] = self._of(node)
+            except Unreadable as found:
+                self._read[node] = found
+        found = self._read[node]
+        if isinstance(found, Unreadable):
+            raise found
+        return found
+
+    def inverse(self, node: fx.Node) -> Spectrum:
+        """What an inverse transform to real rows makes (``aten._fft_c2r``): ``bins`` is None."""
+        source, dims, norm, n = node.args
+        spectrum = self.read(source)
+        if len(dims) != 1 or spectrum.labels[dims[0] % len(spectrum.labels)] != TIME:
+            raise Unreadable("the inverse FFT is along another dimension", node, spectrum.is_product)
+        if spectrum.bins is not Bins.HALF or not g.same_size(size_of(n), spectrum.n):
+            raise Unreadable("the inverse FFT has another length than the FFTs", node, spectrum.is_product)
+        return _inverted(spectrum, norm)
+
+    def _of(self, node: fx.Node) -> Spectrum:
+        if node.op != "call_function" or not g.is_tensor(node) or not g.value(node).is_complex():
+            raise Unreadable(f"{g.describe(node)} is not the FFT of real rows", node)
+        read = _READERS.get(node.target)
+        if read is None:
+            near = any(self._is_product(i) for i in node.all_input_nodes)
+            raise Unreadable(f"{g.describe(node)} of an FFT is not supported", node, near)
+        return read(self, node)
+
+    def _is_product(self, node: fx.Node) -> bool:
+        try:
+            return self.read(node).is_product
+        except Unreadable as found:
+            return found.near
+
+    # ---- transforms ----
+
+    def _r2c(self, node: fx.Node) -> Spectrum:
+        source, dims, norm, onesided = node.args
+        return _transform(node, source, dims, norm, Bins.HALF if onesided else Bins.ALL)
+
+    def _c2c(self, node: fx.Node) -> Spectrum:
+        source, dims, norm, forward = node.args
+        if forward:
+            return _transform(node, source, dims, norm, Bins.ALL)
+        spectrum = self.read(source)
+        if len(dims) != 1 or spectrum.labels[dims[0] % len(spectrum.labels)] != TIME or spectrum.bins not in (Bins.ALL, Bins.ONE_SIDED):
+            raise Unreadable("an inverse FFT of bins that are not those of real rows", node, spectrum.is_product)
+        return _inverted(spectrum, norm)
+
+    # ---- pointwise ----
+
+    def _mul(self, node: fx.Node) -> Spectrum:
+        first, second = node.args
+        if not isinstance(first, fx.Node) or not g.is_tensor(first):
+            first, second = second, first
+        if not isinstance(second, fx.Node) or not g.is_tensor(second):
+            return self._scaled(node, first, second, 1)
+        try:
+            a, b = self.read(first), self.read(second)
+        except Unreadable as found:
+            either = self._is_spectrum(first) or self._is_spectrum(second)
+            raise Unreadable(f"an FFT is multiplied by what is not one: {found.reason}", found.node, found.near or either) from found
+        bins = _bins_of_product(a.bins, b.bins)
+        if bins is None or not g.same_size(a.n, b.n):
+            raise Unreadable("FFTs of different lengths, or different bins, are multiplied", node, True)
+        b = b.relabeled(_unified(node, a, b))
+        labels = _broadcast(a.labels, b.labels)
+        if len({x for x in labels if x is not None}) < sum(x is not None for x in labels):
+            raise Unreadable("the FFT of the same rows along two dimensions", node, True)
+        terms = []
+        for x in a.terms:
+            for y in b.terms:
+                if len(x.factors) + len(y.factors) > 2:
+                    raise Unreadable("the product of more than two FFTs", node, True)
+                terms.append(Term((*x.factors, *y.factors), x.scale * y.scale, x.power + y.power))
+        return Spectrum(tuple(terms), labels, a.n, bins)
+
+    def _is_spectrum(self, node: fx.Node) -> bool:
+        try:
+            self.read(node)
+        except Unreadable:
+            return False
+        return True
+
+    def _div(self, node: fx.Node) -> Spectrum:
+        return self._scaled(node, node.args[0], node.args[1], -1)
+
+    def _scaled(self, node: fx.Node, spectrum: Any, by: Any, power: int) -> Spectrum:
+        found = self.read(spectrum)
+        value = by if isinstance(by, (int, float)) else size_of(by) if isinstance(by, fx.Node) and not g.is_tensor(by) else None
+        if isinstance(value, torch.SymInt) and g.same_size(value, found.n):
+            return found.mapped(lambda t: t.scaled(1.0, Fraction(power)))
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or (power < 0 and value == 0):
+            raise Unreadable(f"an FFT is scaled by {by}, which is not a number", node, found.is_product)
+        return found.mapped(lambda t: t.scaled(float(value) ** power))
+
+    def _add(self, node: fx.Node) -> Spectrum:
+        first, second = node.args
+        if not node.kwargs and is_number(second, 0):
+            return self.read(first)
+        if node.kwargs or not g.is_tensor(first) or not g.is_tensor(second):
+            raise Unreadable("what is added to an FFT is not one", node, any(map(self._is_product, node.all_input_nodes)))
+        return self._sum_of(node, first, second)
+
+    def _sub(self, node: fx.Node) -> Spectrum:
+        if node.kwargs or not all(map(g.is_tensor, node.args)):
+            raise Unreadable("what is taken from an FFT is not one", node, any(map(self._is_product, node.all_input_nodes)))
+        return self._sum_of(node, *node.args, scale=-1.0)
+
+    def _pairs(self, node: fx.Node) -> Spectrum:
+        """A sum as Inductor writes it: of pairs of real numbers."""
+        operands = summed_pairs(node)
+        if operands is None:
+            raise Unreadable("complex values that are made of real ones", node)
+        return self._sum_of(node, *operands)
+
+    def _sum_of(self, node: fx.Node, first: fx.Node, second: fx.Node, scale: float = 1.0) -> Spectrum:
+        a, b = self.read(first), self.read(second).mapped(lambda t: t.scaled(scale))
+        if a.bins is not b.bins or not g.same_size(a.n, b.n) or len(a.labels) != len(b.labels):
+            raise Unreadable("FFTs of different lengths, or different bins, are added", node, True)
+        b = b.relabeled(_unified(node, a, b))
+        if a.labels != b.labels:
+            raise Unreadable("FFTs of different shapes are added", node, True)
+        return dataclasses.replace(a, terms=(*a.terms, *b.terms))
+
+    def _conj(self, node: fx.Node) -> Spectrum:
+        def conjugated(term: Term) -> Term:
+            factors = tuple(dataclasses.replace(f, conjugated=not f.conjugated) for f in term.factors)
+            return dataclasses.replace(term, factors=factors)
+
+        found = self.read(node.args[0])
+        if found.bins is None:
+            raise Unreadable("the conjugate of an inverse FFT", node, found.is_product)
+        return found.mapped(conjugated)
+
+    def _same(self, node: fx.Node) -> Spectrum:
+        return self.read(node.args[0])
+
+    def _copy(self, node: fx.Node) -> Spectrum:
+        return self.read(node.args[1])
+
+    # ---- bins ----
+
+    def _slice(self, node: fx.Node) -> Spectrum:
+        args = g.arguments(node)
+        found, dim = self.read(args["self"]), args["dim"] % g.value(node).dim()
+        bins = g.value(node).shape[dim]
+        half = found.bins is Bins.ALL and args["start"] in (0, None) and args["step"] == 1 and g.same_size(bins, found.n // 2 + 1)
+        if found.labels[dim] != TIME or not half:
+            raise Unreadable("a part of an FFT is taken", node, found.is_product)
+        return dataclasses.replace(found, bins=Bins.HALF)
+
+    def _slice_scatter(self, node: fx.Node) -> Spectrum:
+        args = g.arguments(node)
+        whole, part, dim = args["self"], args["src"], args["dim"] % g.value(node).dim()
+        if args["step"] != 1:
+            raise Unreadable("bins of an FFT are overwritten", node)
+        if is_zeros(whole):
+            found = self.read(part)
+            if found.labels[dim] != TIME or found.bins is not Bins.DOUBLED or args["start"] not in (0, None):
+                raise Unreadable("bins of an FFT are put among zeros", node, found.is_product)
+            if not g.same_size(g.value(node).shape[dim], found.n):
+                raise Unreadable("an FFT is extended to another length", node, found.is_product)
+            return dataclasses.replace(found, bins=Bins.ONE_SIDED)
+        found = self.read(whole)
+        inner = _doubled(part)
+        if inner is None or inner.target is not aten.slice.Tensor or found.bins is not Bins.HALF or found.labels[dim] != TIME:
+            raise Unreadable("bins of an FFT are overwritten", node, found.is_product)
+        cut = g.arguments(inner)
+        same = cut["self"] is whole and cut["dim"] % len(found.labels) == dim and cut["step"] == 1 and cut["start"] == args["start"] == 1
+        half, doubled = g.value(node).shape[dim], g.value(part).shape[dim]
+        if not same or not g.same_size(doubled, found.n - half):
+            raise Unreadable("other bins of an FFT are doubled than those of its gradient", node, found.is_product)
+        return dataclasses.replace(found, bins=Bins.DOUBLED)
+
+    # ---- dims ----
+
+    def _permute(self, node: fx.Node) -> Spectrum:
+        found = self.read(node.args[0])
+        return dataclasses.replace(found, labels=tuple(found.labels[d] for d in node.args[1]))
+
+    def _unsqueeze(self, node: fx.Node) -> Spectrum:
+        found = self.read(node.args[0])
+        dim = node.args[1] % (len(found.labels) + 1)
+        return dataclasses.replace(found, labels=(*found.labels[:dim], None, *found.labels[dim:]))
+
+    def _squeeze(self, node: fx.Node) -> Spectrum:
+        found = self.read(node.args[0])
+        dims = {d % len(found.labels) for d in (node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]])}
+        return dataclasses.replace(found, labels=tuple(x for d, x in enumerate(found.labels) if d not in dims or x is not None))
+
+    def _view(self, node: fx.Node) -> Spectrum:
+        """A view that adds or takes away dims of size 1."""
+        found = self.read(node.args[0])
+        left = [(x, s) for x, s in zip(found.labels, g.value(node.args[0]).shape) if x is not None]
+        labels: list[Any] = []
+        for size in g.value(node).shape:
+            if left and g.same_size(size, left[0][1]):
+                labels.append(left.pop(0)[0])
+            elif g.same_size(size, 1):
+                labels.append(None)
+            else:
+                raise Unreadable("dims of an FFT are merged or split", node, found.is_product)
+        if left:
+            raise Unreadable("dims of an FFT are merged or split", node, found.is_product)
+        return dataclasses.replace(found, labels=tuple(labels))
+
+    def _sum(self, node: fx.Node) -> Spectrum:
+        args = g.arguments(node)
+        found = self.read(args["self"])
+        dims = {d % len(found.labels) for d in args["dim"] or ()}
+        if not dims or any(found.labels[d] == TIME for d in dims):
+            raise Unreadable("the sum of all bins of an FFT", node, found.is_product)
+        if any(len(t.factors) < 2 for t in found.terms) and any(found.labels[d] is not None for d in dims):
+            raise Unreadable("a sum of FFTs that are not multiplied yet", node)
+        kept = [None if d in dims else x for d, x in enumerate(found.labels)]
+        return dataclasses.replace(found, labels=tuple(x for d, x in enumerate(kept) if d not in dims or args["keepdim"]))
+
+
+_READERS: dict[Any, Callable[[SpectrumReader, fx.Node], Spectrum]] = {
+    aten._fft_r2c.default: SpectrumReader._r2c,
+    aten._fft_c2c.default: SpectrumReader._c2c,
+    aten.mul.Tensor: SpectrumReader._mul,
+    aten.mul.Scalar: SpectrumReader._mul,
+    aten.div.Tensor: SpectrumReader._div,
+    aten.div.Scalar: SpectrumReader._div,
+    aten.add.Tensor: SpectrumReader._add,
+    aten.sub.Tensor: SpectrumReader._sub,
+    aten.view.dtype: SpectrumReader._pairs,
+    aten._conj.default: SpectrumReader._conj,
+    aten._conj_physical.default: SpectrumReader._conj,
+    aten.clone.default: SpectrumReader._same,
+    aten.alias.default: SpectrumReader._same,
+    aten.detach.default: SpectrumReader._same,
+    aten.resolve_conj.default: SpectrumReader._same,
+    aten.copy.default: SpectrumReader._copy,
+    aten.slice.Tensor: SpectrumReader._slice,
+    aten.slice_scatter.default: SpectrumReader._slice_scatter,
+    aten.permute.default: SpectrumReader._permute,
+    aten.unsqueeze.default: SpectrumReader._unsqueeze,
+    aten.squeeze.dim: SpectrumReader._squeeze,
+    aten.squeeze.dims: SpectrumReader._squeeze,
+    aten.view.default: SpectrumReader._view,
+    aten.sum.dim_IntList: SpectrumReader._sum,
+}
+
+
+def is_zeros(node: Any) -> bool:
+    """Whether all elements are zero; seen through slices."""
+    while isinstance(node, fx.Node) and node.target is aten.slice.Tensor:
+        node = node.args[0]
+    return isinstance(node, fx.Node) and node.target is aten.full.default and is_number(node.args[1], 0)
+
+
+def summed_pairs(node: Any) -> tuple[fx.Node, fx.Node] | None:
+    """(a, b) if the complex ``node`` is a + b, which Inductor writes as a sum of views of real numbers."""
+    if node.target is not aten.view.dtype or not g.value(node).is_complex():
+        return None
+    added = node.args[0].args[0] if node.args[0].target is aten.view.default else None
+    if added is None or added.target is not aten.add.Tensor or added.kwargs:
+        return None
+    found = []
+    for pairs in added.args:
+        reals = pairs.args[0] if isinstance(pairs, fx.Node) and pairs.target is aten.view.default else None
+        if not isinstance(reals, fx.Node) or reals.target is not aten.view.dtype or not g.value(reals.args[0]).is_complex():
+            return None
+        found.append(reals.args[0])
+    shapes = [g.value(n).shape for n in (node, *found)]
+    same = all(len(s) == len(shapes[0]) and all(map(g.same_size, s, shapes[0])) for s in shapes)
+    return (found[0], found[1]) if same and g.same_size(g.value(added).shape[-1], 2) else None
+
+
+def _transform(node: fx.Node, source: fx.Node, dims: Any, norm: int, bins: Bins) -> Spectrum:
+    if len(dims) != 1:
+        raise Unreadable("an FFT along several dimensions", node)
+    value = g.value(source)
+    axis = dims[0] % value.dim()
+    rows = _rows(source, axis)
+    if value.is_complex():
+        inner = _rows(_real_rows(rows.node), axis)
+        rows = dataclasses.replace(inner, offset=rows.offset + inner.offset)
+    labels = tuple(TIME if d == axis else None if g.same_size(s, 1) else (rows.node, d) for d, s in enumerate(g.value(rows.node).shape))
+    scale, power = _normalization(norm, value.shape[axis])
+    return Spectrum((Term((Factor(rows, labels),), scale, power),), labels, value.shape[axis], bins)
+
+
+def _rows(node: fx.Node, axis: int) -> Rows:
+    """What ``node`` is without zeros around it."""
+    offset = 0
+    while True:
+        inner = _unpadded(node, axis)
+        if inner is None:
+            return Rows(node, axis, offset)
+        node, offset = inner[0], offset + inner[1]
+
+
+def _unpadded(node: fx.Node, axis: int) -> tuple[fx.Node, int] | None:
+    """(what is padded with zeros along ``axis`` alone, how many stand before it), if something is."""
+    if node.op != "call_function":
+        return None
+    if node.target is aten.constant_pad_nd.default:
+        args = g.arguments(node)
+        pad = list(args["pad"])
+        last = 2 * (g.value(node).dim() - 1 - axis)
+        before, after = (pad[last], size_of(pad[last + 1])) if last < len(pad) else (0, 0)
+        others = [p for i, p in enumerate(pad) if i not in (last, last + 1)]
+        only_here = all(is_number(p, 0) for p in others) and args["value"] in (0, 0.0, None)
+        if only_here and isinstance(before, int) and before >= 0 and statically_known_true(after >= 0):
+            return args["self"], before
+    if node.target is aten.slice_scatter.default:
+        args = g.arguments(node)
+        start = args["start"] or 0
+        here = args["dim"] % g.value(node).dim() == axis and args["step"] == 1 and isinstance(start, int) and start >= 0
+        if here and is_zeros(args["self"]):
+            return args["src"], start
+    return None
+
+
+def _real_rows(node: Any) -> fx.Node:
+    """The real tensor that a complex one without imaginary part was made of.
+
+    Raises:
+        Unreadable: there is none.
+    """
+    if node.target is prims.convert_element_type.default and not g.value(node.args[0]).is_complex():
+        return node.args[0]
+    if node.target is aten.view_as_complex.default:
+        pair = node.args[0]
+        if pair.target is aten.select_scatter.default and is_zeros(pair.args[0]) and g.arguments(pair)["index"] == 0:
+            if g.arguments(pair)["dim"] % g.value(pair).dim() == g.value(pair).dim() - 1:
+                return g.arguments(pair)["src"]
+    raise Unreadable("an FFT of complex rows", node)
+
+
+def _doubled(node: Any) -> fx.Node | None:
+    """What ``node`` is two times."""
+    if isinstance(node, fx.Node) and node.target in (aten.mul.Scalar, aten.mul.Tensor) and is_number(node.args[1], 2):
+        return node.args[0]
+    return None
+
+
+def _inverted(spectrum: Spectrum, norm: int) -> Spectrum:
+    scale, power = _normalization(norm, spectrum.n)
+    if isinstance(spectrum.n, int):
+        inverse = spectrum.mapped(lambda t: t.scaled(scale * spectrum.n, power))
+    else:
+        inverse = spectrum.mapped(lambda t: t.scaled(scale, power + 1))  # an unnormalized inverse is n times the rows
+    return dataclasses.replace(inverse, bins=None)
+
+
+def _normalization(norm: int, n: Any) -> tuple[float, Fraction]:
+    """(scale, power of n) of a transform: PyTorch's fft_norm_mode is none, by root n, by n."""
+    power = (Fraction(0), Fraction(-1, 2), Fraction(-1))[norm]
+    return (float(n) ** float(power), Fraction(0)) if isinstance(n, int) and n > 0 else (1.0, power)
+
+
+def _bins_of_product(a: Bins | None, b: Bins | None) -> Bins | None:
+    if a is b and a in (Bins.HALF, Bins.ALL):
+        return a
+    return Bins.DOUBLED if {a, b} == {Bins.HALF, Bins.DOUBLED} else None
+
+
+def _unified(node: fx.Node, of: Spectrum, other: Spectrum) -> dict[Any, Any]:
+    """New names for the labels of ``other`` so that dims which meet in a pointwise operator are called as ``of`` calls them."""
+    taken = {x for t in other.terms for f in t.factors for x in f.labels}
+    new: dict[Any, Any] = {}
+    for x, y in zip(reversed(of.labels), reversed(other.labels)):
+        if (x == TIME) != (y == TIME):
+            raise Unreadable("FFTs along different dimensions are combined", node, True)
+        if x is not None and y is not None and x != y:
+            if not g.same_size(size_of_label(x), size_of_label(y)) or x in taken:
+                raise Unreadable("FFTs of shapes that are not known to be equal are combined", node, True)
+            new[y] = x
+    return new
+
+
+def size_of_label(label: Any) -> Any:
+    node, dim = label
+    return g.value(node).shape[dim]
+
+
+def _relabeled(labels: Labels, new: dict[Any, Any]) -> Labels:
+    return tuple(new.get(x, x) for x in labels)
+
+
+def _broadcast(a: Labels, b: Labels) -> Labels:
+    width = max(len(a), len(b))
+    a, b = (None,) * (width - len(a)) + a, (None,) * (width - len(b)) + b
+    return tuple(x if x is not None else y for x, y in zip(a, b))
+
+
+def real_part(node: fx.Node) -> fx.Node | None:
+    """The node that takes the real part of ``node``, if nothing else is made of it."""
+    for target in (aten.view_as_real.default, aten.select.int):
+        if len(node.users) != 1:
+            return None
+        node = next(iter(node.users))
+        if node.target is not target:
+            return None
+    dim, index = node.args[1:]
+    return node if index == 0 and dim % (g.value(node).dim() + 1) == g.value(node).dim() else None
