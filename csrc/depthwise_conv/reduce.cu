@@ -1,6 +1,6 @@
 // The second stage of weight gradients: adds up the blocks' partial sums in a fixed order, so that results do not vary from run to run.
 //
-// The kernels of tensor cores multiply zeros, of the padding and around it, by whatever is there, which gives NaN where that is not finite.
+// The kernels with tiles multiply zeros, of the padding and around it, by whatever is there, which gives NaN where that is not finite.
 // A tap whose sum is not finite is therefore summed again, of the products that there are.
 #include "depthwise_conv/device_math.cuh"
 #include "depthwise_conv/launchers.h"
@@ -37,7 +37,7 @@ __device__ float sum_tap(const WeightGradParams& p, int64_t o, int tap, float* s
 
 // A block has one channel.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) depthwise_reduce(const __grid_constant__ WeightGradParams p, bool recheck) {
+__global__ void __launch_bounds__(kThreads) depthwise_reduce(const __grid_constant__ WeightGradParams p) {
   const int taps = int(p.g.tap_count()), all = taps + 1;
   const int64_t o = blockIdx.x, pitch = p.g.outputs() * all;
   __shared__ float sums[kThreads];
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) depthwise_reduce(const __grid_consta
       db[o] = from_float<T>(float(sum));
     }
   }
-  if (!recheck || !dw) return;
+  if (!dw) return;
   __syncthreads();
   if (!not_finite) return;
   for (int tap = 0; tap < taps; ++tap) {
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) depthwise_reduce(const __grid_consta
 
 cudaError_t launch_reduce(const WeightGradParams& p, cudaStream_t stream) {
   return dispatch_dtype(p.dtype, [&](auto type) {
-    depthwise_reduce<decltype(type)><<<unsigned(p.g.outputs()), kThreads, 0, stream>>>(p, is_half(p.dtype));
+    depthwise_reduce<decltype(type)><<<unsigned(p.g.outputs()), kThreads, 0, stream>>>(p);
     return cudaGetLastError();
   });
 }
