@@ -77,7 +77,8 @@ def read_convolution(node: fx.Node) -> Convolution | Reject | None:
     numbers = [args[name] for name in ("stride", "padding", "dilation")]
     if not all(isinstance(n, int) for values in numbers for n in values):
         return Reject("a stride, padding or dilation that is computed in the graph", node)
-    stride, padding, dilation = ([1, *v] if rank == 3 else list(v) for v in numbers)
+    numbers = [[*v] * (rank - 2) if len(v) == 1 else [*v] for v in numbers]  # one number stands for all dims
+    stride, padding, dilation = ([1, *v] if rank == 3 else v for v in numbers)
     if rank == 3:
         padding[0] = 0
         if stride[1] == 1 and dilation[1] == 1 and g.same_size(g.value(weight).shape[0], channels):

@@ -76,7 +76,15 @@ def test_training(dtype, tolerance, channels_last):
 
 
 @pytest.mark.parametrize(
-    "more", [dict(stride=2), dict(dilation=2, padding=2), dict(stride=(2, 1), padding=(0, 1)), dict(padding="same"), dict(padding=3)]
+    "more",
+    [
+        dict(stride=2),
+        dict(dilation=2, padding=2),
+        dict(stride=(2, 1), padding=(0, 1)),
+        dict(padding="same"),
+        dict(padding="valid"),
+        dict(padding=3),
+    ],
 )
 def test_strides_dilations_and_paddings(more):
     for outputs in (C, 2 * C):
