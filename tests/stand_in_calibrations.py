@@ -13,15 +13,19 @@ from fusebackend.profitability.calibration import Calibration
 from fusebackend.profitability.time_model import TimeModel
 
 #: Kinds of work that only replacements make.
-OURS = ("permute", "transpose_add", "index_add", "index_plan", "causal_conv1d", "causal_conv1d backward", "fp32_matmul")
+OURS = (
+    *("permute", "transpose_add", "index_add", "index_plan", "causal_conv1d", "causal_conv1d backward", "fp32_matmul"),
+    *("depthwise_conv", "depthwise_conv of x", "depthwise_conv of weight"),
+)
 #: Kinds on CPUs that Inductor's form makes; and the names of the quantities of all kinds there.
 _CPU_THEIRS = (
     *("copy", "strided copy", "sum", "stream", "inductor scatter", "aten scatter_add", "aten index_put"),
-    *("depthwise conv", "depthwise conv backward"),
+    *("depthwise conv", "depthwise conv backward", "depthwise conv2d", "depthwise conv2d backward"),
 )
 _CPU_QUANTITIES = (
     *("bytes", "elements", "runs", "read", "written", "gathered", "adds", "entries", "atomics", "queue", "sectors", "swaps", "launches"),
     *("copied bytes", "pointwise bytes", "products", "activations", "outputs", "sums in waves", "samples"),
+    *("results", "results of x", "products of x", "products of weight", "partial bytes"),
 )
 
 #: What Inductor's form takes, in microseconds; and what a replacement takes that surely pays, and one that surely does not.

@@ -1,0 +1,44 @@
+// The CPU operators: allocates, and hands planes to torch's threads.
+#include "depthwise_conv/bind.h"
+#include "depthwise_conv/cpu_kernels.h"
+
+namespace fusebackend::depthwise_conv {
+namespace {
+
+// Runs f(begin, end) over ranges of units, on so many threads that each has 2^16 multiplications or more: less would not pay for waking it.
+template <typename F>
+void parallel(int64_t units, int64_t multiplications, F&& f) {
+  if (units == 0) return;
+  const int64_t each = multiplications / units + 1;
+  const int64_t grain = (int64_t{1} << 16) / each + 1;
+  torch::stable::parallel_for(0, units, grain, f);
+}
+
+Tensor depthwise_conv(const Tensor& x, const Tensor& weight, const Bias& bias, const Ints& stride, const Ints& padding, const Ints& dilation,
+                      std::optional<bool> channels_last) {
+  const Geometry g = geometry_of(x, weight, stride, padding, dilation);
+  Tensor y = empty_image(x, {g.batch, g.outputs(), g.out.h, g.out.w}, channels_last.value_or(is_channels_last(x)));
+  const ForwardParams p = forward_params(g, x, weight, bias, y);
+  const int64_t units = forward_units(p);
+  parallel(units, y.numel() * g.tap_count(), [&](int64_t begin, int64_t end) { forward(p, begin, end); });
+  return y;
+}
+
+std::tuple<Tensor, Tensor, Tensor> depthwise_conv_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, const Ints& stride,
+                                                           const Ints& padding, const Ints& dilation, std::optional<bool> channels_last,
+                                                           bool weight_channels_last, bool need_x, bool need_weight, bool need_bias) {
+  Backward b(grad, x, weight, stride, padding, dilation, channels_last, weight_channels_last, need_x, need_weight, need_bias);
+  const int64_t products = grad.numel() * b.g.tap_count();
+  if (need_x) parallel(input_grad_units(b.input), products, [&](int64_t begin, int64_t end) { input_grad(b.input, begin, end); });
+  if (need_weight || need_bias) parallel(weight_grad_units(b.weight), products, [&](int64_t begin, int64_t end) { weight_grad(b.weight, begin, end); });
+  return {b.dx, b.dw, b.db};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) {
+  m.impl("depthwise_conv", TORCH_BOX(&depthwise_conv));
+  m.impl("depthwise_conv_backward", TORCH_BOX(&depthwise_conv_backward));
+}
+
+}  // namespace fusebackend::depthwise_conv

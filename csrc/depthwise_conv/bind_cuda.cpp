@@ -1,0 +1,85 @@
+// The CUDA operators: allocates, and launches the first kernel that takes a convolution.
+#include "depthwise_conv/bind.h"
+#include "depthwise_conv/launchers.h"
+
+namespace fusebackend::depthwise_conv {
+namespace {
+
+cudaError_t forward(const ForwardParams& p, cudaStream_t stream) {
+  if (can_run_toeplitz(p)) return launch_toeplitz(p, stream);
+  if (can_run_register_window(p)) return launch_register_window(p, stream);
+  return launch_direct_forward(p, stream);
+}
+
+// x's gradient as the forward of the incoming gradient, with reversed taps: where the stride is 1, and there is one output a channel.
+ForwardParams reversed(const InputGradParams& p) {
+  ForwardParams f = {};
+  f.g = p.g;
+  f.g.in = p.g.out, f.g.out = p.g.in;
+  f.g.pad = {(p.g.taps.h - 1) * p.g.dilation.h - p.g.pad.h, (p.g.taps.w - 1) * p.g.dilation.w - p.g.pad.w};
+  f.x = p.grad, f.y = p.dx;
+  f.x_stride = p.grad_stride, f.y_stride = p.dx_stride, f.w_stride = p.w_stride;
+  f.dtype = p.dtype;
+  f.w = static_cast<const char*>(p.w) + ((p.g.taps.h - 1) * p.w_stride.h + (p.g.taps.w - 1) * p.w_stride.w) * element_size(p.dtype);
+  f.w_stride.h = -p.w_stride.h, f.w_stride.w = -p.w_stride.w;
+  return f;
+}
+
+cudaError_t input_grad(const InputGradParams& p, cudaStream_t stream) {
+  if (can_run_toeplitz(p)) return launch_toeplitz(p, stream);
+  if (p.g.stride.h == 1 && p.g.stride.w == 1 && p.g.multiplier == 1) {
+    const ForwardParams f = reversed(p);
+    if (can_run_register_window(f)) return launch_register_window(f, stream);
+  }
+  return launch_direct_input_grad(p, stream);
+}
+
+enum class WeightGradRoute { kOuterProducts, kRegisterWindow, kDirect };
+
+WeightGradRoute route_of(const WeightGradParams& p) {
+  if (can_run_outer_products(p)) return WeightGradRoute::kOuterProducts;
+  return can_run_register_window(p) ? WeightGradRoute::kRegisterWindow : WeightGradRoute::kDirect;
+}
+
+cudaError_t weight_grad(WeightGradParams& p, const Tensor& like, cudaStream_t stream) {
+  const WeightGradRoute route = route_of(p);
+  p.splits = route == WeightGradRoute::kOuterProducts    ? outer_products_splits(p)
+             : route == WeightGradRoute::kRegisterWindow ? register_window_splits(p)
+                                                         : direct_weight_grad_splits(p);
+  const int64_t numbers = p.splits * p.g.outputs() * (p.g.tap_count() + 1);
+  const Tensor partial = empty_like_sized(like, {numbers * 4 / element_size(p.dtype)});
+  p.partial = static_cast<float*>(partial.data_ptr());
+  const cudaError_t e = route == WeightGradRoute::kOuterProducts    ? launch_outer_products(p, stream)
+                        : route == WeightGradRoute::kRegisterWindow ? launch_register_window(p, stream)
+                                                                    : launch_direct_weight_grad(p, stream);
+  return e == cudaSuccess ? launch_reduce(p, stream) : e;
+}
+
+Tensor depthwise_conv(const Tensor& x, const Tensor& weight, const Bias& bias, const Ints& stride, const Ints& padding, const Ints& dilation,
+                      std::optional<bool> channels_last) {
+  const Geometry g = geometry_of(x, weight, stride, padding, dilation);
+  const CudaScope scope(x);
+  Tensor y = empty_image(x, {g.batch, g.outputs(), g.out.h, g.out.w}, channels_last.value_or(is_channels_last(x)));
+  if (y.numel() > 0) check_cuda(forward(forward_params(g, x, weight, bias, y), scope.stream()), "depthwise_conv");
+  return y;
+}
+
+std::tuple<Tensor, Tensor, Tensor> depthwise_conv_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, const Ints& stride,
+                                                           const Ints& padding, const Ints& dilation, std::optional<bool> channels_last,
+                                                           bool weight_channels_last, bool need_x, bool need_weight, bool need_bias) {
+  const CudaScope scope(x);
+  Backward b(grad, x, weight, stride, padding, dilation, channels_last, weight_channels_last, need_x, need_weight, need_bias);
+  const auto check = [](cudaError_t e) { check_cuda(e, "depthwise_conv_backward"); };
+  if (need_x && b.dx.numel() > 0) check(input_grad(b.input, scope.stream()));
+  if (need_weight || need_bias) check(weight_grad(b.weight, x, scope.stream()));
+  return {b.dx, b.dw, b.db};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) {
+  m.impl("depthwise_conv", TORCH_BOX(&depthwise_conv));
+  m.impl("depthwise_conv_backward", TORCH_BOX(&depthwise_conv_backward));
+}
+
+}  // namespace fusebackend::depthwise_conv

@@ -1,0 +1,40 @@
+// What the CUDA kernels are launched by. Each launcher takes what its `can_` (or plan) accepted.
+#pragma once
+#include <cstdint>
+
+#include "depthwise_conv/params.h"
+
+#if __has_include(<cuda_runtime_api.h>)
+#include <cuda_runtime_api.h>
+
+namespace fusebackend::depthwise_conv {
+
+// Any convolution, any strides.
+cudaError_t launch_direct_forward(const ForwardParams& p, cudaStream_t stream);
+cudaError_t launch_direct_input_grad(const InputGradParams& p, cudaStream_t stream);
+int direct_weight_grad_splits(const WeightGradParams& p);
+cudaError_t launch_direct_weight_grad(const WeightGradParams& p, cudaStream_t stream);
+
+// 16-bit floats on tensor cores, forward and x's gradient (toeplitz.cuh). False if the convolution does not fit.
+bool can_run_toeplitz(const ForwardParams& p);
+bool can_run_toeplitz(const InputGradParams& p);
+cudaError_t launch_toeplitz(const ForwardParams& p, cudaStream_t stream);
+cudaError_t launch_toeplitz(const InputGradParams& p, cudaStream_t stream);
+
+// The weight's gradient of 16-bit floats on tensor cores (outer_products.cuh).
+bool can_run_outer_products(const WeightGradParams& p);
+int outer_products_splits(const WeightGradParams& p);
+cudaError_t launch_outer_products(const WeightGradParams& p, cudaStream_t stream);
+
+// fp32 in (batch, channels, height, width) order: windows of a tile in registers (register_window.cuh).
+bool can_run_register_window(const ForwardParams& p);
+cudaError_t launch_register_window(const ForwardParams& p, cudaStream_t stream);
+bool can_run_register_window(const WeightGradParams& p);
+int register_window_splits(const WeightGradParams& p);
+cudaError_t launch_register_window(const WeightGradParams& p, cudaStream_t stream);
+
+// Adds up the partial sums, in a fixed order.
+cudaError_t launch_reduce(const WeightGradParams& p, cudaStream_t stream);
+
+}  // namespace fusebackend::depthwise_conv
+#endif

@@ -1,0 +1,62 @@
+// Depthwise 2-D convolution, forward and backward: what every kernel of this folder computes, and from which parameters.
+//
+//   y[n,o,i,j]   = bias[o] + sum_{a,b} w[o,a,b] * x[n, o / multiplier, i*stride.h - pad.h + a*dilation.h, j*stride.w - pad.w + b*dilation.w]
+//   dx[n,c,...]  = the sum of w[o,a,b] * g[n,o,i,j] over the outputs that this element of x has a part in
+//   dw[o,a,b]    = the sum of g[n,o,i,j] * x[...] over n, i, j;  db[o] = the sum of g[n,o,i,j]
+//
+// Taps that fall outside x are left out, as PyTorch's kernels do: no padding is multiplied.
+#pragma once
+#include <cstdint>
+
+#include "common/dtype.h"
+
+namespace fusebackend::depthwise_conv {
+
+// Of (batch, channel, row, column), in elements.
+struct Strides {
+  int64_t n, c, h, w;
+};
+
+struct Pair {
+  int64_t h, w;
+};
+
+struct Geometry {
+  int64_t batch, channels, multiplier;  // channels of x; y has channels * multiplier
+  Pair in, out, taps, stride, pad, dilation;
+
+  constexpr int64_t outputs() const { return channels * multiplier; }
+  constexpr int64_t tap_count() const { return taps.h * taps.w; }
+};
+
+struct ForwardParams {
+  Geometry g;
+  const void *x, *w, *bias;  // w: (outputs, taps.h, taps.w), w_stride apart; bias may be null
+  void* y;
+  Strides x_stride, y_stride;
+  Strides w_stride;  // n: of the output; c is not read
+  int64_t bias_stride;
+  DType dtype;
+};
+
+// dx from g.
+struct InputGradParams {
+  Geometry g;
+  const void *grad, *w;
+  void* dx;
+  Strides grad_stride, dx_stride, w_stride;
+  DType dtype;
+};
+
+// dw (contiguous; null if only db is wanted) and db (or null).
+struct WeightGradParams {
+  Geometry g;
+  const void *grad, *x;
+  void *dw, *db;
+  float* partial;  // CUDA only: `splits` partial sums of (outputs, taps + 1) numbers, db last
+  int splits;
+  Strides grad_stride, x_stride;
+  DType dtype;
+};
+
+}  // namespace fusebackend::depthwise_conv

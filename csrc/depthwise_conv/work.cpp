@@ -1,0 +1,106 @@
+#include "depthwise_conv/work.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "depthwise_conv/outer_products_plan.h"
+#include "depthwise_conv/register_window_plan.h"
+#include "depthwise_conv/toeplitz_plan.h"
+
+namespace fusebackend::depthwise_conv {
+namespace {
+
+struct Facts {
+  bool toeplitz, window, outer;
+  double blocks, shared_bytes, loaded, products, rows_of_taps;
+  bool transposes, elements;
+  double partial_bytes;
+};
+
+std::string text(const Facts& f) {
+  std::ostringstream out;
+  out.precision(17);
+  out << "toeplitz=" << f.toeplitz << " window=" << f.window << " outer=" << f.outer << " blocks=" << f.blocks << " shared_bytes=" << f.shared_bytes
+      << " loaded=" << f.loaded << " products=" << f.products << " rows_of_taps=" << f.rows_of_taps << " transposes=" << f.transposes
+      << " elements=" << f.elements << " partial_bytes=" << f.partial_bytes;
+  return out.str();
+}
+
+bool is_elements(Move m) { return m == Move::kElements || m == Move::kSparse; }
+
+Facts convolution(const Geometry& g, bool transposed, const Strides& from, const Strides& to, DType dtype, int sm_count) {
+  const Pair in = transposed ? g.out : g.in, out = transposed ? g.in : g.out;
+  const double results = double(g.batch) * double(transposed ? g.channels : g.outputs()) * double(out.h * out.w);
+  const ToeplitzPlan t = is_half(dtype) ? toeplitz_plan(g, transposed, {from, transposed ? g.outputs() : g.channels, in.w, 0},
+                                                        {to, transposed ? g.channels : g.outputs(), out.w, 0}, sm_count)
+                                        : ToeplitzPlan{};
+  Facts f = {};
+  if (t.fits) {
+    f.toeplitz = true;
+    f.blocks = double(t.grid()), f.shared_bytes = t.shared_bytes;
+    const double tiles = double(t.channel_tiles * t.tiles());
+    f.loaded = tiles * t.source.planes() * t.source.rows * t.source.columns;
+    const double strips = tiles * t.target.planes() * t.target.rows * t.segments / 16;
+    f.rows_of_taps = strips * double(g.taps.h) / t.phases;
+    f.products = f.rows_of_taps * t.blocks * 128 * t.span * 8;
+    f.transposes = t.fill == Move::kChannels || t.store == Move::kChannels;
+    f.elements = is_elements(t.fill) || is_elements(t.store);
+    return f;
+  }
+  Geometry forward = g;
+  if (transposed) std::swap(forward.in, forward.out);
+  if (dtype == DType::kFloat32 && has_register_window(g)) {
+    const RegisterWindowPlan w = register_window_forward_plan(forward, sm_count);
+    if (w.fits) {
+      f.window = true;
+      f.blocks = double(w.tiles() * g.channels), f.shared_bytes = w.shared_bytes;
+      f.loaded = f.blocks * w.images * w.x_rows * (w.columns + g.taps.w - 1);
+      f.products = f.blocks * w.images * w.rows * w.columns * double(g.tap_count());
+      return f;
+    }
+  }
+  f.blocks = results / 1024, f.products = results * double(g.tap_count()) * (transposed ? double(g.multiplier) : 1);
+  f.loaded = f.products;
+  return f;
+}
+
+}  // namespace
+
+std::string forward_work(const WorkParams& p, int sm_count) { return text(convolution(p.g, false, p.x_stride, p.y_stride, p.dtype, sm_count)); }
+std::string input_grad_work(const WorkParams& p, int sm_count) { return text(convolution(p.g, true, p.y_stride, p.dx_stride, p.dtype, sm_count)); }
+
+std::string weight_grad_work(const WorkParams& p, int sm_count) {
+  const Geometry& g = p.g;
+  Facts f = {};
+  const double taps = double(g.tap_count()), results = double(g.batch) * double(g.outputs()) * double(g.out.h * g.out.w);
+  const OuterProductsPlan o = is_half(p.dtype) ? outer_products_plan(g, {p.y_stride, g.outputs(), g.out.w, 0}, {p.x_stride, g.channels, g.in.w, 0}, sm_count)
+                                               : OuterProductsPlan{};
+  double splits = 1;
+  if (o.fits) {
+    f.outer = true, splits = o.splits;
+    f.blocks = double(o.grid()), f.shared_bytes = o.shared_bytes;
+    const double tiles = double(o.channel_tiles * o.tap_tiles * o.tiles());
+    f.loaded = tiles * (double(o.grad.planes()) * o.grad.rows * o.grad.columns + double(o.x.planes()) * o.x.rows * o.x.columns);
+    f.rows_of_taps = double(o.channel_tiles * o.tiles()) * o.grad.planes() * o.grad.rows * o.column_blocks / 16 * double(g.taps.h);
+    f.products = f.rows_of_taps * 256 * o.blocks * 8;
+    f.transposes = o.fill_grad == Move::kChannels || o.fill_x == Move::kChannels;
+    f.elements = is_elements(o.fill_grad) || is_elements(o.fill_x);
+  } else {
+    const bool window = p.dtype == DType::kFloat32 && has_register_window(g) && g.taps.h <= g.taps.w;
+    const RegisterWindowPlan w = window ? register_window_weight_grad_plan(g, sm_count) : RegisterWindowPlan{};
+    f.window = w.fits;
+    if (w.fits) {
+      splits = w.splits;
+      f.blocks = double(w.splits) * double(g.channels), f.shared_bytes = w.shared_bytes;
+      const double tiles = double(w.tiles()) * double(g.channels) * w.images;
+      f.loaded = tiles * (double(w.rows) * w.columns + double(w.x_rows) * (w.columns + double(g.taps.w) - 1));
+      f.products = tiles * w.rows * w.columns * taps;
+    } else {
+      f.blocks = double(g.outputs()) * (taps + 1), f.products = results * taps, f.loaded = 2 * f.products;
+    }
+  }
+  f.partial_bytes = 4 * splits * double(g.outputs()) * (taps + 1);
+  return text(f);
+}
+
+}  // namespace fusebackend::depthwise_conv

@@ -1,0 +1,167 @@
+"""What a convolution makes a device do: our kernels, and the library's that Inductor calls.
+
+Inductor adds the bias in a kernel of its own, unless the next one does, and sums the bias's gradient in one. The library's kernels have
+times that depend on the form of the convolution more than on what it moves, so their shape names all of that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.depthwise_conv.ops import is_channels_last
+from fusebackend.patterns.depthwise_conv.sites import Backward, Convolution
+from fusebackend.patterns.depthwise_conv.work import kernel_work
+from fusebackend.rewriting.device_facts import device_facts
+from fusebackend.rewriting.pattern import Estimate, Work, Workload
+from fusebackend.rewriting.workload import alignment, log2
+
+_UNKNOWN = Estimate(None, "a size depends on data, so it is not known whether the convolution pays", "unmeasured")
+_EMPTY = Estimate(False, "the convolution is empty")
+
+
+class _Sizes:
+    """The sizes of a convolution as they were when the graph was traced, and where it runs."""
+
+    def __init__(self, conv: Convolution, result: torch.Tensor):
+        x, weight = _image(g.value(conv.x)), _image(g.value(conv.weight))
+        result = _image(result)
+        self.conv, self.device, self.dtype, self.item = conv, x.device, x.dtype, x.dtype.itemsize
+        self.orders = (is_channels_last(x), is_channels_last(result))
+        known = (g.hints(x.shape), g.hints(weight.shape), g.hints(result.shape))
+        self.known = None not in known
+        self.dynamic = any(isinstance(s, torch.SymInt) for s in x.shape)
+        if known[0] is not None and known[1] is not None and known[2] is not None:
+            (self.batch, self.channels, *self.sides), (self.outputs, _, *self.taps), (*_, height, width) = known
+            self.result_sides = [height, width]
+            self.inputs = self.batch * self.channels * math.prod(self.sides)
+            self.results = self.batch * self.outputs * math.prod(self.result_sides)
+            self.products = self.results * math.prod(self.taps)
+
+    @property
+    def multiprocessors(self) -> int:
+        return device_facts(self.device).multiprocessors if self.device.type == "cuda" else torch.get_num_threads()
+
+    def work(self, name: str, quantities: Mapping[str, float], shape: Mapping[str, float]) -> Work:
+        kind = name if self.device.type == "cuda" else f"{name} {self.device.type}"
+        return Work(kind, {n: float(q) for n, q in quantities.items()}, {**self._shape(), **shape})
+
+    def _shape(self) -> dict[str, float]:
+        conv = self.conv
+        return {
+            "log2 batch": log2(self.batch),
+            "log2 channels": log2(self.channels),
+            "log2 rows": log2(self.result_sides[0]),
+            "log2 columns": log2(self.result_sides[1]),
+            "taps of a row": float(self.taps[1]),
+            "log2 taps": log2(math.prod(self.taps)),
+            "square": float(self.taps[0] == self.taps[1]),
+            "stride": float(max(conv.stride)),
+            "dilation": float(max(conv.dilation)),
+            "multiplier": float(self.outputs // max(self.channels, 1)),
+            "element": float(self.item),
+            "half": float(self.dtype == torch.float16),
+            "channels last": float(self.orders[0]),
+            "result channels last": float(self.orders[1]),
+            "row alignment": alignment(self.item * self.sides[1]),
+            "channel alignment": alignment(self.item * self.channels),
+            "dynamic": float(self.dynamic),
+        }
+
+
+def forward_workload(conv: Convolution) -> Estimate | Workload:
+    """The work of a forward both ways."""
+    sizes = _Sizes(conv, g.value(conv.node))
+    if not sizes.known:
+        return _UNKNOWN
+    if sizes.results == 0:
+        return _EMPTY
+    moved = sizes.item * (sizes.inputs + sizes.results)
+    facts = _facts(sizes, "forward", sizes.orders[1])
+    ours = sizes.work("depthwise_conv", {"bytes": moved, "launches": 1, **_quantities(sizes, facts)}, _route(sizes, facts))
+    adds_bias = g.arguments(conv.node)["bias"] is not None and not _is_read_by_loops(conv)
+    theirs = {
+        "bytes": moved,
+        "results": sizes.results,
+        "products": sizes.products,
+        "launches": 1 + adds_bias,
+        "pointwise bytes": 2 * sizes.item * sizes.results * adds_bias,
+    }
+    return Workload((ours,), (sizes.work("depthwise conv2d", theirs, {}),))
+
+
+def backward_workload(site: Backward) -> Estimate | Workload:
+    """The work of a backward both ways."""
+    sizes = _Sizes(site.conv, g.value(site.grad))
+    if not sizes.known:
+        return _UNKNOWN
+    if sizes.results == 0:
+        return _EMPTY
+    of_x, of_weight, of_bias = (r is not None for r in site.results)
+    grads, inputs = sizes.item * sizes.results, sizes.item * sizes.inputs
+    ours = []
+    if of_x:
+        order = is_channels_last(_image(g.value(site.results[0])))
+        facts = _facts(sizes, "input", order)
+        quantities = {"bytes": grads + inputs, "launches": 1, **_quantities(sizes, facts)}
+        ours.append(sizes.work("depthwise_conv of x", quantities, {**_route(sizes, facts), "dx channels last": float(order)}))
+    if of_weight or of_bias:
+        facts = _facts(sizes, "weight", sizes.orders[0])
+        quantities = {"bytes": grads + inputs, "launches": 2, **_quantities(sizes, facts), "partial bytes": facts.get("partial_bytes", 0.0)}
+        ours.append(sizes.work("depthwise_conv of weight", quantities, {**_route(sizes, facts), "outer": facts.get("outer", 0.0)}))
+    theirs = {
+        "bytes": (grads + inputs) * (of_x + of_weight),
+        "results of x": sizes.inputs * of_x,
+        "products of x": sizes.products * of_x,
+        "products of weight": sizes.products * of_weight,
+        "launches": of_x + of_weight + of_bias,
+        "pointwise bytes": grads * of_bias,
+    }
+    shape = {"of x": float(of_x), "of weight": float(of_weight)}
+    return Workload(tuple(ours), (sizes.work("depthwise conv2d backward", theirs, shape),))
+
+
+def _image(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
+
+
+def _facts(sizes: _Sizes, direction: str, dx_order: bool) -> Mapping[str, float]:
+    """What C++ says of the kernel; nothing where it is a CPU's."""
+    if sizes.device.type != "cuda":
+        return {}
+    conv = sizes.conv
+    all_sizes = [sizes.batch, sizes.channels, sizes.outputs, *sizes.sides, *sizes.result_sides]
+    numbers = (conv.stride, conv.padding[::2], conv.dilation)
+    return kernel_work(direction, all_sizes, sizes.taps, *numbers, (*sizes.orders, dx_order), sizes.dtype, sizes.multiprocessors)
+
+
+def _quantities(sizes: _Sizes, facts: Mapping[str, float]) -> dict[str, float]:
+    if not facts:
+        return {"products": sizes.products}
+    route = next((name for name in ("toeplitz", "outer", "window") if facts[name]), "direct")
+    idle = max(sizes.multiprocessors / max(facts["blocks"], 1.0), 1.0)
+    quantities = {
+        f"products ({route})": facts["products"] * idle,
+        "loaded bytes": facts["loaded"] * sizes.item * idle,
+        "blocks": facts["blocks"],
+    }
+    if facts["rows_of_taps"]:
+        quantities["rows of taps"] = facts["rows_of_taps"] * idle
+    return quantities
+
+
+def _route(sizes: _Sizes, facts: Mapping[str, float]) -> dict[str, float]:
+    if not facts:
+        return {}
+    fill = log2(facts["blocks"] / sizes.multiprocessors)
+    shape = {name: facts[name] for name in ("toeplitz", "window", "transposes", "elements")}
+    return {**shape, "log2 blocks per multiprocessor": fill, "log2 shared bytes": log2(max(facts["shared_bytes"], 1.0))}
+
+
+def _is_read_by_loops(conv: Convolution) -> bool:
+    """Whether kernels that Inductor generates, and nothing else, read the result: they can add the bias."""
+    users = list(g.consumers(conv.node))
+    return bool(users) and all(g.is_fusable(user) for user in users)

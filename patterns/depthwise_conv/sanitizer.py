@@ -1,0 +1,43 @@
+"""What compute-sanitizer watches of this family: every kernel, at small shapes."""
+
+from __future__ import annotations
+
+import torch
+
+from fusebackend.patterns.depthwise_conv.ops import reference
+from fusebackend.tools.sanitizer import close, random, tolerance
+
+
+def launch_every_kernel() -> None:
+    """Tensor cores with each band and step, fp32 windows, and loops for what is left; in both memory orders and from one to the other."""
+    for dtype in (torch.bfloat16, torch.float16):
+        for channels_last in (False, True):
+            for shape, taps, stride in (((3, 16, 9, 28), (3, 3), 1), ((2, 8, 7, 7), (7, 7), 1), ((1, 16, 20, 40), (12, 12), 1)):
+                _check(shape, taps, stride, dtype, channels_last)
+            for shape, taps, stride in (((1, 8, 35, 40), (31, 31), 1), ((2, 24, 12, 34), (3, 3), 2), ((2, 16, 16, 14), (9, 20), 2)):
+                _check(shape, taps, stride, dtype, channels_last)
+        _check((2, 5, 9, 13), (5, 5), 1, dtype)
+        _check((2, 3, 9, 20), (3, 13), 2, dtype)
+        _check((2, 4, 12, 12), (3, 3), 3, dtype, multiplier=2)
+    for taps in (3, 5, 7):
+        _check((3, 4, 18, 22), (taps, taps), 1, torch.float32)
+    _check((2, 8, 9, 12), (3, 3), 2, torch.float32, channels_last=True)
+
+
+def _check(shape, taps, stride, dtype, channels_last=False, multiplier=1):
+    ops = torch.ops.fusebackend
+    outputs = shape[1] * multiplier
+    numbers = ([stride] * 2, [taps[0] // 2] * 2 + [taps[1] // 2] * 2, [1, 1])
+    x, weight, bias = random(shape, dtype), random((outputs, 1, *taps), dtype).div_(taps[0] * taps[1]), random((outputs,), dtype)
+    leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
+    exact = reference(*leaves, *numbers)
+    grad = random(tuple(exact.shape), dtype)
+    gradients = torch.autograd.grad(exact, leaves, grad.double())
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    x, grad = (t.cuda().to(memory_format=memory_format) for t in (x, grad))
+    weight, bias = weight.cuda(), bias.cuda()
+    for order in (None, not channels_last):
+        close(ops.depthwise_conv(x, weight, bias, *numbers, order), exact.detach(), tolerance(dtype))
+        found = ops.depthwise_conv_backward(grad, x, weight, *numbers, order, False, True, True, True)
+        for got, want in zip(found, gradients):
+            close(got, want, 2 * tolerance(dtype))

@@ -1,0 +1,48 @@
+"""What the kernels make a GPU do for a convolution: asks C++ (csrc/depthwise_conv/work.h), where there is no GPU as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusebackend.native import ops
+
+
+def kernel_work(
+    direction: str,
+    sizes: Sequence[int],
+    taps: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    orders: Sequence[bool],
+    dtype: torch.dtype,
+    multiprocessors: int,
+) -> Mapping[str, float]:
+    """The facts that csrc/depthwise_conv/work.h names.
+
+    Args:
+        direction: ``"forward"``, or whose gradient, ``"input"`` or ``"weight"``.
+        sizes: batch, channels, outputs, rows and columns of x, rows and columns of the result.
+        padding: above and on the left.
+        orders: of x, of the result (or the incoming gradient), and of x's gradient: True for (batch, height, width, channels).
+        multiprocessors: how many the GPU has.
+    """
+    answer = _ask(direction, sizes, taps, stride, padding, dilation, orders, dtype, multiprocessors)
+    return {name: float(number) for name, number in (fact.split("=") for fact in answer.split())}
+
+
+def _ask(direction, sizes, taps, stride, padding, dilation, orders, dtype, multiprocessors) -> str:
+    with _disable_current_modes():
+        lists = (list(part) for part in (sizes, taps, stride, padding, dilation))
+        return _work(direction, *lists, list(orders), dtype, multiprocessors)
+
+
+# Implemented by csrc/depthwise_conv/bind_work.cpp. It does not appear in graphs.
+_work = ops.define(
+    "depthwise_conv_work(str direction, int[] sizes, int[] taps, int[] stride, int[] padding, int[] dilation, bool[] orders,"
+    " ScalarType dtype, int multiprocessors) -> str",
+    fake=_ask,
+)

@@ -1,0 +1,141 @@
+"""What both ways make a device do: quantities of a few convolutions, and that whatever the benchmark draws is described."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dispatch.python import enable_python_dispatcher
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fusebackend.native import loader
+from fusebackend.patterns.depthwise_conv import bench, estimate
+from fusebackend.patterns.depthwise_conv.match import DepthwiseConv, DepthwiseConvBackward
+from fusebackend.rewriting import device_facts
+from fusebackend.rewriting.pattern import Match, Workload
+
+DECOMPOSITIONS = {op: fn for op, fn in select_decomp_table().items() if "aten.convolution." not in str(op)}
+PATTERNS = (DepthwiseConv(), DepthwiseConvBackward())
+
+
+@pytest.fixture(autouse=True)
+def h200(library, monkeypatch):
+    """The kernels are there, and so is the GPU that they run on."""
+    monkeypatch.setattr(type(loader.load()), "why_not", lambda self, device, *operators: None)
+    monkeypatch.setattr(estimate, "device_facts", lambda device: device_facts.IMAGINED)
+
+
+def workloads(fn, args, backward=(), device="cuda", dynamic=False):
+    """Of each match, what its pattern says, in the order of the graph of ``fn`` and its backward, as if on ``device``."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=not dynamic)
+    static = [not dynamic or i > 0 for i in range(len(args))]
+    fakes = [mode.from_tensor(a.detach(), static_shapes=s).requires_grad_(i in backward) for i, (a, s) in enumerate(zip(args, static))]
+    with mode, enable_python_dispatcher():
+        grads = [torch.empty_like(y := fn(*fakes)).as_strided(y.shape, y.stride())] if backward else []
+
+        def joint(*a):
+            inputs = a[: len(args)]
+            y = fn(*inputs)
+            return (y, *torch.autograd.grad(y, [inputs[i] for i in backward], a[-1])) if backward else y
+
+        graph = make_fx(joint, decomposition_table=DECOMPOSITIONS)(*fakes, *grads).graph
+        graph.eliminate_dead_code()
+        for node in graph.nodes:
+            node.meta["val"] = torch.utils._pytree.tree_map_only(
+                torch.Tensor, lambda t: t.new_empty_strided(t.shape, t.stride(), device=device), node.meta.get("val")
+            )
+    found = []
+    for node, pattern in itertools.product(graph.nodes, PATTERNS):
+        if node.op == "call_function" and node.target in pattern.anchors:
+            match = pattern.match(node)
+            assert isinstance(match, Match), match
+            found.append(pattern.estimate(match))
+    return found
+
+
+def plain(x, w, *b):
+    return F.conv2d(x, w, *b, padding=3, groups=x.shape[1])
+
+
+def inputs(shape=(8, 32, 56, 56), taps=7, dtype=torch.bfloat16, channels_last=False):
+    x = torch.empty(shape, dtype=dtype)
+    return (x.to(memory_format=torch.channels_last) if channels_last else x), torch.empty(shape[1], 1, taps, taps, dtype=dtype)
+
+
+def test_the_quantities_of_a_forward():
+    (both,) = workloads(plain, inputs())
+    (ours,), (theirs,) = both.ours, both.inductor
+    elements = 8 * 32 * 56 * 56
+    assert (ours.kind, theirs.kind) == ("depthwise_conv", "depthwise conv2d")
+    assert theirs.quantities == {"bytes": 4 * elements, "results": elements, "products": 49 * elements, "launches": 1, "pointwise bytes": 0}
+    assert ours.quantities["bytes"] == 4 * elements and ours.quantities["launches"] == 1 and ours.shape["toeplitz"] == 1
+    assert ours.quantities["loaded bytes"] > 2 * elements and ours.quantities["products (toeplitz)"] > 49 * elements
+
+
+def test_the_kernel_follows_from_dtype_and_order():
+    routes = {}
+    for dtype, channels_last in itertools.product((torch.bfloat16, torch.float32), (False, True)):
+        (both,) = workloads(plain, inputs(dtype=dtype, channels_last=channels_last))
+        routes[dtype, channels_last] = next(q for q in both.ours[0].quantities if q.startswith("products"))
+        assert both.ours[0].shape["transposes"] == (channels_last and dtype == torch.bfloat16)
+    assert routes == {
+        (torch.bfloat16, False): "products (toeplitz)",
+        (torch.bfloat16, True): "products (toeplitz)",
+        (torch.float32, False): "products (window)",
+        (torch.float32, True): "products (window)",
+    }
+
+
+def test_the_bias_is_a_kernel_of_inductors_unless_the_next_one_adds_it():
+    args = (*inputs(), torch.empty(32, dtype=torch.bfloat16))
+    (alone,), (fused,) = workloads(plain, args), workloads(lambda *a: torch.sin(plain(*a)), args)
+    assert alone.inductor[0].quantities["launches"] == 2 and fused.inductor[0].quantities["launches"] == 1
+
+
+def test_the_quantities_of_a_backward():
+    _, both = workloads(plain, inputs(), (0, 1))
+    of_x, of_weight = both.ours
+    (theirs,) = both.inductor
+    elements = 8 * 32 * 56 * 56
+    assert [w.kind for w in both.ours] == ["depthwise_conv of x", "depthwise_conv of weight"]
+    assert theirs.quantities["launches"] == 2 and theirs.quantities["products of x"] == 49 * elements
+    assert of_weight.quantities["launches"] == 2 and of_weight.quantities["partial bytes"] > 0 and of_weight.shape["outer"] == 1
+
+
+def test_one_gradient_alone():
+    _, of_x = workloads(plain, inputs(), (0,))
+    _, of_weight = workloads(plain, inputs(), (1,))
+    assert [w.kind for w in of_x.ours] == ["depthwise_conv of x"] and of_x.inductor[0].quantities["products of weight"] == 0
+    assert [w.kind for w in of_weight.ours] == ["depthwise_conv of weight"] and of_weight.inductor[0].quantities["products of x"] == 0
+
+
+def test_an_empty_convolution_is_left():
+    (estimated,) = workloads(plain, inputs((0, 8, 9, 9)))
+    assert estimated.pays is False
+
+
+def is_described(workload, device):
+    assert isinstance(workload, Workload), workload
+    for work in (*workload.ours, *workload.inductor):
+        assert work.kind.endswith(" cpu") == (device == "cpu")
+        assert all(math.isfinite(v) and v >= 0 for v in work.quantities.values()), work
+        assert all(math.isfinite(v) for v in work.shape.values()), work
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_the_benchmark_times_is_described(device, dynamic):
+    cases = [*bench.cases(), *itertools.islice(bench.random_cases(random.Random(dynamic), 1 / 16), 12)]
+    for case in cases:
+        args = [a.to("cpu") for a in case.inputs(torch.device("cpu"))]
+        found = workloads(case.fn, args, case.backward, device, dynamic)
+        assert len(found) == 1 + bool(case.backward), case.name
+        for workload in found:
+            is_described(workload, device)
