@@ -1,0 +1,8 @@
+"""The family ``attention``: see README.md."""
+
+from __future__ import annotations
+
+from fusebackend.patterns.attention.ops import attention, attention_backward
+from fusebackend.rewriting.family import Family
+
+FAMILY = Family("attention", __name__, patterns=(), operators=(attention, attention_backward), samples=())
