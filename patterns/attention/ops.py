@@ -167,8 +167,8 @@ attention = ops.define(
     layout=torch.Tag.needs_exact_strides,
 )
 attention_backward = ops.define(
-    "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor[] biases, Tensor out, Tensor statistics, float scale, bool causal,"
-    " bool[] bias_grads) -> (Tensor dq, Tensor dk, Tensor dv, Tensor[] dbiases)",
+    "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor[] biases, Tensor out, Tensor statistics, float scale,"
+    " bool causal, bool[] bias_grads) -> (Tensor dq, Tensor dk, Tensor dv, Tensor[] dbiases)",
     fake=_fake_backward,
     layout=torch.Tag.needs_exact_strides,
 )
