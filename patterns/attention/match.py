@@ -1,0 +1,146 @@
+"""Finds attention, ``softmax(scale * q @ k.mT + biases) @ v``, in whatever way it is written.
+
+Matched before forward and backward are partitioned (joint level): the backward of the replacement needs neither scores nor probabilities.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.native import loader
+from fusebackend.patterns.attention.biases import Addend, addends
+from fusebackend.patterns.attention.emit import Site, batch_dims, emit
+from fusebackend.patterns.attention.gradients import Backward, read_backward
+from fusebackend.patterns.attention.ops import attention, attention_backward
+from fusebackend.patterns.attention.site import Forward, Result, read_forward
+from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
+
+aten = torch.ops.aten
+
+
+class Attention(Pattern):
+    """Attention that is written out, with any biases and masks, forward and backward together."""
+
+    name = "attention"
+    anchors = (aten.exp.default, aten._softmax.default)
+    level = "joint"
+
+    def match(self, node: fx.Node) -> Match | Reject | None:
+        site = read_site(node)
+        if not isinstance(site, Site):
+            return site
+        device = g.value(site.forward.product).device
+        for op in (attention, attention_backward) if site.backward is not None else (attention,):
+            no_kernel = loader.load().why_not(device, op)
+            if no_kernel:
+                return Reject(no_kernel, node, "no_kernel")
+
+        def build(emitter: Emitter) -> Sequence[fx.Node]:
+            return emit(emitter, site)
+
+        interior = _interior(site)
+        return interior if isinstance(interior, Reject) else Match(site.outputs, build, interior, _note(site), site=site)
+
+    def estimate(self, match: Match) -> Estimate:
+        return Estimate(None, "attention was not calibrated", "unmeasured")
+
+
+def read_site(anchor: fx.Node) -> Site | Reject | None:
+    """The attention whose softmax has its exponential at ``anchor``; why it is not replaced; or None if there is none."""
+    forward = read_forward(anchor)
+    if not isinstance(forward, Forward):
+        return forward
+    backward = read_backward(forward)
+    if isinstance(backward, Reject):
+        return backward
+    dtype = forward.dtype
+    added = addends(forward.scores.terms)
+    if isinstance(added, Reject):
+        return added
+    if backward is not None:
+        finite = next((m for m in forward.masks if m.fill != float("-inf")), None)
+        if finite is not None:
+            reason = f"the gradient of a mask that fills in {finite.fill}: rows that it hides wholly would differ"
+            return Reject(reason, finite.node, "illegal")
+    found = _slots(added, backward)
+    if isinstance(found, Reject):
+        return found
+    added, slots = found
+    queries = backward.query_source if backward is not None else None
+    keys = backward.key_source if backward is not None else None
+    queries = queries or next(iter(forward.queries.sources(dtype, scaled=True)), None)
+    keys = keys or next(iter(forward.keys.sources(dtype, scaled=True)), None)
+    values = next(iter(forward.values.sources(dtype, scaled=False)), None)
+    if queries is None or keys is None or values is None:
+        found = sorted({str(g.value(o.node).dtype) for o in (forward.queries, forward.keys, forward.values)})
+        return Reject(f"queries, keys and values of {', '.join(found)}: all {dtype} is supported", forward.scores.product)
+    grad = None
+    if backward is not None:
+        grads = backward.grad.sources(dtype, scaled=False)
+        if not grads:
+            return Reject(f"a {g.value(backward.grad.node).dtype} gradient of a {dtype} result", backward.grad.node)
+        grad = grads[0]
+    batch = batch_dims(forward, tuple(added), queries)
+    scale = forward.scores.scale * queries.factor * keys.factor
+    return Site(forward, backward, queries, keys, values, grad, scale, batch, tuple(added), tuple(slots))
+
+
+def _slots(added: list[Addend], backward: Backward | None) -> tuple[list[Addend], tuple[int, ...]] | Reject:
+    """(the addends, to which of them each of the backward's bias gradients belongs)."""
+    gradients = backward.biases if backward is not None else ()
+    whole = [dataclasses.replace(addend, expanded=True) for addend in added]
+    for addend in (*added, *whole):
+        addend.axes  # noqa: B018  (reading them may split axes, of which others are then compared)
+    added, slots = list(added), list[int]()
+    for gradient in gradients:
+        slot = next((i for i, addend in enumerate(added) if addend.axes == gradient.axes), None)
+        if slot is None:
+            slot = next((i for i, addend in enumerate(whole) if addend.axes == gradient.axes and i not in slots), None)
+            if slot is None:
+                node = gradient.result.node
+                return Reject(f"the gradient of the scores at {node.name} is used otherwise than as that of a bias", node)
+            added[slot] = whole[slot]
+        slots.append(slot)
+    return added, tuple(slots)
+
+
+def _interior(site: Site) -> tuple[fx.Node, ...] | Reject:
+    """What the replacement makes unnecessary; or which other node uses the scores or the probabilities."""
+    forward, backward = site.forward, site.backward
+    needed = {*forward.needed, *forward.held}
+    if backward is not None:
+        needed |= set(backward.needed)
+    passed = set[fx.Node]()
+    for result, output in zip(site.results, site.outputs):
+        passed |= {result.node, *result.passed}
+        passed |= _until(result, output)
+    outputs = set(site.outputs)
+    inside = needed | passed | outputs
+    for node in sorted((needed | passed) - outputs):
+        user = next((u for u in node.users if u not in inside), None)
+        if user is not None:
+            what = "probabilities" if node in forward.held else "scores, or their gradient,"
+            return Reject(f"{g.describe(user)} also uses the {what} at {node.name}", user, "illegal")
+    return tuple(sorted(inside - outputs))
+
+
+def _until(result: Result, output: fx.Node) -> set[fx.Node]:
+    """The views and copies before ``output``."""
+    found = set[fx.Node]()
+    for node, _ in result.further:
+        if node is output:
+            return found
+        found.add(node)
+    return set()
+
+
+def _note(site: Site) -> str:
+    count = len(site.addends)
+    what = "without a bias" if not count else f"with {count} bias{'es' if count > 1 else ''}"
+    learned = sum(i in site.slots for i in range(count))
+    return f"{what}, {learned} of them with a gradient" if learned else what
