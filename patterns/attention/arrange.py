@@ -33,7 +33,7 @@ def steps(value: torch.Tensor, dims: Dims, wanted: Sequence[Sequence[Axis]], *, 
         made.append((target, arguments))
 
     held = [leaf for dim in dims for leaf in leaves(dim)]
-    if len(held) != value.dim():
+    if any(len(leaves(dim)) != 1 for dim in dims):
         do(aten.view.default, [axis.size for axis in held])
     order = [axis for dim in wanted for axis in leaves(dim) if axis in held]
     if order != held:

@@ -133,5 +133,14 @@ def _emit_mask(
     return e.call(aten.where.self, condition, *((hidden, shown) if term.hides else (shown, hidden)))
 
 
+def emit_hidden_rows(e: Emitter, addend: Addend, layout: tuple[Dim, ...]) -> fx.Node:
+    """Which rows the last term, a mask, hides wholly; of size 1 along the keys."""
+    mask = addend.terms[-1]
+    assert isinstance(mask, Mask)
+    condition = arrange(e, *source_of(mask), layout, repeat=False)
+    visible = e.call(aten.logical_not.default, condition) if mask.hides else condition
+    return e.call(aten.logical_not.default, e.call(aten.any.dim, visible, -1, True))
+
+
 def number(e: Emitter, beside: fx.Node, value: float, dtype: torch.dtype) -> fx.Node:
     return e.call(aten.full.default, [], value, dtype=dtype, layout=torch.strided, device=g.value(beside).device, pin_memory=False)

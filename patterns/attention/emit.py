@@ -12,13 +12,13 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.arrange import apply, arrange, converted, copies, in_place_of, steps
-from fusebackend.patterns.attention.biases import Addend, emit_addend, number
-from fusebackend.patterns.attention.dims import Axis, Dim, Dims, leaves, product
+from fusebackend.patterns.attention.biases import Addend, emit_addend, emit_hidden_rows, number
+from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, leaves, product
 from fusebackend.patterns.attention.gradients import Backward
 from fusebackend.patterns.attention.operands import Link
 from fusebackend.patterns.attention.ops import attention, attention_backward
 from fusebackend.patterns.attention.site import Forward, Result
-from fusebackend.rewriting.pattern import Emitter
+from fusebackend.rewriting.pattern import Emitter, Refusal
 
 aten = torch.ops.aten
 
@@ -59,6 +59,10 @@ class Site:
     @property
     def scores_layout(self) -> tuple[Dim, ...]:
         return (*self.batch, self.forward.rows, self.forward.columns)
+
+    def scores_layout_of(self, addend: Addend) -> tuple[Dim, ...]:
+        """The dims of an addend: none where it is broadcast."""
+        return tuple(dim if any(a in addend.axes for a in leaves(dim)) else () for dim in self.scores_layout)
 
     def layout_of(self, result: Result) -> tuple[Dim, ...] | None:
         """The dims of what the operator returns for ``result``; None for a bias."""
@@ -136,12 +140,18 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     if backward is None:
         return found
     assert site.grad is not None
-    grad = _operand(e, site, site.grad, (rows, forward.width))
+    grad = given = _operand(e, site, site.grad, (rows, forward.width))
+    hidden = emit_hidden_rows(e, site.addends[-1], site.scores_layout) if any(not math.isinf(m.fill) for m in forward.masks) else None
+    if hidden is not None:
+        grad = e.call(aten.where.self, hidden, number(e, given, 0.0, forward.dtype), given)
     wanted = [i in site.slots for i in range(len(biases))]
     gradients = e.call(attention_backward, grad, query, key, value, biases, out, statistics, site.scale, False, wanted)
     for i, result in enumerate((backward.queries, backward.keys, backward.values)):
         if result is not None:
-            found.append(_placed(e, site, result, e.call(operator.getitem, gradients, i)))
+            gradient = e.call(operator.getitem, gradients, i)
+            if hidden is not None and result is backward.values:
+                gradient = _with_hidden_rows(e, gradient, given, hidden, product(a.size for a in columns))
+            found.append(_placed(e, site, result, gradient))
     picked = e.call(operator.getitem, gradients, 3) if any(wanted) else None
     for slot, bias in zip(site.slots, backward.biases):
         assert picked is not None
@@ -166,7 +176,14 @@ def _placed(e: Emitter, site: Site, result: Result, node: fx.Node) -> fx.Node:
 
 
 def _bias_gradient(e: Emitter, site: Site, result: Result, node: fx.Node, addend: Addend) -> fx.Node:
-    layout = tuple(dim if any(a in addend.axes for a in leaves(dim)) else () for dim in site.scores_layout)
+    layout = site.scores_layout_of(addend)
+    kept, held = all_leaves(result.dims), all_leaves(layout)
+    summed = [axis for axis in held if axis not in kept]
+    if summed:  # of several tensors that were added up before they were added to the scores, one
+        layout = tuple((axis,) for axis in held if axis in kept)
+        dims = (*layout, *((axis,) for axis in summed))
+        node = arrange(e, node, site.scores_layout_of(addend), dims, repeat=False)
+        node = e.call(aten.sum.dim_IntList, node, list(range(len(layout), len(dims))))
     node = arrange(e, node, layout, result.dims, repeat=False)
     if result.factor != 1.0:
         node = e.call(aten.mul.Tensor, node, result.factor)
@@ -180,3 +197,13 @@ def _without_hidden_rows(e: Emitter, out: fx.Node, statistics: fx.Node) -> tuple
     zeros = number(e, out, 0.0, g.value(out).dtype)
     infinity = number(e, statistics, math.inf, g.value(statistics).dtype)
     return e.call(aten.where.self, hidden, zeros, out), e.call(aten.where.self, hidden, infinity, statistics)
+
+
+def _with_hidden_rows(e: Emitter, gradient: fx.Node, grad: fx.Node, hidden: fx.Node, keys: Any) -> fx.Node:
+    """The gradient of the values, with that of rows whose probabilities are all one over the number of keys."""
+    if not isinstance(keys, int):
+        raise Refusal("the gradient of a mask that fills in a finite number, with a symbolic number of keys")
+    of_hidden = e.call(aten.where.self, hidden, grad, number(e, grad, 0.0, g.value(grad).dtype))
+    shared = e.call(aten.sum.dim_IntList, converted(e, of_hidden, torch.float32), [-2], True)
+    total = e.call(aten.add.Tensor, converted(e, gradient, torch.float32), e.call(aten.mul.Tensor, shared, 1 / keys))
+    return converted(e, total, g.value(gradient).dtype)

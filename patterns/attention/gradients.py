@@ -163,11 +163,14 @@ def _read_scores_gradient(
     keys: Result | None = None
     query_source = key_source = None
     biases: list[BiasGradient] = []
-    order = [softmax.result]
+    order, unused = [softmax.result], list[fx.Node]()
     for node in order:
         dims, factor = reached[node]
         foreign: list[fx.Node] = []
         for user in node.users:
+            if _ignores(user, node):
+                unused.append(user)
+                continue
             step = _followed(user, node, dims, factor, conditions)
             if step is not None:
                 reached[user] = step
@@ -194,8 +197,15 @@ def _read_scores_gradient(
         if foreign:
             biases.append(BiasGradient(Result(node, dims, factor)))
     outputs = {b.result.node for b in biases}
-    needed += [n for n in order if n not in outputs]
+    needed += [n for n in (*order, *unused) if n not in outputs]
     return Backward(grad, queries, keys, values, tuple(biases), query_source, key_source, tuple(needed))
+
+
+def _ignores(user: fx.Node, node: fx.Node) -> bool:
+    """Whether ``user`` needs the sizes of ``node`` alone, as what autograd makes of an operation in place on a view does."""
+    if user.target is aten.new_empty_strided.default:
+        return all(u.target is aten.copy.default and u.args[0] is user for u in user.users)
+    return user.target is aten.copy.default and user.args[0] is node and user.args[1] is not node
 
 
 def _followed(user: fx.Node, node: fx.Node, dims: Dims, factor: float, conditions: set[fx.Node]) -> tuple[Dims, float] | None:
@@ -206,6 +216,8 @@ def _followed(user: fx.Node, node: fx.Node, dims: Dims, factor: float, condition
     if (is_view(user) or is_cast(user)) and user.args[0] is node:
         found = after(user, dims)
         return None if found is None else (found, factor)
+    if user.target is aten.copy.default and user.args[1] is node and g.difference(g.value(user), g.value(node)) is None:
+        return dims, factor
     if user.target is aten.where.self and user.args[0] in conditions:
         kept, other = (user.args[1], user.args[2]) if user.args[1] is node else (user.args[2], user.args[1])
         same = g.value(user).dim() == g.value(node).dim() and all(map(g.same_size, g.value(user).shape, g.value(node).shape))

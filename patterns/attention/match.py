@@ -5,7 +5,9 @@ Matched before forward and backward are partitioned (joint level): the backward 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +17,7 @@ from fusebackend import fx_utils as g
 from fusebackend.native import loader
 from fusebackend.patterns.attention.biases import Addend, addends
 from fusebackend.patterns.attention.emit import Site, batch_dims, emit
-from fusebackend.patterns.attention.gradients import Backward, read_backward
+from fusebackend.patterns.attention.gradients import Backward, BiasGradient, read_backward
 from fusebackend.patterns.attention.ops import attention, attention_backward
 from fusebackend.patterns.attention.site import Forward, Result, read_forward
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
@@ -59,14 +61,15 @@ def read_site(anchor: fx.Node) -> Site | Reject | None:
     if isinstance(backward, Reject):
         return backward
     dtype = forward.dtype
+    if not all(isinstance(axis.size, int) for axis in (*forward.depth, *forward.width)):
+        return Reject("the size of a head is symbolic: kernels are compiled for some sizes", forward.scores.product)
     added = addends(forward.scores.terms)
     if isinstance(added, Reject):
         return added
     if backward is not None:
-        finite = next((m for m in forward.masks if m.fill != float("-inf")), None)
-        if finite is not None:
-            reason = f"the gradient of a mask that fills in {finite.fill}: rows that it hides wholly would differ"
-            return Reject(reason, finite.node, "illegal")
+        unlike = _why_gradients_differ(forward, backward)
+        if unlike is not None:
+            return unlike
     found = _slots(added, backward)
     if isinstance(found, Reject):
         return found
@@ -90,23 +93,42 @@ def read_site(anchor: fx.Node) -> Site | Reject | None:
     return Site(forward, backward, queries, keys, values, grad, scale, batch, tuple(added), tuple(slots))
 
 
+def _why_gradients_differ(forward: Forward, backward: Backward) -> Reject | None:
+    """A mask that fills in a finite number has no gradient where it hides; what is added to all keys of a row has. They differ in rows that
+    are hidden wholly, which are known where nothing else hides."""
+    finite = next((m for m in forward.masks if not math.isinf(m.fill)), None)
+    if finite is None:
+        return None
+    others = [Addend((term,)) for term in forward.scores.terms if term is not finite]
+    learned = collections.Counter(b.axes for b in backward.biases)
+    unlearned = [a for a in others if not learned[a.axes] and not learned[dataclasses.replace(a, expanded=True).axes]]
+    if finite is not forward.scores.terms[-1] or unlearned or len(others) > learned.total():
+        reason = f"the gradient of a mask that fills in {finite.fill}, beside what may hide too: rows that are hidden wholly would differ"
+        return Reject(reason, finite.node, "illegal")
+    return None
+
+
 def _slots(added: list[Addend], backward: Backward | None) -> tuple[list[Addend], tuple[int, ...]] | Reject:
-    """(the addends, to which of them each of the backward's bias gradients belongs)."""
+    """(the addends, to which of them each of the backward's bias gradients belongs): the smallest that has its axes."""
     gradients = backward.biases if backward is not None else ()
+    added = list(added)
     whole = [dataclasses.replace(addend, expanded=True) for addend in added]
     for addend in (*added, *whole):
         addend.axes  # noqa: B018  (reading them may split axes, of which others are then compared)
-    added, slots = list(added), list[int]()
     for gradient in gradients:
-        slot = next((i for i, addend in enumerate(added) if addend.axes == gradient.axes), None)
-        if slot is None:
-            slot = next((i for i, addend in enumerate(whole) if addend.axes == gradient.axes and i not in slots), None)
+        if _holder(added, gradient) is None:
+            slot = _holder(whole, gradient)
             if slot is None:
                 node = gradient.result.node
                 return Reject(f"the gradient of the scores at {node.name} is used otherwise than as that of a bias", node)
             added[slot] = whole[slot]
-        slots.append(slot)
-    return added, tuple(slots)
+    slots = [_holder(added, gradient) for gradient in gradients]
+    return added, tuple(slot for slot in slots if slot is not None)
+
+
+def _holder(added: list[Addend], gradient: BiasGradient) -> int | None:
+    fitting = [i for i, addend in enumerate(added) if addend.axes >= gradient.axes]
+    return min(fitting, key=lambda i: len(added[i].axes), default=None)
 
 
 def _interior(site: Site) -> tuple[fx.Node, ...] | Reject:

@@ -173,6 +173,11 @@ def _steps(node: fx.Node) -> Iterator[_Step]:
     if scaled is not None:
         yield _Step(node, scaled[0], scaled[1])
         return
+    if node.target is aten.copy.default:  # what an operation in place on a view becomes
+        source = node.args[1]
+        if isinstance(source, fx.Node) and _has_shape_of(source, node) and g.value(source).dtype == g.value(node).dtype:
+            yield _Step(node, source)
+        return
     if node.target in (aten.add.Tensor, aten.sub.Tensor):
         yield from _sums(node)
     if node.target is aten.where.self:

@@ -95,17 +95,31 @@ def test_rows_that_are_masked_wholly_in_scaled_dot_product_attention():
     check(fn, args, training=True)
 
 
-@pytest.mark.parametrize("fill", [-1e4, -1e9])
-def test_a_large_finite_number_hides(fill):
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("fill", [-1e4, -1e9, LOWEST])
+@pytest.mark.parametrize("shape", [(2, 1, 9, 9), (2, 1, 1, 9), (4, 9, 9)])
+def test_a_large_finite_number_hides(shape, fill, training):
+    """A row that it hides wholly is uniform, and has gradients to the values alone."""
+
     def fn(q, k, v, seen):
         return torch.where(seen, q @ k.mT * 0.25, fill).softmax(-1) @ v
 
+    seen = visible(*shape)
+    seen[0, ..., min(3, shape[-2] - 1), :] = False
+    check(fn, (*heads(), seen), training=training)
+
+
+def test_a_finite_mask_over_a_learned_bias():
+    """As in DeBERTa."""
     seen = visible(2, 1, 9, 9)
     seen[0, 0, 3] = False
-    check(fn, (*heads(), seen), training=False)
+    check(filled(LOWEST), (*heads(), randn(4, 9, 9), seen), training=True)
+    check(filled(LOWEST), (*heads(), randn(2, 4, 9, 9), seen), training=True)
 
 
 def test_finite_numbers_that_are_not_the_same_are_refused():
     args = (*heads(), randn(4, 9, 9), visible(2, 1, 1, 9))
     refused(filled(-100.0), args, "does not hide", training=False, code="illegal")
     refused(filled(-1e9), args, "beside another bias", training=False, code="illegal")
+    fixed = (*heads(), randn(4, 9, 9, grad=False), visible(2, 1, 1, 9))
+    refused(filled(LOWEST), fixed, "beside what may hide too", training=True, code="illegal")

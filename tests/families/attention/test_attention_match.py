@@ -236,3 +236,29 @@ def test_scales_are_exact_numbers():
 
     for training in (False, True):
         check(fn, (*heads(), randn(4, 9, 9)), training=training)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_bias_that_is_the_sum_of_two(training):
+    """As in SAM, whose relative positions along height and width are added up first."""
+
+    def fn(q, k, v, high, across):
+        b = (high[..., None] + across[..., None, :]).reshape(4, 9, 9)
+        return (q @ k.mT * 0.25 + b).softmax(-1) @ v
+
+    def in_blocks(q, k, v, high, across):
+        b = high[..., None] + across[..., None, :]
+        return ((q @ k.mT * 0.25).view(2, 4, 9, 3, 3) + b).view(2, 4, 9, 9).softmax(-1) @ v
+
+    for each in (fn, in_blocks):
+        check(each, (*heads(), randn(4, 9, 3), randn(4, 9, 3)), training=training)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_scores_that_are_scaled_in_place(training):
+    def fn(q, k, v, b):
+        scores = q @ k.mT
+        scores /= 4.0
+        return (scores.view(8, 9, 9).view(2, 4, 9, 9) + b).softmax(-1) @ v
+
+    check(fn, (*heads(), randn(4, 9, 9)), training=training)
