@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
@@ -19,7 +19,7 @@ from fusebackend.patterns.attention.biases import Addend, addends
 from fusebackend.patterns.attention.emit import Site, batch_dims, emit
 from fusebackend.patterns.attention.gradients import Backward, BiasGradient, read_backward
 from fusebackend.patterns.attention.ops import attention, attention_backward
-from fusebackend.patterns.attention.site import Forward, Result, read_forward
+from fusebackend.patterns.attention.site import DTYPES, Forward, Result, read_forward
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
 
 aten = torch.ops.aten
@@ -47,6 +47,22 @@ class Attention(Pattern):
 
         interior = _interior(site)
         return interior if isinstance(interior, Reject) else Match(site.outputs, build, interior, _note(site), site=site)
+
+    def examples(self) -> list[tuple[Callable, tuple]]:
+        # In fp32 between the operands and the result: where eager mode rounds to 16 bits between, results are not to be compared.
+        def biased(q, k, v, bias):
+            return (((q.float() * 0.25) @ k.float().transpose(-1, -2) + bias).softmax(-1) @ v.float()).to(q.dtype)
+
+        def masked(q, k, v, hidden):
+            scores = (q.float() @ k.float().transpose(-1, -2) / 4).masked_fill(hidden, float("-inf"))
+            return (scores.softmax(-1) @ v.float()).to(q.dtype)
+
+        hidden = torch.ones(9, 13, dtype=torch.bool).triu(1)
+        found: list[tuple[Callable, tuple]] = []
+        for dtype in DTYPES:
+            operands = tuple(torch.randn(2, 3, length, 16).to(dtype) for length in (9, 13, 13))
+            found += [(biased, (*operands, torch.randn(3, 9, 13).to(dtype))), (masked, (*operands, hidden))]
+        return found
 
     def estimate(self, match: Match) -> Estimate:
         return Estimate(None, "attention was not calibrated", "unmeasured")

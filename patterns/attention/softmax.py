@@ -37,6 +37,8 @@ class Softmax:
 
 def read_softmax(exp: fx.Node) -> Softmax | None:
     """The softmax whose exponential ``exp`` is."""
+    if g.value(exp).dim() < 2:
+        return None
     if exp.target is aten._softmax.default:
         scores: Any = exp.args[0]
         return Softmax(scores, exp, exp.args[1] % g.value(scores).dim(), False, (exp,))  # type: ignore[operator]
