@@ -76,7 +76,8 @@ void bias_gradient_cpu(const Backward& p, int i, int64_t begin, int64_t end);
 
 #if __has_include(<cuda_runtime_api.h>)
 // On `stream` of the current device; captured into a CUDA graph if the stream is. `workspace` has the bytes that the function before says.
-cudaError_t launch_forward(const Forward& p, cudaStream_t stream);
+int64_t forward_workspace_bytes(const Forward& p);
+cudaError_t launch_forward(const Forward& p, void* workspace, int sm_count, cudaStream_t stream);
 int64_t backward_workspace_bytes(const Backward& p, int sm_count);
 cudaError_t launch_backward(const Backward& p, void* workspace, int sm_count, cudaStream_t stream);
 #endif
