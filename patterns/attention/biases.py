@@ -89,6 +89,29 @@ def source_of(term: Bias | Mask) -> tuple[fx.Node, Dims]:
     return found if found[0] < smallest[0] else smallest
 
 
+def dtype_of(addend: Addend, dtype: torch.dtype, *, wide: bool) -> torch.dtype:
+    """That of the tensor that :func:`emit_addend` makes."""
+    term = addend.terms[-1]
+    if wide or len(addend.terms) > 1:
+        return torch.float32
+    if isinstance(term, Mask):
+        return dtype if _holds(dtype, _fill(term)) else torch.float32
+    return dtype if g.value(term.node).dtype == dtype and _is_exact(term.factor) else torch.float32
+
+
+def _fill(mask: Mask) -> float:
+    return mask.fill if mask.fill < ABSORBS else _LOWEST
+
+
+def _holds(dtype: torch.dtype, number: float) -> bool:
+    return rounded(number, dtype) == rounded(number, torch.float32)
+
+
+def _is_exact(factor: float) -> bool:
+    """Whether no binary type rounds a product by it."""
+    return abs(math.frexp(factor)[0]) == 0.5
+
+
 def emit_addend(e: Emitter, addend: Addend, layout: tuple[Dim, ...], dtype: torch.dtype, *, wide: bool) -> fx.Node:
     """The bias with the operator's dims.
 
@@ -116,8 +139,7 @@ def _emit_bias(e: Emitter, term: Bias, source: tuple[fx.Node, Dims], layout: tup
     held = g.value(node).dtype
     node = converted(e, node, held if held == dtype else torch.float32)
     if term.factor != 1.0:
-        exact = abs(math.frexp(term.factor)[0]) == 0.5
-        node = e.call(aten.mul.Tensor, node if exact else converted(e, node, torch.float32), term.factor)
+        node = e.call(aten.mul.Tensor, node if _is_exact(term.factor) else converted(e, node, torch.float32), term.factor)
     return node
 
 
@@ -125,9 +147,8 @@ def _emit_mask(
     e: Emitter, term: Mask, source: tuple[fx.Node, Dims], below: fx.Node | None, layout: tuple[Dim, ...], dtype: torch.dtype
 ) -> fx.Node:
     condition = arrange(e, *source, layout, repeat=False)
-    fill = term.fill if term.fill < ABSORBS else _LOWEST
-    exact = rounded(fill, dtype) == rounded(fill, torch.float32)
-    held = torch.float32 if not exact or below is not None else dtype
+    fill = _fill(term)
+    held = dtype if below is None and _holds(dtype, fill) else torch.float32
     shown = number(e, condition, 0.0, held) if below is None else converted(e, below, held)
     hidden = number(e, condition, fill, held)
     return e.call(aten.where.self, condition, *((hidden, shown) if term.hides else (shown, hidden)))

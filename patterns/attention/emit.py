@@ -60,6 +60,12 @@ class Site:
     def scores_layout(self) -> tuple[Dim, ...]:
         return (*self.batch, self.forward.rows, self.forward.columns)
 
+    @property
+    def wide_slots(self) -> frozenset[int]:
+        """The addends whose gradients are wanted in fp32."""
+        gradients = self.backward.biases if self.backward is not None else ()
+        return frozenset(i for i, b in zip(self.slots, gradients) if g.value(b.result.node).dtype == torch.float32)
+
     def scores_layout_of(self, addend: Addend) -> tuple[Dim, ...]:
         """The dims of an addend: none where it is broadcast."""
         return tuple(dim if any(a in addend.axes for a in leaves(dim)) else () for dim in self.scores_layout)
@@ -130,7 +136,7 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     query = _operand(e, site, site.queries, (rows, forward.depth))
     key = _operand(e, site, site.keys, (columns, forward.depth))
     value = _operand(e, site, site.values, (columns, forward.width))
-    wide = {s for s, b in zip(site.slots, backward.biases if backward else ()) if g.value(b.result.node).dtype == torch.float32}
+    wide = site.wide_slots
     biases = [emit_addend(e, a, site.scores_layout, forward.dtype, wide=i in wide) for i, a in enumerate(site.addends)]
     made = e.call(attention, query, key, value, biases, site.scale, False)
     out, statistics = e.call(operator.getitem, made, 0), e.call(operator.getitem, made, 1)

@@ -17,10 +17,12 @@ from fusebackend import fx_utils as g
 from fusebackend.native import loader
 from fusebackend.patterns.attention.biases import Addend, addends
 from fusebackend.patterns.attention.emit import Site, batch_dims, emit
+from fusebackend.patterns.attention.estimate import workload
+from fusebackend.patterns.attention.facts import attended
 from fusebackend.patterns.attention.gradients import Backward, BiasGradient, read_backward
 from fusebackend.patterns.attention.ops import attention, attention_backward
 from fusebackend.patterns.attention.site import DTYPES, Forward, Result, read_forward
-from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
+from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
 
@@ -64,8 +66,14 @@ class Attention(Pattern):
             found += [(biased, (*operands, torch.randn(3, 9, 13).to(dtype))), (masked, (*operands, hidden))]
         return found
 
-    def estimate(self, match: Match) -> Estimate:
-        return Estimate(None, "attention was not calibrated", "unmeasured")
+    def estimate(self, match: Match) -> Estimate | Workload:
+        site: Site = match.site
+        facts = attended(site)
+        if facts is None:
+            return Estimate(None, "a size depends on data, so it is not known whether the kernels pay", "unmeasured")
+        if not facts.biases:
+            return Estimate(None, "how long Inductor's own attention takes is not known", "unmeasured")
+        return workload(facts, site.backward is not None, match.nodes)
 
 
 def read_site(anchor: fx.Node) -> Site | Reject | None:

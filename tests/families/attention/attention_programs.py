@@ -9,6 +9,8 @@ import torch
 from fusebackend import backend
 from fusebackend.report.model import Report
 
+OPTIONS = {"fuse.patterns": ["attention"], "fuse.interpret": True, "fuse.gate": "off", "fuse.strict": True}
+
 
 def randn(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = True) -> torch.Tensor:
     return torch.randn(*shape).to(dtype).requires_grad_(grad)
@@ -39,10 +41,10 @@ def wide(args: tuple) -> tuple:
     )
 
 
-def compiled(fn: Callable, args: tuple, training: bool, dynamic: bool | None = None) -> tuple[list[torch.Tensor], Report]:
+def compiled(fn: Callable, args: tuple, training: bool, interpret: bool = True) -> tuple[list[torch.Tensor], Report]:
     torch._dynamo.reset()
-    options = {"fuse.patterns": ["attention"], "fuse.interpret": True, "fuse.gate": "off", "fuse.strict": True}
-    results = run(torch.compile(fn, backend=backend.fuse, options=options, dynamic=dynamic), args, training)
+    options = {**OPTIONS, "fuse.interpret": interpret}
+    results = run(torch.compile(fn, backend=backend.fuse, options=options), args, training)
     report = Report()
     for part in backend.reports():
         report.extend(part)
@@ -60,18 +62,17 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return ((found.double() - exact.double()).norm() / exact.double().norm().clamp_min(1e-30)).item()
 
 
-def check(
-    fn: Callable, args: tuple, *, training: bool, count: int = 1, dynamic: bool | None = None, exact: Callable | None = None
-) -> Report:
+def check(fn: Callable, args: tuple, *, training: bool, count: int = 1, exact: Callable | None = None, interpret: bool = True) -> Report:
     """Asserts that ``fn`` holds ``count`` attentions, that results have eager's shapes, dtypes and strides, and that none is further from
     float64 than eager's, or than two roundings of its dtype.
 
     Args:
         exact: what is run in float64, where that is not ``fn``.
+        interpret: without code generation.
     """
     reference = run(exact or fn, wide(args), training)
     eager = run(fn, args, training)
-    ours, report = compiled(fn, args, training, dynamic)
+    ours, report = compiled(fn, args, training, interpret)
     assert len(report.substitutions) == count, report
     for precise, theirs, mine in zip(reference, eager, ours, strict=True):
         assert alike(mine, theirs)

@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_programs import check, heads, randn
+from attention_programs import check, error, heads, randn
+from families.traced_graphs import traced
+
+import fusebackend
+from fusebackend import backend
+from fusebackend.patterns.attention.facts import attended
+from fusebackend.patterns.attention.match import read_site
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -212,8 +218,45 @@ def test_queries_that_are_keys_and_values(training):
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_symbolic_sizes(training):
-    check(scaled_queries, (*heads(3, 4, 11, 7), randn(4, 11, 7)), training=training, dynamic=True)
+def test_other_sizes_do_not_recompile(training):
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def counted(gm, inputs):
+        graphs.append(len(gm.graph.nodes))
+        return backend.fuse(
+            gm, inputs, options={"fuse.patterns": ["attention"], "fuse.interpret": True, "fuse.gate": "off", "fuse.strict": True}
+        )
+
+    fn = torch.compile(scaled_queries, backend=counted)
+    for batch, queries, keys in ((3, 11, 7), (2, 9, 9), (5, 17, 4)):
+        q, k, v = (randn(batch, 4, n, 16) for n in (queries, keys, keys))
+        args = (q, k, v, randn(4, queries, keys))
+        for x in args:
+            torch._dynamo.mark_dynamic(x, x.dim() - 2)
+        for x in args[:3]:
+            torch._dynamo.mark_dynamic(x, 0)
+        torch._dynamo.mark_dynamic(args[3], 2)
+        with torch.set_grad_enabled(training):
+            out = fn(*args)
+        found = [out, *torch.autograd.grad(out.sum(), args)] if training else [out]
+        exact = scaled_queries(*(x.double() for x in args))
+        reference = [exact, *torch.autograd.grad(exact.sum(), args)] if training else [exact]
+        for mine, precise in zip(found, reference, strict=True):
+            assert error(mine, precise) < 0.02
+    assert len(graphs) == 1
+    assert len(fusebackend.last_report().substitutions) == 1
+
+
+def test_a_head_of_symbolic_size_is_refused():
+    torch._dynamo.reset()
+    options = {"fuse.patterns": ["attention"], "fuse.interpret": True, "fuse.gate": "off", "fuse.strict": True}
+    torch.compile(scaled_queries, backend="fuse", options=options, dynamic=True)(
+        *heads(3, 4, 11, 7, grad=False), randn(4, 11, 7, grad=False)
+    )
+    report = fusebackend.last_report()
+    assert not report.substitutions
+    assert any("the size of a head is symbolic" in r.reason for r in report.rejections), report
 
 
 def test_a_softmax_that_is_written_out():
@@ -262,3 +305,31 @@ def test_scores_that_are_scaled_in_place(training):
         return (scores.view(8, 9, 9).view(2, 4, 9, 9) + b).softmax(-1) @ v
 
     check(fn, (*heads(), randn(4, 9, 9)), training=training)
+
+
+@pytest.mark.codegen
+@pytest.mark.parametrize("training", [False, True])
+def test_with_generated_code(training):
+    def fn(x, w, b, seen):
+        q, k, v = (x @ w).view(2, 9, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = ((q * 0.25) @ k.mT + b).masked_fill(~seen, -math.inf)
+        return scores.softmax(-1).matmul(v).transpose(1, 2).reshape(2, 9, 64) @ w[:64, :64]
+
+    seen = torch.ones(9, 9, dtype=torch.bool).tril()
+    args = (randn(2, 9, 64), (randn(64, 192).detach() / 8).requires_grad_(), randn(4, 9, 9), seen)
+    check(fn, args, training=training, interpret=False)
+
+
+def test_what_an_estimate_is_told():
+    def fn(q, k, v, b, mask):
+        return (((q * 0.25) @ k.mT + b).view(2, 3, 4, 9, 16) + mask[None, :, None]).view(6, 4, 9, 16).softmax(-1) @ v
+
+    q, k, v = (torch.empty(6, 4, n, 32, dtype=torch.bfloat16) for n in (9, 16, 16))
+    graph = traced(fn, q, k, v, torch.empty(4, 9, 16), torch.empty(3, 9, 16, dtype=torch.bfloat16))
+    site = read_site(graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default)[0])
+    facts = attended(site)
+    assert facts.sizes == (2, 3, 4, 9, 16, 32, 32) and facts.itemsize == 2 and not facts.dynamic
+    assert [(b.sizes, b.itemsize, b.aligned, b.has_gradient) for b in facts.biases] == [
+        ((1, 1, 4, 9, 16), 4, True, False),
+        ((1, 3, 1, 9, 16), 2, True, False),
+    ]
