@@ -322,7 +322,7 @@ def test_with_generated_code(training):
 
 def test_what_an_estimate_is_told():
     def fn(q, k, v, b, mask):
-        return (((q * 0.25) @ k.mT + b).view(2, 3, 4, 9, 16) + mask[None, :, None]).view(6, 4, 9, 16).softmax(-1) @ v
+        return (((q * 0.25) @ k.mT + b).view(2, 3, 4, 9, 16) + mask[None, :, None]).view(6, 4, 9, 16).softmax(-1).to(v.dtype) @ v
 
     q, k, v = (torch.empty(6, 4, n, 32, dtype=torch.bfloat16) for n in (9, 16, 16))
     graph = traced(fn, q, k, v, torch.empty(4, 9, 16), torch.empty(3, 9, 16, dtype=torch.bfloat16))
