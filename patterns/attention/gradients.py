@@ -13,7 +13,7 @@ from fusebackend.patterns.attention.dims import Axis, Dims, after, all_leaves, i
 from fusebackend.patterns.attention.numbers import scaling, uniform
 from fusebackend.patterns.attention.operands import PRODUCTS, Link, Operand, read_operand, split_product
 from fusebackend.patterns.attention.site import Forward, Result, end_of
-from fusebackend.patterns.attention.softmax import SoftmaxGradient, read_softmax_gradient
+from fusebackend.patterns.attention.softmax import SoftmaxGradient, holders, read_softmax_gradient
 from fusebackend.rewriting.pattern import Reject
 
 aten = torch.ops.aten
@@ -169,7 +169,7 @@ def _read_scores_gradient(
         foreign: list[fx.Node] = []
         for user in node.users:
             if _ignores(user, node):
-                unused.append(user)
+                unused += holders(user)[0]
                 continue
             step = _followed(user, node, dims, factor, conditions)
             if step is not None:
@@ -216,14 +216,20 @@ def _followed(user: fx.Node, node: fx.Node, dims: Dims, factor: float, condition
     if (is_view(user) or is_cast(user)) and user.args[0] is node:
         found = after(user, dims)
         return None if found is None else (found, factor)
+    if user.target is aten.add.Tensor and len(user.args) == 2 and not user.kwargs and _has_shape_of(user, node):
+        other = user.args[1] if user.args[0] is node else user.args[0]
+        return (dims, factor) if uniform(other) == 0.0 else None
     if user.target is aten.copy.default and user.args[1] is node and g.difference(g.value(user), g.value(node)) is None:
         return dims, factor
     if user.target is aten.where.self and user.args[0] in conditions:
         kept, other = (user.args[1], user.args[2]) if user.args[1] is node else (user.args[2], user.args[1])
-        same = g.value(user).dim() == g.value(node).dim() and all(map(g.same_size, g.value(user).shape, g.value(node).shape))
-        if kept is node and uniform(other) == 0.0 and same:
+        if kept is node and uniform(other) == 0.0 and _has_shape_of(user, node):
             return dims, factor
     return None
+
+
+def _has_shape_of(user: fx.Node, node: fx.Node) -> bool:
+    return g.value(user).dim() == g.value(node).dim() and all(map(g.same_size, g.value(user).shape, g.value(node).shape))
 
 
 def _read_operand_gradient(

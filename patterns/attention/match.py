@@ -20,6 +20,7 @@ from fusebackend.patterns.attention.emit import Site, batch_dims, emit
 from fusebackend.patterns.attention.estimate import workload
 from fusebackend.patterns.attention.facts import attended
 from fusebackend.patterns.attention.gradients import Backward, BiasGradient, read_backward
+from fusebackend.patterns.attention.numbers import is_of_positions
 from fusebackend.patterns.attention.ops import attention, attention_backward
 from fusebackend.patterns.attention.site import DTYPES, Forward, Result, read_forward
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
@@ -39,10 +40,9 @@ class Attention(Pattern):
         if not isinstance(site, Site):
             return site
         device = g.value(site.forward.product).device
-        for op in (attention, attention_backward) if site.backward is not None else (attention,):
-            no_kernel = loader.load().why_not(device, op)
-            if no_kernel:
-                return Reject(no_kernel, node, "no_kernel")
+        no_kernel = loader.load().why_not(device, attention, attention_backward)
+        if no_kernel:
+            return Reject(no_kernel, node, "no_kernel")
 
         def build(emitter: Emitter) -> Sequence[fx.Node]:
             return emit(emitter, site)
@@ -123,7 +123,8 @@ def _why_gradients_differ(forward: Forward, backward: Backward) -> Reject | None
     finite = next((m for m in forward.masks if not math.isinf(m.fill)), None)
     if finite is None:
         return None
-    others = [Addend((term,)) for term in forward.scores.terms if term is not finite]
+    terms = [term for term in forward.scores.terms if term is not finite]
+    others = [Addend((term,)) for term in terms if not is_of_positions(term.node)]
     learned = collections.Counter(b.axes for b in backward.biases)
     unlearned = [a for a in others if not learned[a.axes] and not learned[dataclasses.replace(a, expanded=True).axes]]
     if finite is not forward.scores.terms[-1] or unlearned or len(others) > learned.total():

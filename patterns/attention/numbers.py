@@ -55,6 +55,8 @@ def _uniform(node: fx.Node, depth: int) -> float | None:
         return uniform(node.args[0])
     if node.op == "get_attr" or node.target is aten.lift_fresh_copy.default:
         return _constant(node)
+    if node.target is aten.copy.default:
+        return uniform(node.args[1], depth - 1)
     if is_view(node) or is_cast(node) or node.target is prims.convert_element_type.default:
         return uniform(node.args[0], depth - 1)
     if node.target in _FUNCTIONS:
@@ -79,6 +81,28 @@ def _constant(node: fx.Node) -> float | None:
         return None
     with _disable_current_modes():
         return float(held.item())
+
+
+_ARITHMETIC = frozenset(
+    {
+        *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default, aten.abs.default, aten.reciprocal.default),
+        *(aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.minimum.default, aten.maximum.default, aten.clamp.default, aten.cat.default),
+        *(aten.slice.Tensor, aten.select.int, prims.convert_element_type.default, aten.full.default, prims.iota.default),
+    }
+)
+
+
+def is_of_positions(node: fx.Node) -> bool:
+    """Whether ``node`` is computed from positions alone, by arithmetic, as ALiBi is: it is no mask."""
+    reached = [node]
+    for each in reached:
+        numbers = [a for a in each.args if isinstance(a, float)]
+        if each.op != "call_function" or not (each.target in _ARITHMETIC or is_view(each)) or any(abs(x) > 1e4 for x in numbers):
+            return False
+        reached += [i for i in each.all_input_nodes if i not in reached]
+        if len(reached) > 64:
+            return False
+    return True
 
 
 def scaling(node: Any) -> tuple[fx.Node, float] | None:

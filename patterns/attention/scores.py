@@ -93,6 +93,8 @@ def read_scores(last: fx.Node) -> Scores | Reject | None:
     if steps is None:
         return search.failure
     product = steps[-1].inner if steps else last
+    if product.target is aten.mm.default and g.value(last).dim() > 2:
+        return None  # the product of a layer with its weights
     arguments = product.args[-2:] if product.target in PRODUCTS else product.args[1:3]
     left, right = arguments
     assert isinstance(left, fx.Node) and isinstance(right, fx.Node)

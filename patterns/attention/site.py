@@ -103,8 +103,6 @@ def read_forward(anchor: fx.Node) -> Forward | Reject | None:
     scores = read_scores(softmax.scores)
     if not isinstance(scores, Scores):
         return scores
-    if scores.product.target is aten.mm.default and not any(u.target is aten.mm.default for _, u in products):
-        return None  # the scores of a layer with weights, not of queries and keys
     if is_empty(g.value(softmax.scores).shape):
         return Reject("a size is 0, or not known to be larger", softmax.scores)
     columns = scores.dims[softmax.dim]
