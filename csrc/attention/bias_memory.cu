@@ -23,20 +23,33 @@ __global__ __launch_bounds__(kThreads) void attention_align_bias(const __grid_co
   }
 }
 
-// Each thread adds one element, in the order of the chunks, then of broadcast rows and columns.
+// A block adds 32 elements up: each of its 8 warps every eighth of the partial sums, then the warps' results, all in a fixed order.
+constexpr int kElements = 32, kWarps = kThreads / kElements;
+
 template <typename T>
 __global__ __launch_bounds__(kThreads) void attention_add_partial_sums(const __grid_constant__ PartialSums p) {
+  __shared__ float parts[kWarps][kElements];
   const int64_t rows = p.sums_rows ? 1 : p.t, columns = p.sums_columns ? 1 : p.s;
-  const int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x;
-  if (i >= p.kept * rows * columns) return;
-  const int64_t s = i % columns, t = i / columns % rows, kept = i / columns / rows;
-  float sum = 0;
-  for (int64_t chunk = 0; chunk < p.chunks; ++chunk) {
-    const float* from = p.from + (kept * p.chunks + chunk) * p.t * p.s;
-    for (int64_t row = t; row < (p.sums_rows ? p.t : t + 1); ++row)
-      for (int64_t column = s; column < (p.sums_columns ? p.s : s + 1); ++column) sum += from[row * p.s + column];
+  const int64_t i = blockIdx.x * int64_t(kElements) + threadIdx.x % kElements;
+  const int warp = threadIdx.x / kElements;
+  const bool exists = i < p.kept * rows * columns;
+  if (exists) {
+    const int64_t s = i % columns, t = i / columns % rows, kept = i / columns / rows;
+    const int64_t summed_rows = p.sums_rows ? p.t : 1, summed_columns = p.sums_columns ? p.s : 1;
+    float sum = 0;
+    for (int64_t part = warp; part < p.chunks * summed_rows; part += kWarps) {
+      const float* from = p.from + ((kept * p.chunks + part / summed_rows) * p.t + t + part % summed_rows) * p.s + s;
+      for (int64_t column = 0; column < summed_columns; ++column) sum += from[column];
+    }
+    parts[warp][threadIdx.x % kElements] = sum;
   }
-  static_cast<T*>(p.to)[i] = T(sum);
+  __syncthreads();
+  if (warp == 0 && exists) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += parts[w][threadIdx.x];
+    static_cast<T*>(p.to)[i] = T(sum);
+  }
 }
 
 }  // namespace
@@ -50,7 +63,7 @@ cudaError_t launch_align_bias(const BiasCopy& copy, bool is_fp32, cudaStream_t s
 }
 
 cudaError_t launch_add_partial_sums(const PartialSums& p, DType dtype, cudaStream_t stream) {
-  const int64_t count = p.kept * (p.sums_rows ? 1 : p.t) * (p.sums_columns ? 1 : p.s), blocks = ceil_div(count, int64_t(kThreads));
+  const int64_t count = p.kept * (p.sums_rows ? 1 : p.t) * (p.sums_columns ? 1 : p.s), blocks = ceil_div(count, int64_t(kElements));
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   if (dtype == DType::kFloat32) attention_add_partial_sums<float><<<unsigned(blocks), kThreads, 0, stream>>>(p);
   else if (dtype == DType::kBFloat16) attention_add_partial_sums<__nv_bfloat16><<<unsigned(blocks), kThreads, 0, stream>>>(p);

@@ -20,14 +20,14 @@ inline int64_t stride_at(const Tensor& t, int i) {
   return (i == 0 && t.dim() == 4) || size_at(t, i) == 1 ? 0 : t.stride(i - (t.dim() == 4));
 }
 
-// Whether rows are contiguous and begin at aligned addresses.
+// Whether rows are contiguous, begin at aligned addresses, and are not too far apart.
 inline bool is_aligned(const Tensor& t) {
   const int64_t bytes = 2;
   if (reinterpret_cast<uintptr_t>(t.data_ptr()) % kAlignment != 0) return false;
   if (t.size(t.dim() - 1) != 1 && t.stride(t.dim() - 1) != 1) return false;
   for (int i = 0; i < 4; ++i)
     if (stride_at(t, i) * bytes % kAlignment != 0) return false;
-  return true;
+  return stride_at(t, 3) <= kMaxRowStride;
 }
 
 // (..., H, T, D) whose memory holds the heads of a token one behind the other, as models merge them afterwards.

@@ -38,38 +38,43 @@ struct BiasVector {
 };
 
 // The biases of a warp's rows of scores whose columns are in Order::kByVector: of each 16 rows, a lane has rows g and g + 8, and of each 32
-// keys the eight from 8c on. The first bias is loaded before the scores are computed, if it is 16 bits wide.
+// keys the eight from 8c on. One bias (Arguments::early) is loaded before the scores are computed.
 template <typename T, int kTiles>
 struct RowBiases {
   uint4 early[kTiles][2][2];
+  const char* rows[kTiles][2];  // of the bias that is loaded ahead, at the lane's queries and first key
 
   // The row of a bias at the query `t`, which may be past the end.
   static __device__ __forceinline__ const char* row(const Arguments& a, const HeadIndex& index, int b, int t) {
     const HeadBias& bias = a.bias[b];
-    return bias.data + ((index.offset(bias) + min(t, a.t - 1) * bias.row) << (bias.is_fp32 ? 2 : 1));
-  }
-  static __device__ __forceinline__ bool is_early(const Arguments& a) {
-    return a.biases > 0 && !a.bias[0].is_fp32 && a.bias[0].column != 0;
+    return bias.data + ((index.offset(bias) + int64_t(min(t, a.t - 1)) * bias.row) << (bias.is_fp32 ? 2 : 1));
   }
 
-  // `t`: the lane's first row; `key`: the lane's first key.
-  __device__ __forceinline__ void prefetch(const Arguments& a, const HeadIndex& index, int t, int key) {
-    if (!is_early(a)) return;
+  // `t`: the lane's first row; `key`: the lane's first key in the first tile.
+  __device__ __forceinline__ void set_head(const Arguments& a, const HeadIndex& index, int t, int key) {
+    if (a.early < 0) return;
+    const char* const first = row(a, index, a.early, 0) + key * 2;
+    const int64_t row_stride = a.bias[a.early].row;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const uint4* from = reinterpret_cast<const uint4*>(row(a, index, 0, t + 16 * m + 8 * r));
+      for (int r = 0; r < 2; ++r) rows[m][r] = first + int64_t(min(t + 16 * m + 8 * r, a.t - 1)) * row_stride * 2;
+  }
+  // `key`: the lane's first key in this tile, `tile` the number of keys before it.
+  __device__ __forceinline__ void prefetch(const Arguments& a, int key, int tile) {
+    if (a.early < 0) return;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          early[m][r][i] = key + 32 * i < a.s ? __ldg(from + (key + 32 * i) / 8) : uint4{};
-      }
+          early[m][r][i] = key + 32 * i < a.s ? __ldg(reinterpret_cast<const uint4*>(rows[m][r] + tile * 2) + 4 * i) : uint4{};
   }
 
   // scores * scale + biases
   __device__ __forceinline__ void add(const Arguments& a, const HeadIndex& index, float (&scores)[kTiles][8][4], int t, int key) const {
-    const bool has_early = is_early(a);
-    if (has_early) {
+    if (a.early >= 0) {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -93,7 +98,8 @@ struct RowBiases {
           for (int e = 0; e < 4; ++e) scores[m][j][e] *= a.scale;
     }
 #pragma unroll 1
-    for (int b = has_early; b < a.biases; ++b) {
+    for (int b = 0; b < a.biases; ++b) {
+      if (b == a.early) continue;
       const HeadBias& bias = a.bias[b];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -126,7 +132,7 @@ __device__ __forceinline__ void mask_scores(const Arguments& a, float (&scores)[
       for (int j = 0; j < 8; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-          if (first_key + row_of<Order::kByVector>(j, 2 * c + e) > last) scores[m][j][2 * r + e] = -INFINITY;
+          if (first_key + row_at<Order::kByVector>(8 * j + 2 * c + e) > last) scores[m][j][2 * r + e] = -INFINITY;
     }
 }
 

@@ -87,21 +87,22 @@ __device__ __forceinline__ float exp2_fast(float x) {
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
-// How columns 8j..8j+7 of scores lie among the keys of a tile.
+// Which row of a matrix is at each place of a tile.
 enum class Order {
-  kPlain,     // column n is key n
-  kByVector,  // a lane's columns of four adjacent 16x8 results are eight adjacent keys, whose biases are one vector
+  kPlain,
+  // A lane's columns of four adjacent 16x8 results are eight adjacent rows, whose biases are one vector.
+  kByVector,
 };
 
-// The row of a tile that is column n (0..7) of the result j.
 template <Order kOrder>
-__device__ __forceinline__ constexpr int row_of(int j, int n) {
-  return kOrder == Order::kPlain ? 8 * j + n : 32 * (j / 4) + 8 * (n / 2) + 2 * (j % 4) + n % 2;
+__device__ __forceinline__ constexpr int row_at(int place) {
+  if (kOrder == Order::kByVector) return place / 32 * 32 + place % 8 / 2 * 8 + place / 8 % 4 * 2 + place % 2;
+  return place;
 }
 
-// A tile of rows of kD 16-bit elements. Vectors of 16 bytes are exchanged within a row so that ldmatrix has no bank conflicts, whether eight
-// plain rows are read or the eight of a result in the order kByVector.
-template <int kD, Order kOrder = Order::kPlain>
+// A tile of rows of kD 16-bit elements. Vectors of 16 bytes are exchanged within a row so that ldmatrix has no bank conflicts, in the way
+// that wgmma knows as a swizzle of 64 or 128 bytes.
+template <int kD>
 struct Tile {
   static constexpr int kVectors = kD / 8;
   static constexpr int kPitch = kD * 2;  // bytes
@@ -110,23 +111,28 @@ struct Tile {
   static constexpr int bytes(int rows) { return rows * kPitch; }
 
   // What the place of a vector is XORed with, in bytes.
-  static __device__ __forceinline__ int swizzle(int row) {
-    const int n = kOrder == Order::kPlain ? row & 7 : (row >> 3 & 3) * 2 + (row & 1);
-    return (kVectors == 4 ? n >> 1 : n) << 4;
-  }
+  static __device__ __forceinline__ int swizzle(int row) { return (kVectors == 4 ? row >> 1 & 3 : row & 7) << 4; }
   static __device__ __forceinline__ int offset(int row, int vector) { return row * kPitch + ((vector << 4) ^ swizzle(row)); }
 
-  // Rows [first, first + kRows) of a matrix of `rows` rows and `columns` columns; zeros outside.
-  template <int kRows, int kThreads, typename T>
-  static __device__ __forceinline__ void load(uint32_t tile, const T* matrix, int64_t stride, int first, int rows, int columns) {
-    static_assert(kRows * kVectors % kThreads == 0 && kThreads % kVectors == 0);
-    const int vector = threadIdx.x % kVectors, row = threadIdx.x / kVectors;
-    const bool in_row = vector * 8 < columns;
+  // Rows [first, first + kRows) of a matrix of `rows` rows and `columns` columns; zeros outside. `stride`: elements, below kMaxRowStride.
+  template <int kRows, int kThreads, Order kOrder = Order::kPlain, typename T>
+  static __device__ __forceinline__ void load(uint32_t tile, const T* matrix, int stride, int first, int rows, int columns) {
+    constexpr int kStep = kThreads / kVectors;  // rows
+    static_assert(kThreads % kVectors == 0);
+    const int vector = threadIdx.x % kVectors, place = threadIdx.x / kVectors;
+    // row_at permutes bits: the row of place + i * kStep is the sum of the rows of both, where kStep is a power of two.
+    constexpr bool kSplits = (kStep & (kStep - 1)) == 0;
+    const int row = first + row_at<kOrder>(place);
+    const T* const from = matrix + int64_t(row) * stride + vector * 8;
+    const int last = vector * 8 < columns ? rows - row : 0;  // rows from `row` on that exist
+    const uint32_t to = tile + offset(place, vector);
 #pragma unroll
-    for (int i = 0; i < kRows * kVectors / kThreads; ++i) {
-      const int r = row + i * (kThreads / kVectors);
-      const bool valid = in_row && first + r < rows;
-      cp_async_16_or_zero(tile + offset(r, vector), valid ? matrix + int64_t(first + r) * stride + vector * 8 : matrix, valid);
+    for (int i = 0; i < (kRows + kStep - 1) / kStep; ++i) {
+      if (kRows % kStep != 0 && place + i * kStep >= kRows) break;
+      const int further = kSplits ? row_at<kOrder>(i * kStep) : row_at<kOrder>(place + i * kStep) - row_at<kOrder>(place);
+      // The swizzle repeats every 8 rows.
+      cp_async_16_or_zero(kStep % 8 == 0 ? to + i * kStep * kPitch : tile + offset(place + i * kStep, vector), from + int64_t(further) * stride,
+                          further < last);
     }
   }
 
@@ -137,14 +143,14 @@ struct Tile {
   // Right operands of results j and j + 1, whose columns are rows of the tile; the sum runs over the 16 columns from 16 * k.
   static __device__ __forceinline__ void right(uint32_t (&b)[4], uint32_t tile, int j, int k) {
     const int lane = threadIdx.x % 32, n = lane % 8;
-    const int r = lane < 16 ? row_of<kOrder>(j, n) : row_of<kOrder>(j + 1, n);
+    const int r = 8 * (lane < 16 ? j : j + 1) + n;
     ldmatrix(b, tile + offset(r, 2 * k + lane / 8 % 2));
   }
-  // Right operands of results j and j + 1, whose columns are columns of the tile; the sum runs over the rows that are the columns of scores
-  // 2k and 2k + 1.
+  // Right operands of results j and j + 1, whose columns are columns of the tile; the sum runs over the 16 rows from
+  // 16 * k.
   static __device__ __forceinline__ void right_transposed(uint32_t (&b)[4], uint32_t tile, int k, int j) {
     const int lane = threadIdx.x % 32, n = lane % 8;
-    const int r = lane / 8 % 2 ? row_of<kOrder>(2 * k + 1, n) : row_of<kOrder>(2 * k, n);
+    const int r = 16 * k + lane / 8 % 2 * 8 + n;
     ldmatrix_transposed(b, tile + offset(r, j + lane / 16));
   }
   // Left operand of the transposed tile: its rows are the 16 columns from 16 * m, the sum runs over the 16 rows from `row`.
@@ -159,11 +165,18 @@ struct Tile {
   }
 };
 
-// A warp's 16 rows of results, scaled and rounded, by way of 16 rows of shared memory that only this warp uses, from `row` on. Row i of the
-// fragments goes to row `first + place(i)` of the matrix, if that is below `rows`.
-template <int kD, typename T, typename Place>
+// Two adjacent results, rounded: the left operand of the product with rows 16k to 16k + 15.
+template <typename T, int kResults>
+__device__ __forceinline__ void pack_left(uint32_t (&packed)[4], const float (&results)[kResults][4], int k) {
+#pragma unroll
+  for (int x = 0; x < 4; ++x) packed[x] = Half2<T>::pack(results[2 * k + x / 2][x % 2 * 2], results[2 * k + x / 2][x % 2 * 2 + 1]);
+}
+
+// A warp's 16 rows of results, scaled and rounded, by way of 16 rows of shared memory that only this warp uses, from `row` on. They are rows
+// of the matrix from `first` on in kOrder; those from `rows` on are left out.
+template <int kD, Order kOrder = Order::kPlain, typename T>
 __device__ __forceinline__ void store_rows(char* tile, int row, const float (&result)[kD / 8][4], float upper, float lower, T* matrix,
-                                           int64_t stride, int first, int rows, int columns, Place place) {
+                                           int64_t stride, int first, int rows, int columns) {
   using Staged = Tile<kD>;
   const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   __syncwarp();
@@ -175,7 +188,7 @@ __device__ __forceinline__ void store_rows(char* tile, int row, const float (&re
   __syncwarp();
 #pragma unroll
   for (int i = lane; i < 16 * Staged::kVectors; i += 32) {
-    const int r = i / Staged::kVectors, vector = i % Staged::kVectors, to = first + place(r);
+    const int r = i / Staged::kVectors, vector = i % Staged::kVectors, to = first + row_at<kOrder>(r);
     if (to < rows && vector * 8 < columns)
       *reinterpret_cast<uint4*>(matrix + int64_t(to) * stride + vector * 8) =
           *reinterpret_cast<const uint4*>(tile + Staged::offset(row + r, vector));

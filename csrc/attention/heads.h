@@ -15,7 +15,7 @@ constexpr int kWindow = 64;         // the kernels for short windows: most queri
 constexpr int kWindowHeadDim = 64;  // largest D
 
 // Blocks that share a multiprocessor; "wide" are heads of more than 32.
-constexpr int kWindowForwardBlocks = 4, kWideWindowForwardBlocks = 3;
+constexpr int kWindowForwardBlocks = 6, kWideWindowForwardBlocks = 3;
 constexpr int kWindowBackwardBlocks = 3, kWideWindowBackwardBlocks = 2;
 
 // Of a query, in the backward: log2 of the sum of exp2(log2(e) * score) (without the maximum, if that is huge), and the sum of grad * out.
@@ -24,9 +24,9 @@ struct RowSums {
 };
 constexpr int kRowSumTile = 64;
 
-// The gradient of a bias that flash_backward_keys.cu sums has at most so many bytes a block, in shared memory: two blocks of heads of up to
-// 64 share a multiprocessor.
-constexpr int kMaxBiasSumBytes = 64 * 1024;
+// The gradient of a bias that flash_backward_keys.cu sums has at most so many bytes a block, in shared memory: two blocks share a
+// multiprocessor.
+constexpr int kMaxBiasSumBytes = 64 * 1024, kMaxWideBiasSumBytes = 48 * 1024;
 
 inline bool is_window(const Problem& p) {
   return p.size.t <= kWindow && p.size.s <= kWindow && std::max(p.size.d, p.size.dv) <= kWindowHeadDim;
@@ -39,6 +39,7 @@ inline bool has_vectors(const Bias& bias, int64_t keys) {
   if (bias.stride[4] == 0) return true;
   for (int d = 0; d < 4; ++d)
     if (bias.stride[d] % kBiasVector != 0) return false;
+  if (bias.stride[3] > kMaxRowStride) return false;
   return bias.stride[4] == 1 && keys % kBiasVector == 0 && reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
 }
 
@@ -107,7 +108,8 @@ inline int flash_forward_queries(const Problem& p) {
 
 // Whether flash_backward_keys.cu has room for the sums of a bias's gradient.
 inline bool fits_in_keys_kernel(const Backward& p) {
-  return std::max(p.size.d, p.size.dv) <= 64 && round_up(p.size.t, int64_t(kRowSumTile)) * 64 * int64_t(sizeof(float)) <= kMaxBiasSumBytes;
+  const int64_t d = std::max(p.size.d, p.size.dv), bytes = round_up(p.size.t, int64_t(kRowSumTile)) * 64 * int64_t(sizeof(float));
+  return bytes <= (d <= 32 ? kMaxBiasSumBytes : d <= 64 ? kMaxWideBiasSumBytes : 0);
 }
 
 constexpr int kResidentBlocks = 2;  // of the kernels that sum a gradient, on a multiprocessor
@@ -131,7 +133,8 @@ inline HeadPlan plan_bias_kernel(const Backward& p, int i, int sm_count) {
 // What the kernels are given: strides of the plan's dimensions, of rows, and of a bias's columns.
 struct HeadRows {
   char* data;
-  int64_t stride[3], row;
+  int64_t stride[3];
+  int row;
 };
 
 struct HeadBias {
@@ -149,6 +152,7 @@ struct Arguments {
   uint32_t head_stride[3];  // of the number of a head among all (B, G, H)
   HeadRows q, k, v, out;
   HeadBias bias[kMaxBiases];
+  int early;  // the bias that is loaded ahead: 16 bits wide, and of all scores rather than of keys; none if negative
   float* statistics;
   // backward
   HeadRows grad, dq, dk, dv_out;
@@ -163,7 +167,7 @@ struct Arguments {
 };
 
 inline HeadRows head_rows(const Rows& from, const HeadPlan& plan) {
-  HeadRows to = {from.data, {}, from.stride[3]};
+  HeadRows to = {from.data, {}, int(from.stride[3])};
   for (int j = 0; j < 3; ++j) to.stride[j] = from.stride[plan.dim[j]];
   return to;
 }
@@ -178,6 +182,9 @@ inline Arguments kernel_arguments(const Problem& p, const HeadPlan& plan) {
     a.size[i] = uint32_t(plan.size[i]);
     a.head_stride[i] = uint32_t(strides[plan.dim[i]]);
   }
+  a.early = -1;
+  for (int i = p.biases - 1; i >= 0; --i)
+    if (p.bias[i].dtype != DType::kFloat32 && p.bias[i].stride[4] != 0 && (p.bias[i].stride[3] != 0 || a.early < 0)) a.early = i;
   a.q = head_rows(p.q, plan), a.k = head_rows(p.k, plan), a.v = head_rows(p.v, plan);
   for (int i = 0; i < p.biases; ++i) {
     const Bias& from = p.bias[i];

@@ -63,6 +63,24 @@ int64_t partial_sum_bytes(const Backward& p, const HeadPlan& plan, int i) {
   return needs_partial_sums(p, plan, i) ? plan.blocks() * p.size.t * p.size.s * int64_t(sizeof(float)) : 0;
 }
 
+// The launchers of the kernels for any length that suit the current device.
+struct FlashLaunchers {
+  decltype(&launch_flash_forward) forward = launch_flash_forward;
+  decltype(&launch_flash_backward_keys) keys = launch_flash_backward_keys;
+  decltype(&launch_flash_backward_queries) queries = launch_flash_backward_queries;
+  decltype(&launch_flash_backward_bias) bias = launch_flash_backward_bias;
+
+  explicit FlashLaunchers(const Problem& p) {
+#ifdef FUSE_HAS_SM90A
+    if (compute_capability_major() == 9 && std::max(p.size.d, p.size.dv) <= 64) {
+      forward = launch_flash_forward_wgmma, keys = launch_flash_backward_keys_wgmma;
+      if (getenv("AM")) keys = launch_flash_backward_keys;
+      queries = launch_flash_backward_queries_wgmma, bias = launch_flash_backward_bias_wgmma;
+    }
+#endif
+  }
+};
+
 cudaError_t window_backward(const Backward& p, Workspace& workspace, bool runs, int sm_count, cudaStream_t stream) {
   bool done = false;
   for (int i = 0; i <= p.biases; ++i) {
@@ -82,6 +100,7 @@ cudaError_t window_backward(const Backward& p, Workspace& workspace, bool runs, 
 
 cudaError_t flash_backward(Backward p, Workspace& workspace, bool runs, int sm_count, cudaStream_t stream) {
   if (const cudaError_t error = align_biases(p, workspace, runs, stream); error != cudaSuccess) return error;
+  const FlashLaunchers launchers(p);
   const int64_t padded_t = round_up(p.size.t, int64_t(kRowSumTile)), rows = p.size.heads() * padded_t;
   const RowSums* row_sums = static_cast<RowSums*>(workspace.take(rows * int64_t(sizeof(RowSums))));
   const int* huge_tiles = static_cast<int*>(workspace.take(rows / kRowSumTile * int64_t(sizeof(int))));
@@ -100,8 +119,8 @@ cudaError_t flash_backward(Backward p, Workspace& workspace, bool runs, int sm_c
     Arguments a = arguments(plan);
     if (with_keys >= 0) sum_bias_gradient(a, p, plan, with_keys, sums);
     cudaError_t error = launch_row_sums(a, p.dtype, p.size.heads(), stream);
-    if (error == cudaSuccess) error = launch_flash_backward_keys(a, p, plan, with_keys >= 0, stream);
-    if (error == cudaSuccess) error = launch_flash_backward_queries(arguments(plan_keys_kernel(p, -1, sm_count)), p, stream);
+    if (error == cudaSuccess) error = launchers.keys(a, p, plan, with_keys >= 0, stream);
+    if (error == cudaSuccess) error = launchers.queries(arguments(plan_keys_kernel(p, -1, sm_count)), p, stream);
     if (error == cudaSuccess && with_keys >= 0) error = add_partial_sums(p, plan, with_keys, sums, stream);
     if (error != cudaSuccess) return error;
   }
@@ -112,7 +131,7 @@ cudaError_t flash_backward(Backward p, Workspace& workspace, bool runs, int sm_c
     if (!runs) continue;
     Arguments a = arguments(own);
     sum_bias_gradient(a, p, own, i, own_sums);
-    cudaError_t error = launch_flash_backward_bias(a, p, own, stream);
+    cudaError_t error = launchers.bias(a, p, own, stream);
     if (error == cudaSuccess) error = add_partial_sums(p, own, i, own_sums, stream);
     if (error != cudaSuccess) return error;
   }
@@ -137,7 +156,7 @@ cudaError_t launch_forward(const Forward& p, void* workspace, int sm_count, cuda
   Forward aligned = p;
   Workspace parts(workspace);
   if (const cudaError_t error = align_biases(aligned, parts, true, stream); error != cudaSuccess) return error;
-  return launch_flash_forward(aligned, stream);
+  return FlashLaunchers(p).forward(aligned, stream);
 }
 
 int64_t backward_workspace_bytes(const Backward& p, int sm_count) {

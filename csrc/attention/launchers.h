@@ -19,6 +19,14 @@ cudaError_t launch_flash_backward_keys(const Arguments& a, const Backward& p, co
 cudaError_t launch_flash_backward_queries(const Arguments& a, const Backward& p, cudaStream_t stream);
 cudaError_t launch_flash_backward_bias(const Arguments& a, const Backward& p, const HeadPlan& plan, cudaStream_t stream);
 
+#ifdef FUSE_HAS_SM90A
+// The same by wgmma, for heads of up to 64 on GPUs of compute capability 9.0.
+cudaError_t launch_flash_forward_wgmma(const Forward& p, cudaStream_t stream);
+cudaError_t launch_flash_backward_keys_wgmma(const Arguments& a, const Backward& p, const HeadPlan& plan, bool sums_bias, cudaStream_t stream);
+cudaError_t launch_flash_backward_queries_wgmma(const Arguments& a, const Backward& p, cudaStream_t stream);
+cudaError_t launch_flash_backward_bias_wgmma(const Arguments& a, const Backward& p, const HeadPlan& plan, cudaStream_t stream);
+#endif
+
 // A bias whose rows are contiguous and have a pitch of a multiple of 8 elements.
 struct BiasCopy {
   const void* from;

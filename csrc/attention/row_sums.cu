@@ -13,7 +13,7 @@ template <typename T>
 __global__ __launch_bounds__(kLanes * kRowSumTile) void attention_row_sums(const __grid_constant__ Arguments a, uint32_t tiles) {
   const HeadIndex index(a, blockIdx.x / tiles);
   const int tile = blockIdx.x % tiles, t = tile * kRowSumTile + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const T *grad = rows_of<const T>(a.grad, index) + t * a.grad.row, *out = rows_of<const T>(a.out, index) + t * a.out.row;
+  const T *grad = rows_of<const T>(a.grad, index) + int64_t(t) * a.grad.row, *out = rows_of<const T>(a.out, index) + int64_t(t) * a.out.row;
   RowSums sums = {INFINITY, 0.f};  // of queries that do not exist: their probabilities are 0
   bool huge = false;
   if (t < a.t) {

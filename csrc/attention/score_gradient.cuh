@@ -29,43 +29,22 @@ struct QueryRows {
   }
 };
 
-template <typename T, int kD, int kTiles>
+// kPrefetches: whether the tile of the next keys comes after this one.
+// `first_row`: the warp's first row in the tiles of queries. `t`, `key`: the lane's first query, the tile's first key.
+template <typename Product, bool kPrefetches, typename T, int kTiles>
 __device__ __forceinline__ void score_gradient(float (&ds)[kTiles][8][4], const Arguments& a, const HeadIndex& index,
-                                               const RowBiases<T, kTiles>& biases, const QueryRows<kTiles>& rows, uint32_t q_tile,
+                                               RowBiases<T, kTiles>& biases, const QueryRows<kTiles>& rows, uint32_t q_tile,
                                                uint32_t grad_tile, int first_row, uint32_t k_tile, uint32_t v_tile, int t, int first_query,
                                                int key) {
-  using Queries = Tile<kD>;
-  using Keys = Tile<kD, Order::kByVector>;
-  const int lane = threadIdx.x % 32, c = lane % 4;
+  const int c = threadIdx.x % 4;
   float p[kTiles][8][4];
-  const auto product = [&](float(&result)[kTiles][8][4], uint32_t left_tile, uint32_t right_tile) {
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m)
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) result[m][j][e] = 0.f;
-#pragma unroll
-    for (int i = 0; i < kD / 16; ++i) {
-      uint32_t left[kTiles][4];
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) Queries::left(left[m], left_tile, first_row + 16 * m + lane % 16, i);
-#pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        uint32_t b[4];
-        Keys::right(b, right_tile, j, i);
-#pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
-          mma<T>(result[m][j], left[m], b[0], b[1]);
-          mma<T>(result[m][j + 1], left[m], b[2], b[3]);
-        }
-      }
-    }
-  };
-  product(p, q_tile, k_tile);
-  product(ds, grad_tile, v_tile);
+  Product::start_scores(p, q_tile, first_row, k_tile);
+  Product::start_scores(ds, grad_tile, first_row, v_tile);
+  Product::template wait<1>(p);
   biases.add(a, index, p, t, key + 8 * c);
+  if (kPrefetches) biases.prefetch(a, key + kKeys + 8 * c, key + kKeys);
   if (is_masked(a, first_query, key)) mask_scores(a, p, t, key);
+  Product::template wait<0>(ds);
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll

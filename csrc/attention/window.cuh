@@ -38,7 +38,7 @@ struct WindowBiases {
 #pragma unroll 1
           for (int b = 0; b < a.biases; ++b) {
             const HeadBias& bias = a.bias[b];
-            const int64_t at = index.offset(bias) + t * bias.row + s * bias.column;
+            const int64_t at = index.offset(bias) + int64_t(t) * bias.row + s * bias.column;
             x += bias.is_fp32 ? __ldg(reinterpret_cast<const float*>(bias.data) + at)
                               : Half2<T>::widen(__ldg(reinterpret_cast<const uint16_t*>(bias.data) + at));
           }

@@ -152,9 +152,8 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
         }
       }
     };
-    const auto same_place = [](int r) { return r; };
-    add_product(p, from + Stage::kGrad, [](int, const uint32_t(&)[4]) {});
-    store_rows<kD>(here + Stage::kV, 16 * warp, result, 1.f, 1.f, rows_of<T>(a.dv_out, index), a.dv_out.row, 16 * warp, a.s, a.dv, same_place);
+      add_product(p, from + Stage::kGrad, [](int, const uint32_t(&)[4]) {});
+    store_rows<kD>(here + Stage::kV, 16 * warp, result, 1.f, 1.f, rows_of<T>(a.dv_out, index), a.dv_out.row, 16 * warp, a.s, a.dv);
 #pragma unroll
     for (int j = 0; j < kD / 8; ++j)
 #pragma unroll
@@ -166,7 +165,7 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
         ScoreTile::store_pair(score_gradient, 16 * warp + g + i % 2 * 8, 16 * k + i / 2 * 8 + 2 * c, packed[i]);
     });
     // Nothing reads `out` any more.
-    store_rows<kD>(here + Stage::kOut, 16 * warp, result, a.scale, a.scale, rows_of<T>(a.dk, index), a.dk.row, 16 * warp, a.s, a.d, same_place);
+    store_rows<kD>(here + Stage::kOut, 16 * warp, result, a.scale, a.scale, rows_of<T>(a.dk, index), a.dk.row, 16 * warp, a.s, a.d);
     __syncthreads();
 
     float dq[kD / 8][4] = {};
@@ -182,7 +181,7 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
         mma<T>(dq[j + 1], left, b[2], b[3]);
       }
     }
-    store_rows<kD>(here + Stage::kQ, 16 * warp, dq, a.scale, a.scale, rows_of<T>(a.dq, index), a.dq.row, 16 * warp, a.t, a.d, same_place);
+    store_rows<kD>(here + Stage::kQ, 16 * warp, dq, a.scale, a.scale, rows_of<T>(a.dq, index), a.dq.row, 16 * warp, a.t, a.d);
     __syncthreads();  // the next copy overwrites what this head was read from
   }
   cp_async_wait<0>();

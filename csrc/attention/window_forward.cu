@@ -96,7 +96,7 @@ __global__ __launch_bounds__(kWindowThreads) void attention_window_forward(const
     sum[0] = quad_sum(sum[0]), sum[1] = quad_sum(sum[1]);
     // The warp's queries make room for its results.
     store_rows<kD>(shared + stage * Stage::kAll + Stage::kQ, 16 * warp, out, 1.f / sum[0], 1.f / sum[1], rows_of<T>(a.out, index),
-                   a.out.row, 16 * warp, a.t, a.dv, [](int r) { return r; });
+                   a.out.row, 16 * warp, a.t, a.dv);
     if (c == 0) {
       float2* statistics = index.statistics(a);
 #pragma unroll

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from fusebackend import fx_utils as g
-from fusebackend.native import arguments, ops
+from fusebackend.native import arguments, loader, ops
+from fusebackend.rewriting.device_facts import device_facts
 
 #: Those that the kernels take. A bias has q's dtype or float32.
 DTYPES = frozenset({torch.float16, torch.bfloat16})
@@ -99,6 +100,15 @@ def limits() -> tuple[int, int, int]:
     """The most biases, the largest head, and what the size of a head must be a multiple of. Without a library, whose operators nothing
     calls then, any numbers will do."""
     return ops.ask("attention_limits", default=(64, 1 << 62, 1))
+
+
+def unavailable(device: torch.device) -> str | None:
+    """Why there is no kernel for this device; None if there is one."""
+    missing = loader.load().why_not(device, attention, attention_backward)
+    if missing or device.type != "cuda":
+        return missing
+    major, minor = device_facts(device).capability
+    return None if major >= 8 else f"a GPU of compute capability 8.0 or later is needed, this one has {major}.{minor}"
 
 
 def _check(name: str, q, k, v, biases) -> None:

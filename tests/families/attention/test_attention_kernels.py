@@ -1,5 +1,6 @@
 """The operators against double precision and against eager's own error, on the CPU and on a GPU where there is one."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusebackend.patterns.attention import ops
+from fusebackend.rewriting import device_facts
 
 HALVES = (torch.bfloat16, torch.float16)
 LOWEST = torch.finfo(torch.bfloat16).min
@@ -153,6 +155,28 @@ def test_masked_rows_are_what_eager_makes_of_them(length, device, library):
     bias = bias.float()
     bias[..., 7, :] = torch.finfo(torch.float32).min
     check(q, k, v, [bias.to(device)], grad)
+
+
+@pytest.mark.parametrize("length", [49, 130])
+def test_rows_can_be_taken_out_of_the_backward(length, device, library):
+    """With infinite statistics, as a caller may set them where nothing is seen, a row has probabilities of 0."""
+    q, k, v, grad = arguments(device, torch.bfloat16, (1, 2, length, 32))
+    bias = torch.randn(1, 2, length, length, device=device).bfloat16()
+    bias[..., 7, :] = -math.inf
+    out, statistics = ops.attention(q, k, v, [bias], 0.2, False)
+    assert statistics[..., 7, 0].eq(-math.inf).all() and out[..., 7, :].isnan().all()
+    out[..., 7, :] = 0
+    statistics[..., 7, :] = math.inf
+    dq, dk, dv, [dbias] = ops.attention_backward(grad, q, k, v, [bias], out, statistics, 0.2, False, [True])
+    assert all(x.isfinite().all() for x in (dq, dk, dv, dbias))
+    assert not dq[..., 7, :].any() and not dbias[..., 7, :].any()
+
+
+def test_a_gpu_without_the_instructions_is_refused(monkeypatch, kernels_for_every_device):
+    for capability, refused in (((7, 5), True), ((8, 0), False), ((9, 0), False)):
+        monkeypatch.setattr(ops, "device_facts", lambda d, c=capability: dataclasses.replace(device_facts.IMAGINED, capability=c))
+        assert (ops.unavailable(torch.device("cuda", 0)) is not None) is refused
+    assert ops.unavailable(torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize("length", [49, 130])
