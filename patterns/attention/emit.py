@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.attention.arrange import apply, arrange, converted, copies, in_place_of, steps
+from fusebackend.patterns.attention.arrange import apply, arrange, contiguous, converted, copies, in_place_of, steps
 from fusebackend.patterns.attention.biases import Addend, emit_addend, emit_hidden_rows, number
 from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, leaves, product
 from fusebackend.patterns.attention.gradients import Backward
@@ -162,7 +162,8 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     for slot, bias in zip(site.slots, backward.biases):
         assert picked is not None
         gradient = e.call(operator.getitem, picked, sum(wanted[:slot]))
-        found.append(_bias_gradient(e, site, bias.result, gradient, site.addends[slot]))
+        gradient = _bias_gradient(e, site, bias.result, gradient, site.addends[slot])
+        found.append(contiguous(e, gradient) if gradient in found else gradient)
     return found
 
 

@@ -14,14 +14,13 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.native import loader
 from fusebackend.patterns.attention.biases import Addend, addends
 from fusebackend.patterns.attention.emit import Site, batch_dims, emit
 from fusebackend.patterns.attention.estimate import workload
 from fusebackend.patterns.attention.facts import attended
 from fusebackend.patterns.attention.gradients import Backward, BiasGradient, read_backward
 from fusebackend.patterns.attention.numbers import is_of_positions
-from fusebackend.patterns.attention.ops import attention, attention_backward
+from fusebackend.patterns.attention.ops import unavailable
 from fusebackend.patterns.attention.site import DTYPES, Forward, Result, read_forward
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
@@ -40,7 +39,7 @@ class Attention(Pattern):
         if not isinstance(site, Site):
             return site
         device = g.value(site.forward.product).device
-        no_kernel = loader.load().why_not(device, attention, attention_backward)
+        no_kernel = unavailable(device)
         if no_kernel:
             return Reject(no_kernel, node, "no_kernel")
 
@@ -152,6 +151,7 @@ def _slots(added: list[Addend], backward: Backward | None) -> tuple[list[Addend]
 
 
 def _holder(added: list[Addend], gradient: BiasGradient) -> int | None:
+    """The smallest addend that has the gradient's axes. Gradients of the same axes are one sum."""
     fitting = [i for i, addend in enumerate(added) if addend.axes >= gradient.axes]
     return min(fitting, key=lambda i: len(added[i].axes), default=None)
 

@@ -141,6 +141,14 @@ def test_several_biases_are_not_added_up(training):
     assert "with 3 biases" in report.substitutions[0].note
 
 
+def test_two_biases_of_one_shape():
+    def fn(q, k, v, a, b):
+        return (q @ k.mT * 0.25 + a - 2 * b).softmax(-1) @ v
+
+    report = check(fn, (*heads(), randn(4, 9, 9), randn(4, 9, 9)), training=True)
+    assert "with 2 biases, 1 of them with a gradient" in report.substitutions[0].note  # the other one's is a multiple of it
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_windows_have_a_batch_dim_of_their_own(training):
     def fn(q, k, v, b, mask):
