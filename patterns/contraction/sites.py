@@ -81,7 +81,7 @@ class Site:
 def read(node: fx.Node) -> Site | Reject | None:
     """The contraction at ``node``, one of ``SUMS``; why it is not replaced; or None if it is no sum of products of matrices."""
     found = _find_product(node)
-    if found is None:
+    if found is None or not found[2]:  # a scalar may be "summed along dim 0"
         return None
     product, between, dims = found
     kept, summed, result_dims = _reduced(node, dims)

@@ -1,0 +1,34 @@
+#include "attention/binding.h"
+#include "common/device_properties.h"
+
+namespace fusebackend::attention {
+namespace {
+
+void check_device() {
+  STD_TORCH_CHECK(compute_capability_major() >= 8, "attention: a GPU of compute capability 8.0 or later is needed");
+}
+
+Tensor bytes_like(const Tensor& like, int64_t bytes) { return torch::stable::new_empty(like, IntHeaderOnlyArrayRef(&bytes, 1), ScalarType::Byte); }
+
+struct Cuda {
+  static void forward(const Forward& p, const Tensor& q) {
+    const CudaScope scope(q);
+    check_device();
+    const int64_t bytes = forward_workspace_bytes(p);
+    const Tensor workspace = bytes_like(q, bytes);
+    check_cuda(launch_forward(p, workspace.data_ptr(), sm_count(), scope.stream()), "attention");
+  }
+  static void backward(const Backward& p, const Tensor& q) {
+    const CudaScope scope(q);
+    check_device();
+    const int sms = sm_count();
+    const Tensor workspace = bytes_like(q, backward_workspace_bytes(p, sms));
+    check_cuda(launch_backward(p, workspace.data_ptr(), sms, scope.stream()), "attention_backward");
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { Operators<Cuda>::implement(m); }
+
+}  // namespace fusebackend::attention

@@ -1,0 +1,59 @@
+// The gradient of a tile of scores, of which a warp has 16 queries or 32 and all 64 keys (in Order::kByVector).
+#pragma once
+
+#include "attention/flash.cuh"
+
+namespace fusebackend::attention {
+
+// The RowSums of a lane's queries, and their maxima where these are huge.
+template <int kTiles>
+struct QueryRows {
+  float log2_sum[kTiles][2], delta[kTiles][2], huge_maximum[kTiles][2];
+  bool any_huge = false;
+
+  __device__ __forceinline__ QueryRows(const Arguments& a, const HeadIndex& index, int t) {
+    const float2* statistics = index.statistics(a);
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int query = t + 16 * m + 8 * r;
+        const bool exists = query < a.t;
+        const float2 sums = exists ? __ldg(reinterpret_cast<const float2*>(index.row_sums(a)) + query)
+                                   : float2{INFINITY, 0.f};
+        const float maximum = exists ? __ldg(statistics + query).x : 0.f;
+        log2_sum[m][r] = sums.x, delta[m][r] = sums.y;
+        huge_maximum[m][r] = is_huge(maximum) ? maximum : 0.f;
+        any_huge |= is_huge(maximum);
+      }
+  }
+};
+
+// kPrefetches: whether the tile of the next keys comes after this one.
+// `first_row`: the warp's first row in the tiles of queries. `t`, `key`: the lane's first query, the tile's first key.
+template <typename Product, bool kPrefetches, typename T, int kTiles>
+__device__ __forceinline__ void score_gradient(float (&ds)[kTiles][8][4], const Arguments& a, const HeadIndex& index,
+                                               RowBiases<T, kTiles>& biases, const QueryRows<kTiles>& rows, uint32_t q_tile,
+                                               uint32_t grad_tile, int first_row, uint32_t k_tile, uint32_t v_tile, int t, int first_query,
+                                               int key) {
+  const int c = threadIdx.x % 4;
+  float p[kTiles][8][4];
+  Product::start_scores(p, q_tile, first_row, k_tile);
+  Product::start_scores(ds, grad_tile, first_row, v_tile);
+  Product::template wait<1>(p);
+  biases.add(a, index, p, t, key + 8 * c);
+  if (kPrefetches) biases.prefetch(a, key + kKeys + 8 * c, key + kKeys);
+  if (is_masked(a, first_query, key)) mask_scores(a, p, t, key);
+  Product::template wait<0>(ds);
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (rows.any_huge) p[m][j][e] -= rows.huge_maximum[m][e / 2];
+        ds[m][j][e] = exp2_fast(fmaf(p[m][j][e], kLog2e, -rows.log2_sum[m][e / 2])) * (ds[m][j][e] - rows.delta[m][e / 2]);
+      }
+}
+
+}  // namespace fusebackend::attention

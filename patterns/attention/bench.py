@@ -1,0 +1,123 @@
+"""What ``python -m fusebackend bench kernels`` times of this family: attention of models, written out, with biases; and random shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+
+from fusebackend.bench.case import Case
+from fusebackend.bench.random_shapes import log_uniform, size
+
+#: The largest sizes of random cases, in scores and in elements of q.
+_MOST_SCORES, _MOST_ELEMENTS = 2**28, 2**27
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    """Attention: (batch..., heads, queries, D), the keys, the sizes of the biases, and which of these have a gradient."""
+
+    q: tuple[int, ...]
+    keys: int
+    biases: tuple[tuple[int, ...], ...]
+    learned: tuple[bool, ...]
+    dtype: torch.dtype = torch.bfloat16
+    causal: bool = False
+
+    def inputs(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        *batch, heads, queries, dim = self.q
+
+        def tokens(count: int) -> torch.Tensor:  # heads inside tokens, as models have them
+            return torch.randn(*batch, count, heads, dim, device=device).to(self.dtype).transpose(-3, -2)
+
+        biases = [torch.randn(b, device=device).to(self.dtype) for b in self.biases]
+        return tokens(queries), tokens(self.keys), tokens(self.keys), *biases
+
+    def attention(self) -> Callable[..., torch.Tensor]:
+        scale, causal = self.q[-1] ** -0.5, self.causal
+
+        def fn(q, k, v, *biases):
+            scores = q @ k.transpose(-2, -1) * scale
+            for bias in biases:
+                scores = scores + bias
+            if causal:
+                hidden = torch.ones(scores.shape[-2], scores.shape[-1], dtype=torch.bool, device=q.device).triu(1)
+                scores = scores.masked_fill(hidden, -math.inf)
+            return torch.softmax(scores, -1) @ v
+
+        return fn
+
+    @property
+    def gradients(self) -> tuple[int, ...]:
+        return (0, 1, 2, *(3 + i for i, learned in enumerate(self.learned) if learned))
+
+    @property
+    def flops(self) -> int:
+        return 4 * math.prod(self.q) * self.keys
+
+
+def _sdpa(q, k, v, *biases):
+    """PyTorch's own kernels, on biases that were added up before. Their gradient, which these kernels may not have, is not asked for."""
+    shape = (*q.shape[:-1], k.shape[-2])
+    total = sum(biases).expand(shape).flatten(0, -4) if biases else None
+    arguments = [x.flatten(0, -4) for x in (q, k, v)]
+    return lambda: F.scaled_dot_product_attention(*arguments, total)
+
+
+#: Name, shape, and the goals of forward and backward in ms on an H200.
+_TABLE = (
+    ("Swin 49x32", _Shape((4096, 4, 49, 32), 49, ((1, 4, 49, 49),), (True,)), 0.10, 0.24),
+    ("Swin shifted", _Shape((16, 64, 8, 49, 32), 49, ((1, 1, 8, 49, 49), (1, 64, 1, 49, 49)), (True, False)), 0.060, 0.14),
+    ("T5 1024x64", _Shape((8, 12, 1024, 64), 1024, ((1, 12, 1024, 1024),), (True,)), 0.085, 0.30),
+    ("masked 512x64", _Shape((16, 12, 512, 64), 512, ((1, 12, 512, 512), (16, 1, 1, 512)), (True, False)), 0.055, 0.18),
+    ("triangle 256x32", _Shape((256, 4, 256, 32), 256, ((1, 4, 256, 256),), (True,)), 0.055, 0.16),
+    ("BEiT 197x64", _Shape((64, 12, 197, 64), 197, ((1, 12, 197, 197),), (True,)), None, None),
+)
+
+
+def cases() -> list[Case]:
+    """Forward and backward of each shape, beside SDPA; on a CPU smaller batches."""
+    listed = []
+    for name, shape, forward, backward in _TABLE:
+        if not torch.cuda.is_available():
+            shape = _fewer_heads(shape)
+        goals = [{} if ms is None or not torch.cuda.is_available() else {"ms": ms} for ms in (forward, backward)]
+        fn = shape.attention()
+        listed.append(Case(f"{name} forward", fn, shape.inputs, goals=goals[0], peers={"SDPA": _sdpa}, flops=shape.flops))
+        listed.append(Case(f"{name} backward", fn, shape.inputs, goals=goals[1], backward=shape.gradients, flops=5 * shape.flops // 2))
+    return listed
+
+
+def _fewer_heads(shape: _Shape) -> _Shape:
+    batch = tuple(min(n, 2) for n in shape.q[:-3])
+    biases = tuple((*(min(n, 2) for n in bias[:-3]), *bias[-3:]) for bias in shape.biases)
+    return dataclasses.replace(shape, q=(*batch, *shape.q[-3:]), biases=biases)
+
+
+def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
+    """Forward or backward of attention of a random shape, with none to three biases of random broadcasting."""
+    while True:
+        heads, dim = draw.choice((1, 2, 3, 4, 6, 8, 12, 16)), draw.choice((16, 24, 32, 32, 48, 64, 64, 64, 96, 128))
+        queries = draw.choice((49, 64, 144, 196, 197, 256, 512, 1024, size(draw, 8, 2048), size(draw, 8, 2048)))
+        keys = queries if draw.random() < 0.8 else size(draw, 8, 2048)
+        scores = min(scale, 1) * log_uniform(draw, 2**16, _MOST_SCORES)
+        batch = max(1, round(scores / (heads * queries * keys)))
+        if batch * heads * max(queries, keys) * dim > _MOST_ELEMENTS:
+            continue
+        whole = (batch, heads, queries, keys)
+        biases = [
+            tuple(draw.choice(((1, *whole[1:]), (batch, 1, 1, keys), (1, 1, *whole[2:]), whole)))
+            for _ in range(draw.choice((0, 1, 1, 1, 2, 3)))
+        ]
+        learned = tuple(i == 0 and draw.random() < 0.7 for i in range(len(biases)))
+        dtype = draw.choice((torch.bfloat16, torch.bfloat16, torch.float16))
+        shape = _Shape((batch, heads, queries, dim), keys, biases, learned, dtype, draw.random() < 0.15 and queries == keys)
+        backward = draw.random() < 0.6
+        of = " ".join("x".join(map(str, bias)) for bias in biases)
+        name = f"{str(dtype)[6:]} {batch}x{heads}x{queries}x{dim}, {keys} keys, biases {of or 'none'}"
+        name += ", causal" * shape.causal + ", backward" * backward
+        yield Case(name, shape.attention(), shape.inputs, backward=shape.gradients if backward else ())

@@ -1,0 +1,216 @@
+"""Builds the replacement of an attention: the operators' calls, with the views and copies that they need."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.attention.arrange import apply, arrange, contiguous, converted, copies, in_place_of, steps
+from fusebackend.patterns.attention.biases import Addend, emit_addend, emit_hidden_rows, number
+from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, leaves, product
+from fusebackend.patterns.attention.gradients import Backward
+from fusebackend.patterns.attention.operands import Link
+from fusebackend.patterns.attention.ops import attention, attention_backward
+from fusebackend.patterns.attention.site import Forward, Result
+from fusebackend.rewriting.pattern import Emitter, Refusal
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """An attention that is replaced.
+
+    Attributes:
+        queries, keys, values, grad: what the operators read.
+        scale: of the products of ``queries`` and ``keys``.
+        batch: the operators' dims before queries and keys: (batch, heads), or (batch, inner batch, heads).
+        addends: the operators' biases.
+        out: the node that the forward's result takes the place of.
+        slots: for each of the backward's bias gradients, which of the addends it belongs to.
+    """
+
+    forward: Forward
+    backward: Backward | None
+    queries: Link
+    keys: Link
+    values: Link
+    grad: Link | None
+    scale: float
+    batch: tuple[Dim, ...]
+    addends: tuple[Addend, ...]
+    slots: tuple[int, ...]
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """What is replaced: the forward's result, then the gradients."""
+        return (self.forward.out, *(self.backward.results if self.backward is not None else ()))
+
+    @property
+    def outputs(self) -> tuple[fx.Node, ...]:
+        return tuple(self.placed(r)[0] for r in self.results)
+
+    @property
+    def scores_layout(self) -> tuple[Dim, ...]:
+        return (*self.batch, self.forward.rows, self.forward.columns)
+
+    @property
+    def wide_slots(self) -> frozenset[int]:
+        """The addends whose gradients are wanted in fp32."""
+        gradients = self.backward.biases if self.backward is not None else ()
+        return frozenset(i for i, b in zip(self.slots, gradients) if g.value(b.result.node).dtype == torch.float32)
+
+    def scores_layout_of(self, addend: Addend) -> tuple[Dim, ...]:
+        """The dims of an addend: none where it is broadcast."""
+        return tuple(dim if any(a in addend.axes for a in leaves(dim)) else () for dim in self.scores_layout)
+
+    def layout_of(self, result: Result) -> tuple[Dim, ...] | None:
+        """The dims of what the operator returns for ``result``; None for a bias."""
+        f, b = self.forward, self.backward
+        if result is f.out:
+            return (*self.batch, f.rows, f.width)
+        if b is None:
+            return None
+        if result is b.queries:
+            return (*self.batch, f.rows, f.depth)
+        if result is b.keys:
+            return (*self.batch, f.columns, f.depth)
+        return (*self.batch, f.columns, f.width) if result is b.values else None
+
+    def placed(self, result: Result) -> tuple[fx.Node, Dims]:
+        """The node that ``result`` takes the place of: the first whose memory order the operator's result has, without a copy."""
+        layout = self.layout_of(result)
+        if layout is None or result.factor != 1.0:
+            return result.node, result.dims
+        example = g.value(self.queries.node)
+        sizes = [product(a.size for a in leaves(dim)) for dim in layout]
+        with example.fake_mode:
+            made = example.new_empty((*sizes[:-3], sizes[-2], sizes[-3], sizes[-1])).transpose(-3, -2)
+        for node, dims in ((result.node, result.dims), *result.further):
+            views = steps(made, layout, dims, repeat=False)
+            if not copies(views) and g.difference(g.value(node), apply(made, views)) is None:
+                return node, dims
+        return result.node, result.dims
+
+
+def batch_dims(forward: Forward, addends: tuple[Addend, ...], queries: Link) -> tuple[Dim, ...]:
+    """The batch axes as two or three dims of the operator, of which the last is that of the heads."""
+    axes = [(axis,) for axis in leaves(forward.batch)]
+    while len(axes) > 3:
+        merged = next((i for i in range(len(axes) - 1) if _are_alike(axes[i], axes[i + 1], addends)), 0)
+        axes[merged : merged + 2] = [axes[merged] + axes[merged + 1]]
+    if len(axes) == 3:
+        return tuple(axes)
+    if axes and _is_inside_tokens(axes[-1], forward, queries):
+        return (*[()] * (2 - len(axes)), *axes)
+    return tuple(axes) if len(axes) == 2 else (*axes, *[()] * (2 - len(axes)))
+
+
+def _are_alike(a: Dim, b: Dim, addends: tuple[Addend, ...]) -> bool:
+    """Whether each bias has both axes or none of them."""
+    return all(all(x in addend.axes for x in (*a, *b)) or not any(x in addend.axes for x in (*a, *b)) for addend in addends)
+
+
+def _is_inside_tokens(dim: Dim, forward: Forward, queries: Link) -> bool:
+    """Whether the queries of different heads lie nearer to one another in memory than those of different tokens."""
+    strides: dict[Axis, Any] = {}
+    for axes, stride in zip(queries.dims, g.value(queries.node).stride()):
+        for axis in reversed(leaves(axes)):
+            strides[axis] = g.hint(stride)
+            stride = stride * axis.size
+    row = next(iter(forward.rows), None)
+    inner, outer = strides.get(dim[-1]), strides.get(row) if row is not None else None
+    return inner is not None and outer is not None and inner < outer
+
+
+def emit(e: Emitter, site: Site) -> list[fx.Node]:
+    """The values of ``site.outputs``."""
+    forward, backward = site.forward, site.backward
+    rows, columns = forward.rows, forward.columns
+    query = _operand(e, site, site.queries, (rows, forward.depth))
+    key = _operand(e, site, site.keys, (columns, forward.depth))
+    value = _operand(e, site, site.values, (columns, forward.width))
+    wide = site.wide_slots
+    biases = [emit_addend(e, a, site.scores_layout, forward.dtype, wide=i in wide) for i, a in enumerate(site.addends)]
+    made = e.call(attention, query, key, value, biases, site.scale, False)
+    out, statistics = e.call(operator.getitem, made, 0), e.call(operator.getitem, made, 1)
+    if forward.softmax.is_safe and site.addends:
+        out, statistics = _without_hidden_rows(e, out, statistics)
+    found = [_placed(e, site, forward.out, out)]
+    if backward is None:
+        return found
+    assert site.grad is not None
+    grad = given = _operand(e, site, site.grad, (rows, forward.width))
+    hidden = emit_hidden_rows(e, site.addends[-1], site.scores_layout) if any(not math.isinf(m.fill) for m in forward.masks) else None
+    if hidden is not None:
+        grad = e.call(aten.where.self, hidden, number(e, given, 0.0, forward.dtype), given)
+    wanted = [i in site.slots for i in range(len(biases))]
+    gradients = e.call(attention_backward, grad, query, key, value, biases, out, statistics, site.scale, False, wanted)
+    for i, result in enumerate((backward.queries, backward.keys, backward.values)):
+        if result is not None:
+            gradient = e.call(operator.getitem, gradients, i)
+            if hidden is not None and result is backward.values:
+                gradient = _with_hidden_rows(e, gradient, given, hidden, product(a.size for a in columns))
+            found.append(_placed(e, site, result, gradient))
+    picked = e.call(operator.getitem, gradients, 3) if any(wanted) else None
+    for slot, bias in zip(site.slots, backward.biases):
+        assert picked is not None
+        gradient = e.call(operator.getitem, picked, sum(wanted[:slot]))
+        gradient = _bias_gradient(e, site, bias.result, gradient, site.addends[slot])
+        found.append(contiguous(e, gradient) if gradient in found else gradient)
+    return found
+
+
+def _operand(e: Emitter, site: Site, link: Link, inner: tuple[Dim, Dim]) -> fx.Node:
+    node = arrange(e, link.node, link.dims, (*site.batch, *inner), repeat=True)
+    return converted(e, node, site.forward.dtype)
+
+
+def _placed(e: Emitter, site: Site, result: Result, node: fx.Node) -> fx.Node:
+    layout = site.layout_of(result)
+    assert layout is not None
+    place, dims = site.placed(result)
+    node = arrange(e, node, layout, dims, repeat=False)
+    if result.factor != 1.0:
+        node = e.call(aten.mul.Tensor, node, result.factor)
+    return in_place_of(e, g.value(place), converted(e, node, g.value(place).dtype))
+
+
+def _bias_gradient(e: Emitter, site: Site, result: Result, node: fx.Node, addend: Addend) -> fx.Node:
+    layout = site.scores_layout_of(addend)
+    kept, held = all_leaves(result.dims), all_leaves(layout)
+    summed = [axis for axis in held if axis not in kept]
+    if summed:  # of several tensors that were added up before they were added to the scores, one
+        layout = tuple((axis,) for axis in held if axis in kept)
+        dims = (*layout, *((axis,) for axis in summed))
+        node = arrange(e, node, site.scores_layout_of(addend), dims, repeat=False)
+        node = e.call(aten.sum.dim_IntList, node, list(range(len(layout), len(dims))))
+    node = arrange(e, node, layout, result.dims, repeat=False)
+    if result.factor != 1.0:
+        node = e.call(aten.mul.Tensor, node, result.factor)
+    return in_place_of(e, g.value(result.node), converted(e, node, g.value(result.node).dtype))
+
+
+def _without_hidden_rows(e: Emitter, out: fx.Node, statistics: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Zeros in the rows whose scores are all -inf, and statistics by which the probabilities of such rows are zeros in the backward."""
+    maximum = e.call(aten.slice.Tensor, statistics, -1, 0, 1)
+    hidden = e.call(aten.eq.Scalar, maximum, -math.inf)
+    zeros = number(e, out, 0.0, g.value(out).dtype)
+    infinity = number(e, statistics, math.inf, g.value(statistics).dtype)
+    return e.call(aten.where.self, hidden, zeros, out), e.call(aten.where.self, hidden, infinity, statistics)
+
+
+def _with_hidden_rows(e: Emitter, gradient: fx.Node, grad: fx.Node, hidden: fx.Node, keys: Any) -> fx.Node:
+    """The gradient of the values, with that of rows whose probabilities are all one over the number of keys."""
+    if not isinstance(keys, int):
+        raise Refusal("the gradient of a mask that fills in a finite number, with a symbolic number of keys")
+    of_hidden = e.call(aten.where.self, hidden, grad, number(e, grad, 0.0, g.value(grad).dtype))
+    shared = e.call(aten.sum.dim_IntList, converted(e, of_hidden, torch.float32), [-2], True)
+    total = e.call(aten.add.Tensor, converted(e, gradient, torch.float32), e.call(aten.mul.Tensor, shared, 1 / keys))
+    return converted(e, total, g.value(gradient).dtype)

@@ -1,0 +1,85 @@
+"""What attention makes a device do: our kernels, and the products, the softmax and the sums that it is written out as."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.attention.work import Attended, work
+from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
+from fusebackend.rewriting.workload import alignment, log2
+
+#: Elements a side of the tiles by which cuBLAS's thread blocks are counted.
+_CUBLAS_TILES = (64, 128)
+
+_aten = torch.ops.aten
+_PRODUCTS = (_aten.bmm.default, _aten.mm.default, _aten.baddbmm.default, _aten.addmm.default)
+
+
+def workload(site: Attended, backward: bool, nodes: Sequence[fx.Node]) -> Estimate | Workload:
+    """The work of an attention both ways.
+
+    Args:
+        backward: whether the graph holds the gradients too.
+        nodes: all nodes that the replacement computes or makes unnecessary.
+    """
+    if site.device.type != "cuda":
+        return Estimate(None, "the CPU's kernels are portable ones, of which no time is known", "unmeasured")
+    products = [n for n in nodes if n.target in _PRODUCTS]
+    others = tuple(n for n in nodes if n.target not in _PRODUCTS)
+    works = [_cublas(n, site.dynamic) for n in products]
+    if None in works:
+        return Estimate(None, "a size depends on data, so it is not known whether the kernels pay", "unmeasured")
+    ours = [work(site, False)] + ([work(site, True)] if backward else [])
+    theirs = [w for w in works if w is not None]
+    return Workload(tuple(ours), (*theirs, Generated(others)) if others else tuple(theirs))
+
+
+def _cublas(product: fx.Node, dynamic: bool) -> Work | None:
+    """That of a library call for a product of 16-bit matrices, or a batch of them."""
+    left, right = (
+        (g.value(n) for n in product.all_input_nodes[-2:])
+        if len(product.all_input_nodes) > 1
+        else (g.value(product.all_input_nodes[0]),) * 2
+    )
+    a, b = g.hints(left.shape), g.hints(right.shape)
+    strides = g.hints(left.stride()), g.hints(right.stride())
+    if a is None or b is None or None in strides:
+        return None
+    (m, k), n = a[-2:], b[-1]
+    batch = a[0] if len(a) == 3 else 1
+    itemsize = left.itemsize
+    quantities = {
+        "flops": 2.0 * batch * m * n * k,
+        "bytes": float(itemsize * batch * (m * k + k * n + m * n)),
+    }
+    shape = {
+        "log2 m": log2(m),
+        "log2 n": log2(n),
+        "log2 k": log2(k),
+        "log2 batch": log2(batch),
+        "m alignment": alignment(itemsize * m),
+        "n alignment": alignment(itemsize * n),
+        "k alignment": alignment(itemsize * k),
+        "a by columns": float(strides[0][-2] == 1 and strides[0][-1] != 1),
+        "b by columns": float(strides[1][-2] == 1 and strides[1][-1] != 1),
+        "batched": float(len(a) == 3),
+        "dynamic": float(dynamic),
+    }
+    multiprocessors = _multiprocessors(product)
+    for tile in _CUBLAS_TILES:
+        tiles = batch * -(-m // tile) * -(-n // tile)
+        waves = -(-tiles // multiprocessors)
+        quantities[f"depth in waves of {tile}"] = float(waves * k)
+        shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
+        shape[f"log2 padded to {tile}"] = log2(tiles * tile * tile / max(batch * m * n, 1))
+    return Work(f"cublas {8 * itemsize} bits", quantities, shape)
+
+
+def _multiprocessors(node: fx.Node) -> int:
+    from fusebackend.rewriting.device_facts import device_facts
+
+    return device_facts(g.value(node).device).multiprocessors

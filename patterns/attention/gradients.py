@@ -1,0 +1,295 @@
+"""Reads the backward of an attention out of a joint graph: which nodes are the gradients of queries, keys, values and biases."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.attention.dims import Axis, Dims, after, all_leaves, is_cast, is_expansion, is_view, leaves
+from fusebackend.patterns.attention.numbers import scaling, uniform
+from fusebackend.patterns.attention.operands import PRODUCTS, Link, Operand, read_operand, split_product
+from fusebackend.patterns.attention.site import Forward, Result, end_of
+from fusebackend.patterns.attention.softmax import SoftmaxGradient, holders, read_softmax_gradient
+from fusebackend.rewriting.pattern import Reject
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True)
+class BiasGradient:
+    """A node that is ``result.factor`` times the gradient of the scores, summed over all axes but ``axes``."""
+
+    result: Result
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return frozenset(all_leaves(self.result.dims))
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """The backward of an attention.
+
+    Attributes:
+        grad: the gradient of the forward's result.
+        queries, keys, values: their gradients, None where they are not computed.
+        biases: the gradients of biases.
+        query_source, key_source: of what ``queries`` and ``keys`` are the gradients.
+        needed: the nodes that must go: nobody else may use them.
+    """
+
+    grad: Operand
+    queries: Result | None
+    keys: Result | None
+    values: Result | None
+    biases: tuple[BiasGradient, ...]
+    query_source: Link | None
+    key_source: Link | None
+    needed: tuple[fx.Node, ...]
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        found = (self.queries, self.keys, self.values, *(b.result for b in self.biases))
+        return tuple(r for r in found if r is not None)
+
+
+def read_backward(forward: Forward) -> Backward | Reject | None:
+    """The backward of ``forward``; None if there is none; a reason if the probabilities are used in another way."""
+    if not forward.others:
+        return None
+    softmax = read_softmax_gradient(set(forward.held))
+    grad, path = None, tuple[fx.Node, ...]()
+    if softmax is not None:
+        read = _read_probabilities_gradient(forward, softmax)
+        if isinstance(read, Reject):
+            return read
+        grad, path = read
+    values: Result | None = None
+    inside = set(softmax.nodes) if softmax is not None else set[fx.Node]()
+    needed = [*path, *(softmax.nodes if softmax is not None else ())]
+    for holder, user in forward.others:
+        if user in inside:
+            continue
+        found = _read_values_gradient(forward, holder, user, grad) if user.target in PRODUCTS else None
+        if found is None or values is not None:
+            return Reject(f"{g.describe(user)} also uses the probabilities", user, "illegal")
+        if isinstance(found, Reject):
+            return found
+        values, grad = found
+    if grad is None:
+        return None
+    if softmax is None:
+        return Backward(grad, None, None, values, (), None, None, tuple(needed))
+    return _read_scores_gradient(forward, softmax, grad, values, needed)
+
+
+def _read_probabilities_gradient(forward: Forward, softmax: SoftmaxGradient) -> tuple[Operand, tuple[fx.Node, ...]] | Reject:
+    """(the gradient of the result, the nodes from the product with the values to the softmax's gradient)."""
+    path: list[fx.Node] = []
+    node: Any = softmax.grad
+    while (is_view(node) or is_cast(node)) and not is_expansion(node):
+        path.append(node)
+        node = node.args[0]
+    unknown = Reject(f"{g.describe(node)} adds to the gradient of the probabilities, or changes it", node)
+    if not isinstance(node, fx.Node) or node.target not in PRODUCTS:
+        return unknown
+    first, second = node.args
+    assert isinstance(first, fx.Node) and isinstance(second, fx.Node)
+    for other, of_values, is_first in ((first, second, False), (second, first, True)):
+        known = forward.values.dims_of(of_values)
+        if known is None:
+            continue
+        summed, keys = (known[-1], known[-2]) if is_first else (known[-2], known[-1])
+        if leaves(summed) != forward.width or leaves(keys) != forward.columns:
+            continue
+        batch = known[:-2]
+        dims = (*batch, summed, forward.rows) if is_first else (*batch, forward.rows, summed)
+        result: Dims | None = (*batch, keys, forward.rows) if is_first else (*batch, forward.rows, keys)
+        for view in reversed(path):
+            result = None if result is None else after(view, result)
+        if result is not None and [leaves(d) for d in result] == [leaves(d) for d in forward.held[softmax.of]]:
+            return read_operand(other, dims), (node, *path)
+    return unknown
+
+
+def _read_values_gradient(
+    forward: Forward, holder: fx.Node, product: fx.Node, grad: Operand | None
+) -> tuple[Result, Operand] | Reject | None:
+    """(the gradient of the values, that of the result) if ``product`` multiplies transposed probabilities by the latter."""
+    if holder not in forward.held:
+        return None
+    dims = forward.held[holder]
+    is_first = product.args[0] is holder
+    other: Any = product.args[1] if is_first else product.args[0]
+    _, rows, columns = split_product(dims)
+    if (columns if is_first else rows) != forward.rows or (rows if is_first else columns) != forward.columns:
+        return None
+    if grad is None:
+        if not g.same_size(g.value(other).shape[-1 if is_first else -2], _size(forward.width)):
+            return None
+        inner = (forward.rows, forward.width) if is_first else (forward.width, forward.rows)
+        known: Dims | None = (*dims[:-2], *inner)
+        assert known is not None
+        grad = read_operand(other, known)
+    else:
+        known = grad.dims_of(other)
+        if known is None or leaves(known[-1 if is_first else -2]) != forward.width:
+            return None
+    if [leaves(d) for d in known[:-2]] != [leaves(d) for d in dims[:-2]]:
+        return None
+    inner = (forward.columns, forward.width) if is_first else (forward.width, forward.columns)
+    end = end_of(product, (*known[:-2], *inner), 1.0, forward.dtype)
+    return end if isinstance(end, Reject) else (end, grad)
+
+
+def _size(axes: tuple[Axis, ...]) -> Any:
+    size: Any = 1
+    for axis in axes:
+        size = size * axis.size
+    return size
+
+
+def _read_scores_gradient(
+    forward: Forward, softmax: SoftmaxGradient, grad: Operand, values: Result | None, needed: list[fx.Node]
+) -> Backward | Reject:
+    """Follows the gradient of the scores to the gradients of queries, keys and biases."""
+    conditions = {mask.condition for mask in forward.masks}
+    reached: dict[fx.Node, tuple[Dims, float]] = {softmax.result: (forward.held[softmax.of], 1.0)}
+    queries: Result | None = None
+    keys: Result | None = None
+    query_source = key_source = None
+    biases: list[BiasGradient] = []
+    order, unused = [softmax.result], list[fx.Node]()
+    for node in order:
+        dims, factor = reached[node]
+        foreign: list[fx.Node] = []
+        for user in node.users:
+            if _ignores(user, node):
+                unused += holders(user)[0]
+                continue
+            step = _followed(user, node, dims, factor, conditions)
+            if step is not None:
+                reached[user] = step
+                order.append(user)
+                continue
+            if user.target in PRODUCTS:
+                found = _read_operand_gradient(forward, user, node, dims, factor)
+                if isinstance(found, Reject):
+                    return found
+                if found is not None:
+                    is_queries, result, link = found
+                    if (queries if is_queries else keys) is not None:
+                        return Reject(f"{g.describe(user)} uses the gradient of the scores a second time", user, "illegal")
+                    if is_queries:
+                        queries, query_source = result, link
+                    else:
+                        keys, key_source = result, link
+                    continue
+            summed = _summed(user, dims)
+            if summed is not None:
+                biases.append(_bias_gradient(user, summed, factor))
+            else:
+                foreign.append(user)
+        if foreign:
+            biases.append(BiasGradient(Result(node, dims, factor)))
+    outputs = {b.result.node for b in biases}
+    needed += [n for n in (*order, *unused) if n not in outputs]
+    return Backward(grad, queries, keys, values, tuple(biases), query_source, key_source, tuple(needed))
+
+
+def _ignores(user: fx.Node, node: fx.Node) -> bool:
+    """Whether ``user`` needs the sizes of ``node`` alone, as what autograd makes of an operation in place on a view does."""
+    if user.target is aten.new_empty_strided.default:
+        return all(u.target is aten.copy.default and u.args[0] is user for u in user.users)
+    return user.target is aten.copy.default and user.args[0] is node and user.args[1] is not node
+
+
+def _followed(user: fx.Node, node: fx.Node, dims: Dims, factor: float, conditions: set[fx.Node]) -> tuple[Dims, float] | None:
+    """(dims, factor) of ``user`` if it holds the gradient of the scores too."""
+    scaled = scaling(user)
+    if scaled is not None and scaled[0] is node:
+        return dims, factor * scaled[1]
+    if (is_view(user) or is_cast(user)) and user.args[0] is node:
+        found = after(user, dims)
+        return None if found is None else (found, factor)
+    if user.target is aten.add.Tensor and len(user.args) == 2 and not user.kwargs and _has_shape_of(user, node):
+        other = user.args[1] if user.args[0] is node else user.args[0]
+        return (dims, factor) if uniform(other) == 0.0 else None
+    if user.target is aten.copy.default and user.args[1] is node and g.difference(g.value(user), g.value(node)) is None:
+        return dims, factor
+    if user.target is aten.where.self and user.args[0] in conditions:
+        kept, other = (user.args[1], user.args[2]) if user.args[1] is node else (user.args[2], user.args[1])
+        if kept is node and uniform(other) == 0.0 and _has_shape_of(user, node):
+            return dims, factor
+    return None
+
+
+def _has_shape_of(user: fx.Node, node: fx.Node) -> bool:
+    return g.value(user).dim() == g.value(node).dim() and all(map(g.same_size, g.value(user).shape, g.value(node).shape))
+
+
+def _read_operand_gradient(
+    forward: Forward, product: fx.Node, node: fx.Node, dims: Dims, factor: float
+) -> tuple[bool, Result, Link] | Reject | None:
+    """(whether it is that of the queries, the gradient, of what) if ``product`` multiplies the scores' gradient by keys or queries."""
+    is_first = product.args[0] is node
+    other: Any = product.args[1] if is_first else product.args[0]
+    if other is node:
+        return None
+    summed, kept = (dims[-1], dims[-2]) if is_first else (dims[-2], dims[-1])
+    for is_queries, of, by, axes in (
+        (True, forward.queries, forward.keys, forward.columns),
+        (False, forward.keys, forward.queries, forward.rows),
+    ):
+        known = by.dims_of(other)
+        if known is None or leaves(summed) != axes:
+            continue
+        inner, outer = (known[-2], known[-1]) if is_first else (known[-1], known[-2])
+        same_batch = [leaves(d) for d in known[:-2]] == [leaves(d) for d in dims[:-2]]
+        if leaves(inner) != axes or leaves(outer) != forward.depth or not same_batch:
+            continue
+        result = (*dims[:-2], kept, outer) if is_first else (*dims[:-2], outer, kept)
+        return _with_source(forward, is_queries, of, product, result, factor)
+    return None
+
+
+def _with_source(
+    forward: Forward, is_queries: bool, of: Operand, product: fx.Node, dims: Dims, factor: float
+) -> tuple[bool, Result, Link] | Reject:
+    """The gradient of what the kernel may read in place of ``of``, so deep that scalings and casts go too, or of ``of`` itself."""
+    failure = None
+    for link in of.sources(forward.dtype, scaled=True):
+        end = end_of(product, dims, forward.scores.scale * link.factor / factor, forward.dtype)
+        if isinstance(end, Result) and (end.factor == 1.0 or link.is_same):
+            return is_queries, end, link
+        failure = failure or (end if isinstance(end, Reject) else None)
+    return failure or Reject(f"{forward.dtype} operands of a product in {g.value(product).dtype}", product)
+
+
+def _summed(user: fx.Node, dims: Dims) -> Dims | None:
+    """The dims of ``user`` if it sums over dims of what has ``dims``."""
+    if user.target is not aten.sum.dim_IntList:
+        return None
+    given = g.arguments(user)
+    gone = {d % len(dims) for d in given["dim"] or range(len(dims))}
+    if given["keepdim"]:
+        return tuple(() if d in gone else dim for d, dim in enumerate(dims))
+    return tuple(dim for d, dim in enumerate(dims) if d not in gone)
+
+
+def _bias_gradient(node: fx.Node, dims: Dims, factor: float) -> BiasGradient:
+    """The gradient of a bias that is ``factor`` times ``node``, or a sum of it over dims that the bias was expanded along."""
+    passed: list[fx.Node] = []
+    while len(node.users) == 1:
+        user = next(iter(node.users))
+        summed = _summed(user, dims)
+        moved = after(user, dims) if is_view(user) and summed is None else summed
+        if moved is None or (summed is None and not any(_summed(u, moved) for u in user.users)):
+            break
+        passed.append(node)
+        node, dims = user, moved
+    return BiasGradient(Result(node, dims, factor, tuple(passed)))

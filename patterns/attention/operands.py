@@ -1,0 +1,93 @@
+"""Where the operands of products come from: through views, casts and scalings."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.attention.dims import Dim, Dims, after, before, is_cast, is_view, leaves
+from fusebackend.patterns.attention.numbers import scaling
+
+aten = torch.ops.aten
+
+#: Products of matrices, without what ``baddbmm`` adds.
+PRODUCTS = frozenset({aten.bmm.default, aten.mm.default})
+_MOST_STEPS = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A node of which an operand is computed: ``operand = factor * views(node)``.
+
+    Attributes:
+        is_same: whether only views lie between: the node holds the operand's values.
+    """
+
+    node: fx.Node
+    dims: Dims
+    factor: float
+    is_same: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """An operand of a product, with what it is computed from: itself first, the deepest node last."""
+
+    links: tuple[Link, ...]
+
+    @property
+    def node(self) -> fx.Node:
+        return self.links[0].node
+
+    def sources(self, dtype: torch.dtype, *, scaled: bool) -> list[Link]:
+        """Nodes of that dtype from which the kernel may read this operand: of all links the deepest, then the deepest that holds the
+        operand's own values.
+
+        Args:
+            scaled: whether scalings may lie between.
+        """
+        fitting = [link for link in self.links if g.value(link.node).dtype == dtype and (scaled or link.factor == 1.0)]
+        same = [link for link in fitting if link.is_same]
+        return [*fitting[-1:], *(same[-1:] if same[-1:] != fitting[-1:] else [])]
+
+    def dims_of(self, node: fx.Node) -> Dims | None:
+        """The dims of ``node`` if it is a view of this operand's values."""
+        path: list[fx.Node] = []
+        known = {link.node: link.dims for link in self.links if link.is_same}
+        while node not in known:
+            if not is_view(node) or len(path) == _MOST_STEPS:
+                return None
+            path.append(node)
+            node = node.args[0]  # type: ignore[assignment]
+        dims: Dims | None = known[node]
+        for view in reversed(path):
+            dims = None if dims is None else after(view, dims)
+        return dims
+
+
+def read_operand(node: fx.Node, dims: Dims) -> Operand:
+    links = [Link(node, dims, 1.0, True)]
+    while len(links) < _MOST_STEPS:
+        link = links[-1]
+        scaled = scaling(link.node)
+        if scaled is not None:
+            source, factor, same = scaled[0], scaled[1] * link.factor, False
+        elif is_view(link.node) or is_cast(link.node):
+            source, factor, same = link.node.args[0], link.factor, link.is_same and is_view(link.node)  # type: ignore[assignment]
+        else:
+            break
+        if g.value(source).dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            break
+        found = before(link.node, link.dims)
+        if found is None:
+            break
+        links.append(Link(source, found, factor, same))
+    return Operand(tuple(links))
+
+
+def split_product(dims: Dims) -> tuple[Dim, Dim, Dim]:
+    """(batch, rows, columns) of an operand or the result of a product."""
+    return (leaves(dims[0]) if len(dims) == 3 else ()), leaves(dims[-2]), leaves(dims[-1])

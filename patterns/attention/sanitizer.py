@@ -1,0 +1,45 @@
+"""What compute-sanitizer watches of this family: every kernel, at small shapes."""
+
+from __future__ import annotations
+
+import torch
+
+from fusebackend.patterns.attention.ops import attention, attention_backward, reference, reference_backward
+from fusebackend.tools.sanitizer import close, tolerance
+
+
+def launch_every_kernel() -> None:
+    """Windows and long sequences of each width of a head; biases that are aligned, copied, broadcast; gradients summed in each kernel."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        return
+
+    def check(dtype, q_shape, biases, keys=None, causal=False, masked=False):
+        *batch, heads, queries, dim = q_shape
+        keys = keys or queries
+        q, grad, k, v = (torch.randn(*batch, n, heads, dim).to(dtype).transpose(-3, -2) for n in (queries, queries, keys, keys))
+        biases = [torch.randn(b).to(dtype) for b in biases]
+        if masked:
+            biases[0][..., 3, :] = torch.finfo(dtype).min
+        exact_out, _ = reference(q.double(), k.double(), v.double(), [b.double() for b in biases], 0.2, causal)
+        on_gpu = [x.cuda() for x in (q, k, v)]
+        out, statistics = attention(*on_gpu, [b.cuda() for b in biases], 0.2, causal)
+        close(out, exact_out, tolerance(dtype))
+        arguments = (out, statistics, 0.2, causal, [True] * len(biases))
+        dq, dk, dv, dbiases = attention_backward(grad.cuda(), *on_gpu, [b.cuda() for b in biases], *arguments)
+        wide = [x.double() for x in (grad, q, k, v)]
+        exact = reference_backward(*wide, [b.double() for b in biases], exact_out, statistics.cpu().double(), *arguments[2:])
+        for found, expected in zip((dq, dk, dv, *dbiases), (*exact[:3], *exact[3])):
+            close(found, expected, tolerance(dtype))
+
+    for dtype in (torch.bfloat16, torch.float16):
+        for dim in (32, 64):
+            for queries in (17, 49, 64):
+                check(dtype, (3, 2, queries, dim), [(1, 2, queries, queries)])
+        check(dtype, (2, 3, 2, 49, 32), [(1, 1, 2, 49, 49), (1, 3, 1, 49, 49)], masked=True)
+        check(dtype, (2, 2, 50, 64), [])
+        check(dtype, (2, 2, 50, 32), [])
+        for dim in (32, 64, 128):
+            check(dtype, (2, 2, 100, dim), [(1, 2, 100, 100)])
+            check(dtype, (2, 2, 136, dim), [(1, 2, 136, 136), (2, 1, 1, 136)], masked=True)
+            check(dtype, (1, 2, 264, dim), [(1, 2, 264, 96)], keys=96, causal=True)
+            check(dtype, (2, 1, 128, dim), [])

@@ -1,0 +1,117 @@
+"""What the kernels make a GPU do for an attention: asks C++ (csrc/attention/work.h), also where there is no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusebackend.native import ops
+from fusebackend.rewriting.device_facts import device_facts
+from fusebackend.rewriting.pattern import Work
+from fusebackend.rewriting.workload import log2
+
+_QUERY = "attention_work(int[] sizes, int[] biases, bool causal, bool backward, int multiprocessors) -> str"
+
+
+@dataclasses.dataclass(frozen=True)
+class BiasFacts:
+    """A bias as the operators take it.
+
+    Attributes:
+        sizes: five, of batch, inner batch, heads, queries and keys: 1, or those of the scores.
+        itemsize: bytes of an element.
+        aligned: whether its rows are contiguous and begin at multiples of 16 bytes, all of them; others are copied for long sequences.
+        has_gradient: whether its gradient is wanted.
+    """
+
+    sizes: tuple[int, int, int, int, int]
+    itemsize: int
+    aligned: bool = True
+    has_gradient: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Attended:
+    """An attention as the operators take it.
+
+    Attributes:
+        sizes: batch, inner batch (1 if there is none), heads, queries, keys, D of queries and keys, D of values.
+        itemsize: bytes of an element of q.
+        dynamic: whether a size is symbolic.
+    """
+
+    sizes: tuple[int, int, int, int, int, int, int]
+    biases: Sequence[BiasFacts]
+    causal: bool
+    device: torch.device
+    itemsize: int = 2
+    dynamic: bool = False
+
+    @property
+    def heads(self) -> int:
+        return math.prod(self.sizes[:3])
+
+
+def work(site: Attended, backward: bool) -> Work:
+    """The work of ``fusebackend::attention``, or of ``attention_backward``."""
+    _, _, _, queries, keys, dim, value_dim = site.sizes
+    facts = kernel_facts(site, backward)
+    q, k, v, out = (site.heads * site.itemsize * n for n in (queries * dim, keys * dim, keys * value_dim, queries * value_dim))
+    biases = sum(math.prod(b.sizes) * b.itemsize * (2 if backward and b.has_gradient else 1) for b in site.biases)
+    tensors = 2 * (q + k + v) + 2 * out if backward else q + k + v + out
+    quantities = {
+        "bytes": float(tensors + biases + 8 * site.heads * queries),
+        **{name: facts[key] for name, key in _QUANTITIES.items()},
+    }
+    multiprocessors = _multiprocessors(site.device)
+    shape = {
+        "window": facts["window"],
+        "log2 queries": log2(queries),
+        "log2 keys": log2(keys),
+        "log2 dim": log2(max(dim, value_dim)),
+        "biases": float(len(site.biases)),
+        "wide biases": float(sum(b.itemsize == 4 for b in site.biases)),
+        "bias gradients": float(sum(b.has_gradient for b in site.biases)) if backward else 0.0,
+        "causal": float(site.causal),
+        "log2 used": log2(facts["blocks"] / multiprocessors),
+        "log2 padded": log2(facts["scores"] * multiprocessors / (site.heads * queries * keys)),
+        "dynamic": float(site.dynamic),
+    }
+    return Work("attention backward" if backward else "attention", quantities, shape)
+
+
+#: Quantities, and what csrc/attention/work.h calls them.
+_QUANTITIES = {
+    "flops": "flops",
+    "scores": "scores",
+    "steps": "steps",
+    "biases": "biases",
+    "staged bytes": "staged_bytes",
+    "scratch bytes": "scratch_bytes",
+    "launches": "kernels",
+}
+
+
+def kernel_facts(site: Attended, backward: bool) -> Mapping[str, float]:
+    """The facts that csrc/attention/work.h names; none for an empty attention."""
+    biases: list[int] = []
+    for bias in site.biases:
+        biases += [bias.itemsize, int(bias.has_gradient), int(bias.aligned), *bias.sizes]
+    text = _ask(list(site.sizes), biases, site.causal, backward, _multiprocessors(site.device))
+    return {name: float(number) for name, number in (fact.split("=") for fact in text.split())}
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return device_facts(device).multiprocessors
+
+
+def _ask(sizes, biases, causal, backward, multiprocessors) -> str:
+    with _disable_current_modes():
+        return _work(sizes, biases, causal, backward, multiprocessors)
+
+
+_work = ops.define(_QUERY, fake=_ask)

@@ -1,0 +1,125 @@
+"""Masks: which become biases, and what rows give that are hidden wholly."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_programs import check, compiled, heads, randn, refused, run
+
+pytestmark = pytest.mark.usefixtures("library")
+LOWEST = torch.finfo(torch.bfloat16).min
+
+
+def visible(*shape: int) -> torch.Tensor:
+    """Which keys are seen: the first always is."""
+    mask = torch.rand(*shape) < 0.6
+    mask[..., 0] = True
+    return mask
+
+
+def filled(fill):
+    def fn(q, k, v, b, seen):
+        return (q @ k.mT * 0.25 + b).masked_fill(~seen, fill).softmax(-1) @ v
+
+    return fn
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 9), (9, 9), (2, 1, 9, 9), (2, 4, 9, 9)])
+def test_a_filled_mask_is_a_bias(shape, training):
+    check(filled(-math.inf), (*heads(), randn(4, 9, 9), visible(*shape)), training=training)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_mask_before_the_bias(training):
+    def fn(q, k, v, b, seen):
+        return (torch.where(seen, q @ k.mT * 0.25, -math.inf) + b).softmax(-1) @ v
+
+    check(fn, (*heads(), randn(4, 9, 9), visible(2, 1, 1, 9)), training=training)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_causal_mask(training):
+    def fn(q, k, v):
+        seen = torch.ones(9, 9, dtype=torch.bool).tril()
+        return (q @ k.mT * 0.25).masked_fill(~seen, -math.inf).softmax(-1) @ v
+
+    check(fn, tuple(heads()), training=training)
+
+
+def additive(q, k, v, b, mask):
+    return (q @ k.mT * 0.25 + b + mask).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_of_the_lowest_number_are_uniform(dtype, training):
+    """As in transformers, where a padded query sees no key."""
+    mask = torch.zeros(2, 1, 9, 9)
+    mask[0, 0, 3] = torch.finfo(dtype).min
+    mask[:, :, :, -2:] = torch.finfo(dtype).min
+    args = (*heads(dtype=dtype), randn(4, 9, 9, dtype=dtype), mask.to(dtype))
+    if dtype == torch.bfloat16:
+        check(additive, args, training=training)
+        out = compiled(additive, args, training)[0][0]
+        torch.testing.assert_close(out[0, :, 3].float(), args[2][0].float().mean(-2), rtol=0.02, atol=0.02)
+    else:  # eager mode adds in fp16: the scores of such a row are 65504 less, and not one number
+        out, theirs = compiled(additive, args, False)[0][0], run(additive, args, False)[0]
+        torch.testing.assert_close(out[1], theirs[1], rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("fill", [-math.inf, LOWEST])
+def test_rows_that_are_filled_wholly_give_what_eager_gives(fill):
+    seen = visible(2, 1, 9, 9)
+    seen[0, 0, 3] = False
+    args = (*heads(), randn(4, 9, 9), seen)
+    ours, report = compiled(filled(fill), args, False)
+    assert len(report.substitutions) == 1
+    theirs = run(filled(fill), args, False)
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0.02, atol=0.02, equal_nan=True)
+    assert bool(ours[0][0, :, 3].isnan().all()) == math.isinf(fill)
+
+
+def test_rows_that_are_masked_wholly_in_scaled_dot_product_attention():
+    def fn(q, k, v, b):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=b)
+
+    b = randn(2, 1, 9, 9).detach()
+    b[0, 0, 3] = -math.inf
+    b[:, :, :, -2:] = -math.inf
+    args = (*heads(), b.requires_grad_())
+    ours, report = compiled(fn, args, True)
+    assert len(report.substitutions) == 1
+    assert not any(x.isnan().any() for x in ours) and (ours[0][0, :, 3] == 0).all()
+    check(fn, args, training=True)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("fill", [-1e4, -1e9, LOWEST])
+@pytest.mark.parametrize("shape", [(2, 1, 9, 9), (2, 1, 1, 9), (4, 9, 9)])
+def test_a_large_finite_number_hides(shape, fill, training):
+    """A row that it hides wholly is uniform, and has gradients to the values alone."""
+
+    def fn(q, k, v, seen):
+        return torch.where(seen, q @ k.mT * 0.25, fill).softmax(-1) @ v
+
+    seen = visible(*shape)
+    seen[0, ..., min(3, shape[-2] - 1), :] = False
+    check(fn, (*heads(), seen), training=training)
+
+
+def test_a_finite_mask_over_a_learned_bias():
+    """As in DeBERTa."""
+    seen = visible(2, 1, 9, 9)
+    seen[0, 0, 3] = False
+    check(filled(LOWEST), (*heads(), randn(4, 9, 9), seen), training=True)
+    check(filled(LOWEST), (*heads(), randn(2, 4, 9, 9), seen), training=True)
+
+
+def test_finite_numbers_that_are_not_the_same_are_refused():
+    args = (*heads(), randn(4, 9, 9), visible(2, 1, 1, 9))
+    refused(filled(-100.0), args, "does not hide", training=False, code="illegal")
+    refused(filled(-1e9), args, "beside another bias", training=False, code="illegal")
+    fixed = (*heads(), randn(4, 9, 9, grad=False), visible(2, 1, 1, 9))
+    refused(filled(LOWEST), fixed, "beside what may hide too", training=True, code="illegal")

@@ -1,0 +1,85 @@
+"""What is refused, and the reasons that users read."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_programs import compiled, heads, randn, refused
+
+pytestmark = pytest.mark.usefixtures("library")
+
+
+def test_dropout_is_refused():
+    def fn(q, k, v, b):
+        return F.dropout((q @ k.mT * 0.25 + b).softmax(-1), 0.1) @ v
+
+    _, report = compiled(fn, (*heads(), randn(4, 9, 9)), True)
+    assert not report.substitutions
+    assert any("dropout between the softmax and the product" in r.reason for r in report.rejections), report
+
+
+@pytest.mark.parametrize(
+    ("training", "reason"), [(False, "also uses the probabilities"), (True, "adds to the gradient of the probabilities")]
+)
+def test_probabilities_that_are_used_elsewhere_are_refused(training, reason):
+    def fn(q, k, v, b):
+        p = (q @ k.mT * 0.25 + b).softmax(-1)
+        return torch.cat([p @ v, p], -1)
+
+    refused(fn, (*heads(), randn(4, 9, 9)), reason, training=training)
+
+
+@pytest.mark.parametrize(("training", "reason"), [(False, "also uses the scores"), (True, "used otherwise than as that of a bias")])
+def test_scores_that_are_used_elsewhere_are_refused(training, reason):
+    def fn(q, k, v, b):
+        scores = q @ k.mT * 0.25
+        return (scores + b).softmax(-1) @ v + scores.mean()
+
+    refused(fn, (*heads(), randn(4, 9, 9)), reason, training=training)
+
+
+def test_a_whole_bias_that_was_computed_is_found():
+    def fn(q, k, v, b):
+        return (q @ k.mT * 0.25 + b.sin().cumsum(-1) * b).softmax(-1) @ v
+
+    q, k, v = heads()
+    b = randn(2, 4, 9, 9)
+    _, report = compiled(fn, (q, k, v, b), True)
+    assert len(report.substitutions) == 1  # that of the whole bias, from which autograd goes on
+
+
+@pytest.mark.parametrize(("dtype", "words"), [(torch.float32, "torch.float32 queries"), (torch.float64, "torch.float64 queries")])
+def test_other_dtypes_are_refused(dtype, words):
+    def fn(q, k, v, b):
+        return (q @ k.mT * 0.25 + b).softmax(-1) @ v
+
+    refused(fn, (*heads(dtype=dtype), randn(4, 9, 9, dtype=dtype)), words, training=False, code="unsupported")
+
+
+@pytest.mark.parametrize("depth", [12, 136])
+def test_heads_that_the_kernels_do_not_take_are_refused(depth):
+    def fn(q, k, v, b):
+        return (q @ k.mT * 0.25 + b).softmax(-1) @ v
+
+    refused(fn, (*heads(depth=depth), randn(4, 9, 9)), "D must be a multiple of 8", training=False, code="unsupported")
+
+
+def test_what_stands_between_is_named():
+    def fn(q, k, v, b):
+        return ((q @ k.mT * 0.02).tanh() * 50 + b).softmax(-1) @ v
+
+    refused(fn, (*heads(), randn(4, 9, 9)), "aten.tanh.default between the product and the softmax", training=False)
+
+
+def test_a_learned_scale_is_refused():
+    def fn(q, k, v, s):
+        return (q @ k.mT * s).softmax(-1) @ v
+
+    refused(fn, (*heads(), randn(4, 1, 1)), "aten.mul.Tensor between the product and the softmax", training=True)
+
+
+def test_a_softmax_of_a_layer_is_no_attention():
+    def fn(x, w, v):
+        return (x @ w).softmax(-1) @ v
+
+    _, report = compiled(fn, (randn(2, 9, 16), randn(16, 7), randn(2, 7, 16)), False)
+    assert not report.substitutions and not report.rejections

@@ -1,0 +1,81 @@
+"""What the kernels make a GPU do: quantities of a few attentions, and that whatever the benchmark draws is described. Without a GPU."""
+
+import dataclasses
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+from fusebackend.patterns.attention import bench, ops, work
+from fusebackend.rewriting import device_facts
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def h200(monkeypatch, library):
+    monkeypatch.setattr(work, "device_facts", lambda device: device_facts.IMAGINED)
+
+
+def attended(q, keys, biases, learned, causal=False):
+    batch, group, heads, queries, dim = q
+    facts = [work.BiasFacts(b, 2, b[-1] % 8 == 0, wanted) for b, wanted in zip(biases, learned)]
+    return work.Attended((batch, group, heads, queries, keys, dim, dim), facts, causal, CUDA)
+
+
+def test_the_quantities_of_windows():
+    site = attended((1, 4096, 4, 49, 32), 49, [(1, 1, 4, 49, 49)], [True])
+    forward, backward = work.work(site, False), work.work(site, True)
+    tensor = 4096 * 4 * 49 * 32 * 2
+    bias, statistics = 4 * 49 * 49 * 2, 4096 * 4 * 49 * 8
+    assert forward.quantities["bytes"] == 4 * tensor + bias + statistics
+    assert backward.quantities["bytes"] == 8 * tensor + 2 * bias + statistics
+    assert forward.shape["window"] == backward.shape["window"] == 1
+    assert forward.quantities["launches"] == 1 and backward.quantities["launches"] == 2  # the second adds the blocks' sums up
+    assert forward.quantities["biases"] == 0  # they stay in registers
+    # At least what there is, on the multiprocessor that has most of it.
+    assert forward.quantities["flops"] >= 4 * 4096 * 4 * 49 * 49 * 32 / 132
+
+
+def test_the_quantities_of_long_sequences():
+    site = attended((8, 1, 12, 1024, 64), 1024, [(1, 1, 12, 1024, 1024)], [True])
+    forward, backward = work.work(site, False), work.work(site, True)
+    blocks = 8 * 12 * 8
+    assert forward.quantities["steps"] == -(-blocks // 132) * 16
+    assert forward.quantities["scores"] == forward.quantities["steps"] * 128 * 64
+    assert forward.quantities["flops"] == 4 * 64 * forward.quantities["scores"]
+    assert forward.quantities["scratch bytes"] == 0
+    assert backward.quantities["launches"] == 4  # sums of rows; dk and dv; dq; the bias
+    without = work.work(dataclasses.replace(site, biases=[dataclasses.replace(site.biases[0], has_gradient=False)]), True)
+    assert without.quantities["launches"] == 3 and without.quantities["flops"] < backward.quantities["flops"]
+
+
+def test_biases_that_are_copied_are_counted():
+    aligned, copied = (attended((4, 1, 2, 200, 64), 200, [(1, 1, 2, 200, 200)], [False]) for _ in range(2))
+    copied = dataclasses.replace(copied, biases=[dataclasses.replace(copied.biases[0], aligned=False)])
+    first, second = work.work(aligned, False), work.work(copied, False)
+    assert second.quantities["launches"] == first.quantities["launches"] + 1
+    assert second.quantities["scratch bytes"] == 2 * 2 * 2 * 200 * 200
+
+
+def test_half_of_causal_attention_is_left_out():
+    causal, all_keys = (work.work(attended((2, 1, 4, 2048, 64), 2048, [], [], c), False) for c in (True, False))
+    assert causal.quantities["flops"] == all_keys.quantities["flops"] / 2
+
+
+def test_whatever_the_benchmark_draws_is_described():
+    for case in itertools.islice(bench.random_cases(random.Random(0), 1.0), 300):
+        with torch.device("meta"):
+            q, k, _, *biases = case.inputs(torch.device("meta"))
+        assert q.shape[-1] % ops.limits()[2] == 0 and len(biases) <= ops.limits()[0]
+        sizes = [(b.shape[0], 1, *b.shape[1:]) for b in biases]
+        site = attended((q.shape[0], 1, *q.shape[1:]), k.shape[-2], sizes, [3 + i in case.backward for i in range(len(biases))])
+        for described in (work.work(site, False), work.work(site, True)):
+            assert all(math.isfinite(x) and x >= 0 for x in described.quantities.values()), case.name
+            assert all(math.isfinite(x) for x in described.shape.values()), case.name
+
+
+def test_an_empty_attention_has_no_work():
+    assert work.kernel_facts(attended((0, 1, 4, 9, 32), 9, [], []), True) == {}
