@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -66,9 +67,10 @@ def calibrate(
             check_file_to_write(path, argument)
     if not check and sites is None:
         fit_times.check_extras()
-    provenance, measured = read_sites(timed) if timed else _time(chosen, minutes, seed, torch.device(device_type))
+    provenance, measured = read_sites(timed) if timed else _time(chosen, minutes, seed, torch.device(device_type), sites)
     if sites is not None:
-        write_sites(sites, provenance, measured)
+        if timed:
+            write_sites(sites, provenance, measured)
         print(f"{_count(measured)} sites: {sites}")
     elif check:
         used = calibration.for_device(provenance["type"], provenance["device"])
@@ -80,14 +82,11 @@ def calibrate(
     return 0
 
 
-def _time(chosen: Sequence[str], minutes: float, seed: int, device: torch.device) -> tuple[dict[str, Any], list[Measured]]:
+def _time(
+    chosen: Sequence[str], minutes: float, seed: int, device: torch.device, sites: Path | None
+) -> tuple[dict[str, Any], list[Measured]]:
+    """Times sites, and writes each to the file as it comes: what was timed before an interruption is not lost."""
     loader.load()  # builds it, which is no part of the time
-    with progress_line("calibrating") as progress:
-        found = list(calibration_sites.measure(list(chosen) or list(families()), minutes, seed, device, progress))
-    measured = [m for m in found if isinstance(m, Measured)]
-    failures = collections.Counter(m.reason for m in found if isinstance(m, Failure))
-    for reason, count in failures.most_common(3):
-        log.warning("%d sites could not be timed: %s", count, reason)
     provenance = {
         "format": calibration.FORMAT,
         "type": device.type,
@@ -100,6 +99,22 @@ def _time(chosen: Sequence[str], minutes: float, seed: int, device: torch.device
         "clocks": clocks(device),
         "properties": calibration.device_properties(device),
     }
+    measured: list[Measured] = []
+    failures: collections.Counter[str] = collections.Counter()
+    with contextlib.ExitStack() as stack:
+        file = None if sites is None else stack.enter_context(sites.open("w", buffering=1))
+        if file is not None:
+            file.write(_line(provenance))
+        progress = stack.enter_context(progress_line("calibrating"))
+        for found in calibration_sites.measure(list(chosen) or list(families()), minutes, seed, device, progress):
+            if isinstance(found, Failure):
+                failures[found.reason] += 1
+                continue
+            measured.append(found)
+            if file is not None:
+                file.write(_line(dataclasses.asdict(found)))
+    for reason, count in failures.most_common(3):
+        log.warning("%d sites could not be timed: %s", count, reason)
     return provenance, measured
 
 
@@ -124,7 +139,11 @@ def _count(measured: Iterable[Measured]) -> int:
 
 def write_sites(path: Path, provenance: Mapping[str, Any], measured: Iterable[Measured]) -> None:
     """A line of provenance, then a line a form of a site."""
-    path.write_text("".join(json.dumps(line) + "\n" for line in (provenance, *map(dataclasses.asdict, measured))))
+    path.write_text("".join(map(_line, (provenance, *map(dataclasses.asdict, measured)))))
+
+
+def _line(data: Mapping[str, Any]) -> str:
+    return json.dumps(data) + "\n"
 
 
 def read_sites(paths: Sequence[Path]) -> tuple[dict[str, Any], list[Measured]]:

@@ -13,14 +13,15 @@ what their schemas and fakes say, and a second call must give the same and leave
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from fusebackend import fx_utils as g
+from fusebackend.cotangent import cotangent
 from fusebackend.declarative import devices
 from fusebackend.declarative.examples import without_grad
 from fusebackend.declarative.replica import like
@@ -171,23 +172,36 @@ def _compare(variant: Any, arguments: dict[str, Any], what: str, training: bool)
         problem = f"the replacement raised {type(error).__name__}: {_first_line(error)}"
     if problem is not None and _NOT_FINITE in problem:
         # One kernel of eager's may treat what is not finite otherwise than the operations that Inductor makes of it, which are replaced.
-        with contextlib.suppress(Exception):
-            plain = watched_call(_decomposed(variant.search_fn, arguments), arguments, training).results
+        try:
+            plain = _decomposed(variant.search_fn, arguments, training)
             problem = _problem_of_replacement(variant.replace_fn, arguments, training, plain, exact)
+        except Exception as error:
+            problem = f"{problem} (its decomposition could not be run: {type(error).__name__}: {_first_line(error)})"
     yield Check(what + (" (with gradients)" if training else ""), problem is None, problem or "")
 
 
-def _decomposed(fn: Callable, arguments: dict[str, Any]) -> Callable:
-    """``fn`` for these arguments, in the operations that Inductor decomposes it into."""
+def _decomposed(fn: Callable, arguments: dict[str, Any], training: bool) -> Results:
+    """What ``fn`` gives, gradients included, in the operations that Inductor decomposes its forward and its backward into."""
     from torch._inductor import decomposition  # heavy, and rarely needed
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    names = [n for n, v in arguments.items() if isinstance(v, torch.Tensor)]
-    others = {n: v for n, v in arguments.items() if n not in names}
-    tensors = [arguments[n].detach() for n in names]
-    table = decomposition.select_decomp_table()
-    graph = make_fx(lambda *given: fn(**dict(zip(names, given)), **others), decomposition_table=table)(*tensors)
-    return lambda **given: graph(*(given[n] for n in names))
+    given = {n: v.detach() for n, v in arguments.items() if isinstance(v, torch.Tensor)}
+    leaves = [n for n in given if arguments[n].requires_grad] if training else []
+    names: list[str] = []
+
+    def results(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        # Gradients are taken while the graph is traced: the operations of a decomposed forward need not have any.
+        named = {n: t.detach().requires_grad_(n in leaves) for n, t in zip(given, tensors)}
+        outputs = [o for o in tree_leaves(fn(**{**arguments, **named})) if isinstance(o, torch.Tensor)]
+        gradients: tuple[torch.Tensor | None, ...] = ()
+        if training:
+            gradients = torch.autograd.grad(outputs, [named[n] for n in leaves], list(map(cotangent, outputs)), allow_unused=True)
+        named_gradients = [(f"gradient of {n}", d) for n, d in zip(leaves, gradients) if d is not None]
+        names[:] = [*(f"output {i}" for i in range(len(outputs))), *(n for n, _ in named_gradients)]
+        return [*(o.detach() for o in outputs), *(d for _, d in named_gradients)]
+
+    graph = make_fx(results, decomposition_table=decomposition.select_decomp_table())(*given.values())
+    return list(zip(names, graph(*given.values())))
 
 
 def _problem_of_replacement(

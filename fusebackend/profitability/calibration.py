@@ -82,7 +82,13 @@ class Calibration:
 
     @property
     def is_prior(self) -> bool:
+        """Whether it is another device's."""
         return self.widened >= _OTHER_DEVICE
+
+    @property
+    def ships(self) -> bool:
+        """Whether it is part of this package, and not of the user's own making."""
+        return Path(self.origin).parent == FOLDER
 
     def __str__(self) -> str:
         days = (datetime.date.today() - datetime.date.fromisoformat(self.date)).days

@@ -250,12 +250,15 @@ def verdict_of(pattern: str, graph: str, source: Source, answer: Answer, applied
 
 
 def _without_guesses(proposal: Proposal) -> Proposal:
-    """Our families' estimates are about the CPU kernels that were measured: where portable code takes their place, nobody knows."""
+    """Another CPU's calibration says nothing of portable code, which takes the place of our families' kernels where they don't run."""
     ours = type(proposal.pattern).__module__.startswith("fusebackend.patterns.")
     if not proposal.estimate.pays or not ours or loader.load().tuned_for_cpu:
         return proposal
+    known = calibration.of_device(torch.device("cpu"))
+    if known is not None and not known.is_prior and not known.ships:
+        return proposal  # its user made it here, with these kernels
     if any(g.is_tensor(n) and g.value(n).device.type == "cpu" for n in proposal.match.outputs):
-        reason = "the kernels for this CPU are portable code, which nobody has measured"
+        reason = "the kernels for this CPU are portable code, which nobody has measured here: python -m fusebackend calibrate"
         return dataclasses.replace(proposal, estimate=dataclasses.replace(proposal.estimate, pays=None, reason=reason, code="unmeasured"))
     return proposal
 

@@ -24,7 +24,7 @@ from fusebackend.log import log, warn_once
 from fusebackend.rewriting import checks, describe, inquiry
 from fusebackend.rewriting.fuel import Fuel
 from fusebackend.rewriting.outcome import GraphCode, GraphNode, GraphOutcome, Rejection, Substitution, Verdict
-from fusebackend.rewriting.pattern import Emitter, Match, Pattern, Refusal, Reject, inherited_meta
+from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Refusal, Reject, inherited_meta
 from fusebackend.rewriting.profitability_policy import ProfitabilityPolicy, Proposal
 from fusebackend.rewriting.provenance import module_of
 from fusebackend.rewriting.traffic import moved_bytes, operators
@@ -173,7 +173,7 @@ class _Rewriting:
             if decision.refusal is not None:
                 _erase(emitter.nodes)
                 return _at(decision.refusal, anchor)
-        return self.commit(pattern, match, built, emitter.nodes)
+        return self.commit(pattern, match, built, emitter.nodes, None if proposal is None else proposal.estimate)
 
     @functools.cached_property
     def fake_mode(self) -> Any:
@@ -187,9 +187,11 @@ class _Rewriting:
             problem = checks.mutated_input(emitter)
         return Reject(f"the replacement is not the same: {problem}", min(match.outputs), "illegal") if problem else new
 
-    def commit(self, pattern: Pattern, match: Match, new: Sequence[fx.Node], emitted: Sequence[fx.Node]) -> Substitution:
+    def commit(
+        self, pattern: Pattern, match: Match, new: Sequence[fx.Node], emitted: Sequence[fx.Node], estimate: Estimate | None
+    ) -> Substitution:
         _inherit_meta(match.outputs, new, set(emitted))
-        made = describe.substitution(pattern.name, self.name, match.nodes, match.outputs, emitted, match.note)
+        made = describe.substitution(pattern.name, self.name, match.nodes, match.outputs, emitted, match.note, estimate)
         if self.check:
             _compare(match.outputs, new, f"{pattern.name} in {self.name}, {made.source}", self.fake_mode)
             return made

@@ -12,6 +12,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.rewriting.outcome import GraphNode, Source, Substitution
+from fusebackend.rewriting.pattern import Estimate
 from fusebackend.rewriting.provenance import input_name, module_of
 from fusebackend.rewriting.traffic import moved_bytes, operators
 
@@ -37,9 +38,16 @@ def lines_of(gm: fx.GraphModule) -> set[tuple[str, int]]:
 
 
 def substitution(
-    pattern: str, graph: str, nodes: Iterable[fx.Node], outputs: Sequence[fx.Node], new_nodes: Sequence[fx.Node], note: str
+    pattern: str,
+    graph: str,
+    nodes: Iterable[fx.Node],
+    outputs: Sequence[fx.Node],
+    new_nodes: Sequence[fx.Node],
+    note: str,
+    estimate: Estimate | None,
 ) -> Substitution:
     """Describes a replacement. To be called before the old nodes are removed."""
+    ours, inductor = (None, None) if estimate is None else (estimate.ours, estimate.inductor)
     old = sorted(set(nodes))
     inputs, results = _operands(outputs, new_nodes)
     return Substitution(
@@ -59,6 +67,8 @@ def substitution(
         new_operators=len(operators(new_nodes)),
         replaced_bytes=moved_bytes(old),
         new_bytes=moved_bytes(new_nodes),
+        inductor_us=None if inductor is None else inductor.expected,
+        estimated_us=None if ours is None else ours.expected,
     )
 
 

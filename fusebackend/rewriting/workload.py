@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from fusebackend import fx_utils as g
 from fusebackend.rewriting.pattern import Work
 
+aten = torch.ops.aten
+
 _LINE = 128  # bytes of a cache line
 _LONGEST_RUN = 8192  # bytes; longer runs are alike
+#: Operators that read as many elements as they compute, from a tensor that may be much larger.
+_READ_A_PART = (aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default)
 
 
 def log2(x: float) -> float:
@@ -29,8 +35,11 @@ def log2_run(byte_count: float) -> float:
 
 
 def stream(neighbour: fx.Node) -> Work:
-    """A pointwise kernel of its own for a node that Inductor would have fused: its elements are read and written once more."""
-    value = g.value(neighbour)
-    sizes = g.hints(value.shape) or [1]
-    device = " cpu" if value.device.type == "cpu" else ""
-    return Work(f"stream{device}", {"bytes": 2.0 * math.prod(sizes) * value.itemsize}, {"log2 itemsize": log2(value.itemsize)})
+    """A kernel of its own for a node that Inductor would have fused: elements are read and written once more, as many as the largest
+    tensor has that it reads or computes (of a sum that is what it reads)."""
+    read = [] if neighbour.target in _READ_A_PART else neighbour.all_input_nodes
+    values = tree_leaves([g.value(neighbour), *map(g.value, read)])
+    sizes = [(math.prod(g.hints(t.shape) or [1]) * t.itemsize, t) for t in values if isinstance(t, torch.Tensor)]
+    moved, largest = max(sizes, key=lambda pair: pair[0])
+    device = " cpu" if largest.device.type == "cpu" else ""
+    return Work(f"stream{device}", {"bytes": 2.0 * moved}, {"log2 itemsize": log2(largest.itemsize)})

@@ -65,21 +65,36 @@ def cases() -> list[Case]:
 
 
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
-    """Products of 2^26 to 2^30 elements (times ``scale``) with up to two dims of each sort, in any order."""
+    """Products of 2^18 to 2^30 elements (2^30 times ``scale`` at most) with up to two dims of each sort, in any order, of factors in any
+    memory order, some of which are computed first."""
     while True:
-        sorts = ["batch", "left", "right", "summed"] + [s for s in ("batch", "left", "right", "summed") if draw.random() < 0.3]
+        sorts = ["batch", "left", "right", "summed"] + [s for s in ("batch", "left", "right", "summed") if draw.random() < 0.4]
         draw.shuffle(sorts)
-        sizes = [max(2, round(log_uniform(draw, 2, 512))) for _ in sorts]
-        if not 2**26 * scale <= math.prod(sizes) <= 2**30 * scale:
+        most = 2 ** draw.uniform(18, 30 + math.log2(scale))
+        sizes = [max(2, round(log_uniform(draw, 2, 1024))) for _ in sorts]
+        if not most / 4 <= math.prod(sizes) <= most:
             continue
         kind = draw.choice(list(FLOATS))
-        x, y = ([n if s in ("batch", "summed", own) else 1 for s, n in zip(sorts, sizes)] for own in ("left", "right"))
+        shapes = [[n if s in ("batch", "summed", own) else 1 for s, n in zip(sorts, sizes)] for own in ("left", "right")]
+        if max(map(math.prod, shapes)) > 2**28 * scale:
+            continue
+        orders = [draw.sample(range(len(sorts)), len(sorts)) if draw.random() < 0.5 else list(range(len(sorts))) for _ in shapes]
         dims = tuple(d for d, s in enumerate(sorts) if s == "summed")
+        computed = draw.random() < 0.25
 
-        def inputs(device, x=x, y=y, dtype=FLOATS[kind]):
-            return torch.randn(x, device=device, dtype=dtype), torch.randn(y, device=device, dtype=dtype)
+        def inputs(device, shapes=shapes, orders=orders, dtype=FLOATS[kind]):
+            return tuple(_in_memory_order(torch.randn(s, device=device, dtype=dtype), o) for s, o in zip(shapes, orders))
 
-        def fn(x, y, dims=dims):
-            return (x * y).sum(dims)
+        yield Case(f"{kind} {'x'.join(f'{n}{s[0]}' for s, n in zip(sorts, sizes))}", _sum_of_products(dims, computed), inputs)
 
-        yield Case(f"{kind} {'x'.join(f'{n}{s[0]}' for s, n in zip(sorts, sizes))}", fn, inputs)
+
+def _in_memory_order(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """The same, with the dims from the outermost to the innermost in memory as in ``order``."""
+    return tensor.permute(order).contiguous().permute([order.index(d) for d in range(len(order))])
+
+
+def _sum_of_products(dims: tuple[int, ...], computed: bool) -> Callable:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return ((x.sigmoid() if computed else x) * y).sum(dims)
+
+    return fn

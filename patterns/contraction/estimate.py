@@ -1,89 +1,24 @@
-"""Whether a matrix product pays, beside the loop that Inductor generates for the sum of products.
-
-All work is expressed in bytes of memory traffic that take as long, and only ratios of a device's rates enter, which differ little between
-devices. Inductor's loop is taken to run at the rate of its caches; it is often slower.
-"""
+"""What a sum of products makes a device do: as the loop that Inductor generates, and as a matrix product with the copies that it needs."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import torch
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.contraction.factors import Folded
 from fusebackend.patterns.contraction.legality import goes_away
-from fusebackend.patterns.contraction.operands import operands
+from fusebackend.patterns.contraction.operands import Operand, operands
 from fusebackend.patterns.contraction.sites import Site
-from fusebackend.rewriting.pattern import Estimate
+from fusebackend.rewriting.device_facts import device_facts
+from fusebackend.rewriting.pattern import Estimate, Work, Workload
+from fusebackend.rewriting.workload import alignment, log2, log2_run
 
-#: Bytes that first-level caches deliver while memory delivers one: on an H200 128 a clock and multiprocessor, 33 TB/s beside 4.8; on CPUs
-#: two vector loads a clock, beside about 10 GB/s a core.
-_CACHE_BYTES = 8
-#: Multiplications and additions in fp32 that a library does while memory delivers a byte: at half the peak of an H200 (67 TFLOP/s).
-#: On tensor cores 16-bit ones take an eighth of that, at the small sizes that are met here.
-_FP32_PRODUCTS, _TENSOR_CORE_GAIN = 3, 8
-#: Bytes that memory delivers while the kernels of a replacement are launched: three in 10 us on a GPU, two calls in 20 us on a core.
-_LAUNCH_BYTES_CUDA, _LAUNCH_BYTES_CPU = 48 << 20, 200 << 10
-#: Below which ratio of the two forms the replacement is not faster even where Inductor's loop is slower than the caches. From 1 on it is
-#: faster: the loop's time is at least what is counted.
-_CLEARLY_SLOWER = 0.5
+#: Elements a side of the tiles by which a library's thread blocks are counted. It has many kernels; most have tiles between these.
+_TILES = (64, 128)
 
 
-@dataclasses.dataclass(frozen=True)
-class Traffic:
-    """What both forms do, by the sizes that the graph was traced with.
-
-    Attributes:
-        products: multiplications of two elements, as Inductor's loop does them.
-        contracted: those of the matrix product, which leaves out dims of neither factor.
-        itemsize: bytes of an element.
-        operands: elements of both operands.
-        copied: of those that are copied first.
-        result: elements of the matrix product's result.
-        reordered: of the sum's result, if it lies in another order than the matrix product's.
-        tensor_cores: whether the library computes on tensor cores.
-    """
-
-    products: int
-    contracted: int
-    itemsize: int
-    operands: int
-    copied: int
-    result: int
-    reordered: int
-    tensor_cores: bool
-
-    @property
-    def inductor(self) -> float:
-        """Each product loads its two factors, and nothing is kept in registers for the next."""
-        return 2 * self.products * self.itemsize / _CACHE_BYTES
-
-    @property
-    def ours(self) -> float:
-        """A copy reads and writes."""
-        moved = self.itemsize * (self.operands + 2 * self.copied + self.result + 2 * self.reordered)
-        return moved + self.contracted / (_FP32_PRODUCTS * (_TENSOR_CORE_GAIN if self.tensor_cores else 1))
-
-
-def traffic(site: Site) -> Traffic:
-    assert site.sizes is not None
-    both = operands(site)
-    counts = [site.count(operand.factor.dims) for operand in both]
-    result = site.count((*site.batch, *site.free_x, *site.free_y))
-    in_order = [d for dims in site.result_dims for d in dims] == [*site.batch, *site.free_x, *site.free_y]
-    return Traffic(
-        products=site.count(range(len(site.sizes))),
-        contracted=site.count((*site.batch, *site.free_x, *site.free_y, *site.summed)),
-        itemsize=site.dtype.itemsize,
-        operands=sum(counts),
-        copied=sum(count for count, operand in zip(counts, both) if not operand.is_view),
-        result=result,
-        reordered=0 if in_order else result * site.count(site.repeated),
-        tensor_cores=site.device.type == "cuda" and site.dtype.itemsize == 2,
-    )
-
-
-def estimate(site: Site) -> Estimate:
+def estimate(site: Site) -> Estimate | Workload:
+    """The work of ``site`` both ways, or why a matrix product can't pay."""
     if site.sizes is None:
         return Estimate(False, "a size depends on data, so it is not known whether a matrix product pays", "unmeasured")
     other = next((u for u in site.other_users if not goes_away(u)), None)
@@ -91,16 +26,111 @@ def estimate(site: Site) -> Estimate:
         return Estimate(False, f"the product is computed all the same, for {g.describe(other)}", "fused_neighbour", other)
     if site.device.type == "cpu" and not _has_cpu_library(site.dtype):
         return Estimate(False, f"PyTorch multiplies {site.dtype} matrices element by element on this CPU")
-    both = traffic(site)
-    launch = _LAUNCH_BYTES_CUDA if site.device.type == "cuda" else _LAUNCH_BYTES_CPU
-    if both.inductor < launch:
-        return Estimate(False, f"{both.products} products: launching a matrix product takes as long as the loop")
-    ratio = both.inductor / both.ours
-    if ratio < _CLEARLY_SLOWER:
-        return Estimate(False, f"{_sizes(site)}: the matrix product moves as much as the loop that Inductor generates")
-    if ratio < 1:
-        return Estimate(None, f"{_sizes(site)}: Inductor's loop may be as fast as the matrix product", "unmeasured")
-    return Estimate()
+    return Workload((_matrix_product(site),), (_loop(site),))
+
+
+def _matrix_product(site: Site) -> Work:
+    """The product itself, and a kernel for each operand that is copied or computed first, and for a result in another order."""
+    both = operands(site)
+    batch, m, n, k = (site.count(dims) for dims in (site.batch, site.free_x, site.free_y, site.summed))
+    size, result = site.dtype.itemsize, batch * m * n
+    copied = [operand for operand in both if not operand.is_view]
+    computed = [operand for operand in both if operand.is_view and _is_computed_in_loop(site, operand)]
+    reordered = result * site.count(site.repeated) if not _is_in_order(site) else 0
+    quantities = {
+        f"flops in {8 * size} bits": 2.0 * batch * m * n * k,
+        "bytes": float(size * (batch * (m * k + n * k) + result)),
+        "copied bytes": 2.0 * size * sum(site.count(operand.factor.dims) for operand in copied),
+        "computed bytes": 2.0 * size * sum(site.count(operand.factor.dims) for operand in computed),
+        "reordered bytes": 2.0 * size * reordered,
+        "launches": float(1 + len(copied) + len(computed) + bool(reordered)),
+    }
+    shape = {
+        **{f"log2 {name}": log2(count) for name, count in zip(("batch", "m", "n", "k"), (batch, m, n, k))},
+        **{f"{name} alignment": alignment(size * count) for name, count in zip("mnk", (m, n, k))},
+        "log2 shorter": log2(min(m, n)),
+        "log2 flops per byte": log2(m * n * k / (m * k + k * n + m * n)),
+        "x by columns": float(both[0].is_transposed),
+        "y by columns": float(both[1].is_transposed),
+        "copies": float(len(copied)),
+        "log2 itemsize": log2(size),
+        "dynamic": _is_dynamic(site),
+    }
+    if site.device.type == "cuda":
+        multiprocessors = device_facts(site.device).multiprocessors
+        for tile in _TILES:
+            tiles = batch * -(-m // tile) * -(-n // tile)
+            quantities[f"depth in waves of {tile}"] = float(-(-tiles // multiprocessors) * k)
+            shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
+            shape[f"log2 padded to {tile}"] = log2(tiles * tile * tile / (batch * m * n))
+    return Work(f"contraction{_suffix(site)}", quantities, shape)
+
+
+def _loop(site: Site) -> Work:
+    """Each product is computed by itself; its factors come from caches where they are read again."""
+    assert site.sizes is not None
+    larger, smaller = sorted(operands(site), key=lambda operand: -site.count(operand.factor.dims))
+    products, size = site.count(range(len(site.sizes))), site.dtype.itemsize
+    summed = max(site.count(site.summed), 1)
+    outputs, padded = products // summed, 1 << (summed - 1).bit_length()  # a short sum is computed at once, in a block of 2^n elements
+    elements = [site.count(operand.factor.dims) for operand in (larger, smaller)]
+    quantities = {
+        "products": float(products),
+        "padded products": float(outputs * padded),
+        "outputs": float(outputs),
+        "bytes": float(size * (sum(elements) + outputs)),
+        "loaded bytes": 2.0 * size * products,
+    }
+    order = [d for dims in site.result_dims for d in dims]
+    innermost = order[-1]
+    shape = {
+        "log2 summed": log2(summed),
+        "log2 padded": log2(padded / summed),
+        "log2 outputs": log2(outputs),
+        "log2 row of the result": log2_run(size * site.sizes[innermost]),
+        "log2 itemsize": log2(size),
+        "factors": float(2 + len(site.parts)),
+        "dynamic": _is_dynamic(site),
+    }
+    for name, operand, count in zip(("larger", "smaller"), (larger, smaller), elements):
+        shape |= _seen_by_loop(site, name, operand, count, products, innermost)
+    return Work(f"sum of products{_suffix(site)}", quantities, shape)
+
+
+def _seen_by_loop(site: Site, name: str, operand: Operand, count: int, products: int, innermost: int) -> dict[str, float]:
+    """How a loop over the result's elements reads a factor: what its rows run along, and how often each element is read."""
+    assert site.sizes is not None
+    factor = operand.factor
+    row = max(factor.dims, key=factor.axis_order)
+    return {
+        f"log2 reads of the {name}": log2(products / count),
+        f"log2 row of the {name}": log2_run(site.dtype.itemsize * site.sizes[row]),
+        f"rows of the {name} are summed": float(row in site.summed),
+        f"rows of the {name} are the result's": float(row == innermost),
+        f"the {name} is computed": float(factor.is_computed or _is_computed_in_loop(site, operand)),
+    }
+
+
+def _is_computed_in_loop(site: Site, operand: Operand) -> bool:
+    """Whether Inductor computes the factor inside the loop, from what is in memory: a matrix product needs it there itself."""
+    factor = operand.factor
+    if isinstance(factor, Folded):
+        return True
+    source = g.through_views(factor.source)
+    return g.is_fusable(source) and all(user in (site.product, *site.parts, *factor.elementwise) for user in g.consumers(source))
+
+
+def _is_in_order(site: Site) -> bool:
+    """Whether the matrix product's result is the sum's as it lies."""
+    return [d for dims in site.result_dims for d in dims] == [*site.batch, *site.free_x, *site.free_y]
+
+
+def _is_dynamic(site: Site) -> float:
+    return float(any(isinstance(s, torch.SymInt) for s in g.value(site.product).shape))
+
+
+def _suffix(site: Site) -> str:
+    return " cpu" if site.device.type == "cpu" else ""
 
 
 def _has_cpu_library(dtype: torch.dtype) -> bool:
@@ -108,7 +138,3 @@ def _has_cpu_library(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return dtype != torch.float16 or torch.ops.mkldnn._is_mkldnn_fp16_supported()
-
-
-def _sizes(site: Site) -> str:
-    return "x".join(str(site.count(d)) for d in (site.batch, site.free_x, site.free_y, site.summed)) + " (batch, m, n, k)"

@@ -23,7 +23,7 @@ from fusebackend.patterns.contraction.estimate import estimate
 from fusebackend.patterns.contraction.legality import accept
 from fusebackend.patterns.contraction.operands import operands, permuted, prims, product_of, size_of
 from fusebackend.patterns.contraction.sites import SUMS, Site
-from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
+from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
 
@@ -45,7 +45,7 @@ class Contraction(Pattern):
 
         return Match((node,), emit, interior, note=_note(site), site=site)
 
-    def estimate(self, match: Match) -> Estimate:
+    def estimate(self, match: Match) -> Estimate | Workload:
         return estimate(match.site)
 
     def examples(self) -> list[tuple[Callable, tuple]]:

@@ -166,6 +166,19 @@ def test_sites_only_are_timed_and_written(monkeypatch, tmp_path, capsys):
     assert read == measured and provenance["device"] == PROVENANCE["device"] and provenance["seed"] == 7
 
 
+def test_what_was_timed_before_an_interruption_is_in_the_file(monkeypatch, tmp_path):
+    measured = sites(5)
+
+    def measure(families, minutes, seed, device, progress):
+        yield from measured
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration_sites, "measure", measure)
+    path = tmp_path / "sites.jsonl"
+    assert main(["calibrate", "--device", "cpu", "--sites", str(path)]) == 130
+    assert calibrate.read_sites([path])[1] == measured
+
+
 def test_a_fit_is_written_and_in_use_from_then_on(timed, own_calibrations, capsys):
     host = [Measured(calibration_sites.HOST, "a call", way, [], us) for way, us in (("ours", 9.5), ("inductor", 7.25))]
     assert calibration.of_device(torch.device("cpu")) is None

@@ -50,6 +50,7 @@ class Given:
     tensor: torch.Tensor
     grad: bool
     fill: str = "given"
+    reaches_no_row = False
 
     @property
     def dtype(self):

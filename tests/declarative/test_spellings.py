@@ -268,3 +268,54 @@ def test_wrong_settings_are_refused(settings, words):
 
 def torch_sin(x):
     return torch.sin(x)
+
+
+def norm_and_scale(ctx, x, w, eps):
+    h = x.float()
+    scale = torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
+    ctx.save_for_backward(x, w, scale)
+    return (h * scale * w).to(x.dtype)
+
+
+def gradients_of_norm(x, w, scale, g, h, wide):
+    normal, gw = h * scale, g * wide
+    dx = (gw - normal / x.shape[-1] * (normal * gw).sum(-1, keepdim=True)) * scale
+    return dx.to(x.dtype), (g * normal).sum((0, 1)).to(w.dtype), None
+
+
+class ConvertedAgain(torch.autograd.Function):
+    """RMS norm whose backward converts its inputs again."""
+
+    forward = staticmethod(norm_and_scale)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w, scale = ctx.saved_tensors
+        return gradients_of_norm(x, w, scale, grad.float(), x.float(), w.float())
+
+
+class ConvertedAndCopied(torch.autograd.Function):
+    """As PyTorch traces it on GPUs, where what is converted in the backward is copied as well."""
+
+    forward = staticmethod(norm_and_scale)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w, scale = ctx.saved_tensors
+        copies = [t.float().clone(memory_format=torch.contiguous_format) for t in (grad, x, w)]
+        return gradients_of_norm(x, w, scale, *copies)
+
+
+def test_a_copy_of_what_was_converted_is_seen_through():
+    x, w = torch.randn(4, 5, 16, dtype=torch.bfloat16).requires_grad_(), torch.rand(16, dtype=torch.bfloat16).requires_grad_()
+
+    def searched(x, w, eps):
+        return ConvertedAgain.apply(x, w, eps)
+
+    fusebackend.register_replacement(searched, lambda x, w, eps: kernel(x, w, eps), (x, w, 1e-6), name="test_converted_again")
+    try:
+        for function in (ConvertedAgain, ConvertedAndCopied):
+            call = lambda x, w, function=function: function.apply(x, w, 1e-3)  # noqa: E731
+            assert_pattern(call, x, w, pattern="test_converted_again", training=True, count=1, **CLOSE)
+    finally:
+        fusebackend.unregister("test_converted_again")

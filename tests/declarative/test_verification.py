@@ -1,5 +1,7 @@
 """What verification refuses besides wrong numbers: memory that is shared or written, results that depend on history, lying fakes."""
 
+import functools
+
 import pytest
 import torch
 from example_pattern import pair
@@ -157,9 +159,14 @@ def test_zero_is_not_nan():
     assert "inf or nan are at different positions" in words
 
 
-def test_what_is_not_finite_may_be_as_inductors_decomposition_gives_it(monkeypatch):
+@pytest.mark.parametrize("training", [False, True])
+def test_what_is_not_finite_may_be_as_inductors_decomposition_gives_it(monkeypatch, training):
     """Eager's ``hardtanh`` is one kernel. Here it is decomposed into operations that make something else of nan, as a replacement does."""
-    table = {torch.ops.aten.hardtanh.default: lambda x, low=-1.0, high=1.0: torch.where(x > low, torch.where(x < high, x, high), low)}
+    # Inductor decomposes into operations that have no gradient of their own, like this one.
+    single = functools.partial(torch.ops.prims.convert_element_type.default, dtype=torch.float32)
+    where = torch.where
+    table = {torch.ops.aten.hardtanh.default: lambda x, low=-1.0, high=1.0: where(x > low, where(x < high, single(x), high), low)}
+    example = (A.clone().requires_grad_(training),)
 
     def search(x):
         return torch.nn.functional.hardtanh(x)
@@ -167,9 +174,9 @@ def test_what_is_not_finite_may_be_as_inductors_decomposition_gives_it(monkeypat
     def replacement(x):
         return torch.where(x > -1, torch.where(x < 1, x, 1.0), -1.0)
 
-    assert "inf or nan are at different positions" in refused(VerificationError, search, replacement, A)
+    assert "inf or nan are at different positions" in refused(VerificationError, search, replacement, *example)
     monkeypatch.setattr(decomposition, "select_decomp_table", lambda: table)
-    fusebackend.register_replacement(search, replacement, (A,), name="test_decomposed")
+    fusebackend.register_replacement(search, replacement, example, name="test_decomposed")
     fusebackend.unregister("test_decomposed")
 
 

@@ -13,12 +13,13 @@ import time
 
 import pytest
 import torch
+from stand_in_calibrations import FASTER_US
 from torch import nn
 
 import fusebackend
 from fusebackend.__main__ import main
 from fusebackend.native import loader
-from fusebackend.profitability import distributed, graph_race, measurement_store, region, region_timing, timer
+from fusebackend.profitability import calibration, distributed, graph_race, measurement_store, region, region_timing, timer
 from fusebackend.profitability.distributed import Answer
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.unfit import Unfit
@@ -164,6 +165,18 @@ def test_portable_cpu_kernels_are_used_only_where_they_were_timed(march, applied
         assert "portable code" in str(report)
     torch._dynamo.reset()
     assert fusebackend.explain(torch.compile(fn, backend="fuse", options={"fuse.gate": "off"}), x, w).substitutions
+
+
+@pytest.mark.parametrize("whose", ["the user's", "shipped"])
+def test_the_users_own_calibration_is_believed_of_portable_kernels(whose, monkeypatch, library, calibrated):
+    """It was made with them; one that ships was not, on whatever CPU."""
+    monkeypatch.setattr(loader, "_loaded", dataclasses.replace(loader.load(), march="armv8-a"))
+    calibrated(FASTER_US)
+    shipped = dataclasses.replace(calibration.of_device(torch.device("cpu")), origin=str(calibration.FOLDER / "x.json"))
+    if whose == "shipped":
+        monkeypatch.setattr(calibration, "of_device", lambda device: shipped)
+    report = fusebackend.explain(torch.compile(lambda x, y: x.t() + y, backend="fuse"), torch.randn(24, 16), torch.randn(16, 24))
+    assert bool(report.substitutions) is (whose == "the user's")
 
 
 def test_a_race_sees_what_the_regions_did_not(slow, monkeypatch):

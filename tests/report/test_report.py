@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 import torch
-from stand_in_calibrations import SLOWER_US
+from stand_in_calibrations import FASTER_US, SLOWER_US, THEIRS_US
 from torch import nn
 from torch.nn import functional as F
 
@@ -83,6 +83,22 @@ def test_explain_gives_reasons_and_counts_graph_breaks(calibrated):
     assert len(report.graphs) == 2 and all(c.before and c.after for c in report.graphs)
     assert any("Inductor fuses it with its neighbour aten.relu" in r.reason for r in report.rejections)
     assert all(r.source.file == __file__ for r in report.rejections)
+
+
+def test_the_gain_is_the_estimates_where_nothing_was_timed(calibrated, tmp_path):
+    calibrated(FASTER_US)
+    arguments = torch.randn(24, 16), torch.randn(16, 24)
+    report = fusebackend.explain(lambda x, y: x.t() + y, *arguments)
+    (made,) = report.substitutions
+    assert made.inductor_us == pytest.approx(THEIRS_US) and made.estimated_us is not None and made.estimated_us >= FASTER_US
+    said = f"~{made.inductor_us / made.estimated_us:.2f}x"
+    assert said in str(report) and "by the estimates all take" in str(report)
+    page = report.save(tmp_path / "page.html").read_text()
+    assert f"{said.strip('~')} faster than Inductor, estimated" in page
+    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))).substitutions == [made]
+    torch._dynamo.reset()
+    asked_nothing = fusebackend.explain(ungated(lambda x, y: x.t() + y), *arguments)
+    assert asked_nothing.substitutions[0].estimated_gain is None and "~" not in str(asked_nothing)
 
 
 def test_explain_takes_what_torch_compile_returned():

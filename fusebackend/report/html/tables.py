@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fusebackend.report.html.graphs import Location
 from fusebackend.report.html.neighbourhoods import Mark
 from fusebackend.report.module_paths import condensed
-from fusebackend.report.text import gain_text
+from fusebackend.report.text import Gains, gain_text
 from fusebackend.rewriting.outcome import Rejection, Source, Substitution
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Tables:
             report.substitutions, lambda s: (s.pattern, s.graph, s.source, s.inputs, s.outputs, s.note, s.replacement)
         )
         self._near_misses = _grouped(report.rejections, lambda r: (r.pattern, r.reason))
-        self._gains = {(v.pattern, v.graph, v.source, v.module): gain_text(v) for v in report.verdicts}
+        self._gains = Gains(report)
         self._verdicts = _grouped(report.verdicts, lambda v: (v.pattern, v.graph, v.source, v.applied, v.replaced_ms, v.inductor_ms))
 
     def marks(self) -> dict[str, list[tuple[Hashable, Mark]]]:
@@ -129,7 +129,7 @@ class Tables:
                 note=group[0].note,
                 inputs=group[0].inputs,
                 outputs=group[0].outputs,
-                gain=_range(self._gains.get((s.pattern, s.graph, s.source, s.module), "") for s in group),
+                gain=_range(map(self._gains.of, group)),
             )
             for number, group in enumerate(self._substitutions)
         ]
@@ -197,9 +197,13 @@ def _lines(modules: Iterable[str]) -> str:
 
 
 def _range(gains: Iterable[str]) -> str:
-    """``1.20x to 1.83x``, or the one gain that all have."""
-    found = sorted({g for g in gains if g}, key=lambda g: float(g.removesuffix("x")))
-    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" if found else ""
+    """``1.20x to 1.83x faster than Inductor, timed``, or the one gain that all have; ``estimated`` where one is."""
+    found = sorted({g for g in gains if g}, key=lambda g: float(g.strip("~x")))
+    if not found:
+        return ""
+    how = "estimated" if any(g.startswith("~") for g in found) else "timed"
+    least, most = found[0].strip("~"), found[-1].strip("~")
+    return f"{least if least == most else f'{least} to {most}'} faster than Inductor, {how}"
 
 
 def source_view(source: Source) -> SourceView:

@@ -92,6 +92,7 @@ class TestWorks:
     NEIGHBOURS = {
         "reads it": (lambda x: x.t().contiguous().relu(), aten.relu.default),
         "is a sum over it": (lambda x: x.t().contiguous().sum(0), aten.sum.dim_IntList),
+        "has two results": (lambda x: torch.var_mean(x.t().contiguous(), 0), aten.var_mean.correction),
         "computes it": (lambda x: x.exp().t().contiguous(), aten.exp.default),
     }
 
@@ -102,8 +103,12 @@ class TestWorks:
         found = workload(function, (80, 70, f32), device=device)
         copy, neighbour = found.ours
         assert neighbour.kind == ("stream" if device == "cuda" else "stream cpu") and found.neighbour.target is target
-        assert neighbour.quantities == {"bytes": 2 * 4 * math.prod(found.neighbour.meta["val"].shape)}
+        assert neighbour.quantities == {"bytes": 2 * 4 * 80 * 70}, "of a sum what it reads"
         assert len(found.inductor) == 1 and copy.kind.startswith("permute")
+
+    def test_a_neighbour_that_reads_a_part_of_a_table_does_not_read_all_of_it(self):
+        found = workload(lambda table, i: table[i].t().contiguous(), (100_000, 70, f32), (80, torch.int64))
+        assert found.neighbour.target is aten.index.Tensor and found.ours[1].quantities == {"bytes": 2 * 4 * 80 * 70}
 
     @pytest.mark.parametrize(("op", "batch"), [(torch.bmm, 500), (lambda x, y: torch.baddbmm(x[0, 0], x, y), 300)])
     def test_an_operand_of_a_batched_product_is_copied_by_pytorch(self, op, batch):
