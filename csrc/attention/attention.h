@@ -18,6 +18,7 @@ constexpr int kMaxBiases = 4;
 constexpr int kMaxHeadDim = 128;
 constexpr int kHeadDimMultiple = 8;  // elements: rows are copied in vectors of 16 bytes
 constexpr int64_t kMaxRowStride = int64_t(1) << 28;  // elements from row to row that 32-bit offsets within a tile allow
+constexpr int kMinSharedBytes = 128 * 1024;  // that a thread block must be able to have: GPUs of compute capability 8.0, 9.0 and 10.0 have more
 constexpr int kStatistics = 2;       // of a row: the maximum of its scores, and the logarithm of the sum of exp(score - maximum)
 
 // (B, G, H, rows, columns) with contiguous columns.

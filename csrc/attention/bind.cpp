@@ -1,6 +1,7 @@
 // Operators without tensors, compiled into every library: what Python asks of the kernels, where there is no GPU as well.
 //
 //   attention_limits() -> (int biases, int head_dim, int head_dim_multiple): the most biases, and which sizes a head may have
+//   attention_min_shared_bytes() -> int: the shared memory that a thread block must be able to have
 //   attention_work(int[] sizes, int[] biases, bool causal, bool backward, int multiprocessors) -> str: what attention makes a GPU do (work.h).
 //       sizes: B, G, H, T, S, D of queries and of values.  biases: of each, the bytes of an element, whether its gradient is wanted, whether
 //       the kernels can read it without a copy, and its sizes, 1 or those of the scores.
@@ -17,6 +18,8 @@ namespace fusebackend::attention {
 namespace {
 
 std::tuple<int64_t, int64_t, int64_t> attention_limits() { return {kMaxBiases, kMaxHeadDim, kHeadDimMultiple}; }
+
+int64_t attention_min_shared_bytes() { return kMinSharedBytes; }
 
 constexpr int kBiasFacts = 8;
 
@@ -49,6 +52,7 @@ std::string attention_work(const std::vector<int64_t>& sizes, const std::vector<
 
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CompositeExplicitAutograd, m) {
   m.impl("attention_limits", TORCH_BOX(&attention_limits));
+  m.impl("attention_min_shared_bytes", TORCH_BOX(&attention_min_shared_bytes));
   m.impl("attention_work", TORCH_BOX(&attention_work));
 }
 

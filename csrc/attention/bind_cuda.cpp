@@ -5,7 +5,8 @@ namespace fusebackend::attention {
 namespace {
 
 void check_device() {
-  STD_TORCH_CHECK(compute_capability_major() >= 8, "attention: a GPU of compute capability 8.0 or later is needed");
+  STD_TORCH_CHECK(compute_capability_major() >= 8 && max_shared_bytes() >= kMinSharedBytes, "attention: a GPU of compute capability 8.0 or later with ",
+                  kMinSharedBytes, " bytes of shared memory a block is needed");
 }
 
 Tensor bytes_like(const Tensor& like, int64_t bytes) { return torch::stable::new_empty(like, IntHeaderOnlyArrayRef(&bytes, 1), ScalarType::Byte); }

@@ -7,11 +7,8 @@ namespace {
 
 template <typename T>
 cudaError_t launch_dim(const Arguments& a, const Backward& p, const HeadPlan& plan, cudaStream_t stream) {
-  if (getenv("AB1"))
   return std::max(p.size.d, p.size.dv) <= 32 ? launch_flash_backward_bias_as<T, 32, 1, 8, 1, WgmmaProducts>(a, plan, stream)
                                              : launch_flash_backward_bias_as<T, 64, 1, 8, 1, WgmmaProducts>(a, plan, stream);
-  return std::max(p.size.d, p.size.dv) <= 32 ? launch_flash_backward_bias_as<T, 32, 1, 8, 2, WgmmaProducts>(a, plan, stream)
-                                             : launch_flash_backward_bias_as<T, 64, 1, 8, 2, WgmmaProducts>(a, plan, stream);
 }
 
 }  // namespace

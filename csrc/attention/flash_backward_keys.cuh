@@ -111,8 +111,8 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
     if (first_tile < query_tiles) copy(first_tile, 0);
     cp_async_commit();
 
-    const int* const huge_tiles = a.huge_tiles + index.head(a) * query_tiles;
-    int is_huge_next = first_tile < query_tiles ? __ldg(huge_tiles + first_tile) : 0;  // read ahead: the branch would wait for it
+    const int* const large_tiles = a.large_tiles + index.head(a) * query_tiles;
+    int is_large_next = first_tile < query_tiles ? __ldg(large_tiles + first_tile) : 0;  // read ahead: the branch would wait for it
     float dk[1][kD / 8][4] = {}, dv[1][kD / 8][4] = {};
     for (int tile = first_tile, stage = 0; tile < query_tiles; ++tile, stage ^= 1) {
       const int t = tile * kQueries + 2 * c;  // the first of this lane's queries
@@ -121,8 +121,8 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
       __syncthreads();
       if (tile + 1 < query_tiles) copy(tile + 1, stage ^ 1);
       cp_async_commit();
-      const int is_huge_now = is_huge_next;
-      if (tile + 1 < query_tiles) is_huge_next = __ldg(huge_tiles + tile + 1);
+      const int is_large_now = is_large_next;
+      if (tile + 1 < query_tiles) is_large_next = __ldg(large_tiles + tile + 1);
       const char* const sums = shared + Layout::kSums + stage * Layout::kSumBytes;
       const uint32_t q_tile = shared0 + Layout::kStages + stage * Layout::kStage + Layout::kQ, grad_tile = q_tile + Layout::kGrad;
 
@@ -132,7 +132,7 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
       Product::start_scores(score_gradients, shared0 + Layout::kV, 16 * warp, grad_tile);
       Product::template wait<1>(scores);
       add_transposed_biases<T>(p, a, index, shared0 + Layout::kBiasTile + stage * Layout::kBiasTileBytes, t, key);
-      if (is_huge_now) {
+      if (is_large_now) {
         const float2* statistics = index.statistics(a);
 #pragma unroll
         for (int j = 0; j < 8; ++j)
@@ -140,7 +140,7 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
           for (int e = 0; e < 2; ++e) {
             const int query = t + 8 * j + e;
             const float maximum = query < a.t ? statistics[query].x : 0.f;
-            if (is_huge(maximum)) p[j][e] -= maximum, p[j][2 + e] -= maximum;
+            if (is_large(maximum)) p[j][e] -= maximum, p[j][2 + e] -= maximum;
           }
       }
       if (a.causal && tile * kQueries < first + kKeys) {

@@ -7,8 +7,6 @@ namespace {
 
 template <typename T>
 cudaError_t launch_dim(const Arguments& a, const Backward& p, const HeadPlan& plan, bool sums_bias, cudaStream_t stream) {
-  if (getenv("AK")) return std::max(p.size.d, p.size.dv) <= 32 ? launch_flash_backward_keys_as<T, 32, 2, WgmmaProducts>(a, plan, sums_bias, stream)
- : launch_flash_backward_keys_as<T, 64, 2, WgmmaProducts>(a, plan, sums_bias, stream);
   return std::max(p.size.d, p.size.dv) <= 32 ? launch_flash_backward_keys_as<T, 32, 3, WgmmaProducts>(a, plan, sums_bias, stream)
                                              : launch_flash_backward_keys_as<T, 64, 3, WgmmaProducts>(a, plan, sums_bias, stream);
 }

@@ -7,12 +7,8 @@ namespace {
 
 template <typename T>
 cudaError_t launch_dim(const Arguments& a, const Backward& p, cudaStream_t stream) {
-  const bool narrow = std::max(p.size.d, p.size.dv) <= 32;
-  if (getenv("AQ"))
-  return narrow ? launch_flash_backward_queries_as<T, 32, 8, 2, WgmmaProducts>(a, p, stream)
-                : launch_flash_backward_queries_as<T, 64, 8, 2, WgmmaProducts>(a, p, stream);
-    return narrow ? launch_flash_backward_queries_as<T, 32, 4, 3, WgmmaProducts>(a, p, stream)
-                  : launch_flash_backward_queries_as<T, 64, 4, 3, WgmmaProducts>(a, p, stream);
+  return std::max(p.size.d, p.size.dv) <= 32 ? launch_flash_backward_queries_as<T, 32, 4, 3, WgmmaProducts>(a, p, stream)
+                                             : launch_flash_backward_queries_as<T, 64, 4, 3, WgmmaProducts>(a, p, stream);
 }
 
 }  // namespace

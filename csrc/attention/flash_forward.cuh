@@ -68,16 +68,21 @@ __global__ __launch_bounds__(32 * kWarps, kBlocks) void attention_flash_forward(
 #pragma unroll
         for (int j = 0; j < 8; ++j) top = fmaxf(top, fmaxf(p[m][j][2 * r], p[m][j][2 * r + 1]));
         top = quad_max(top);
-        const float factor = is_huge(top) ? kHugeScale : kLog2e;
-        const float shift = top == -INFINITY ? 0.f : -top * factor;  // no key yet
-        const float rescale = exp2_fast(fmaf(maximum[m][r], factor, shift));
+        const bool none = top == -INFINITY;  // no key yet
+        const float rescale = none ? 0.f : exp2_fast((maximum[m][r] - top) * kLog2e);
+        float shift = none ? 0.f : -top * kLog2e;
+        if (!none && is_large(top)) {
+          shift = 0;
+#pragma unroll
+          for (int j = 0; j < 8; ++j) p[m][j][2 * r] -= top, p[m][j][2 * r + 1] -= top;
+        }
         maximum[m][r] = top;
         float tile_sum = 0;
 #pragma unroll
         for (int j = 0; j < 8; ++j)
 #pragma unroll
           for (int e = 2 * r; e < 2 * r + 2; ++e) {
-            p[m][j][e] = exp2_fast(fmaf(p[m][j][e], factor, shift));
+            p[m][j][e] = exp2_fast(fmaf(p[m][j][e], kLog2e, shift));
             tile_sum += p[m][j][e];
           }
         sum[m][r] = fmaf(sum[m][r], rescale, tile_sum);

@@ -195,12 +195,11 @@ __device__ __forceinline__ void store_rows(char* tile, int row, const float (&re
   }
 }
 
-// Scores of this magnitude, which only large finite masks have, are scaled so that log2(e) times them does not overflow: they differ by 0, or
-// by so much that only the largest counts.
-constexpr float kHugeScore = 1e38f;
-constexpr float kHugeScale = 0x1p-60f;
+// From maxima of this magnitude on, as masks by large finite numbers have, log2(e) times the maximum, or the sum with the logarithm, would be
+// rounded by more than exponents may be: there the maximum is subtracted first, which is exact.
+constexpr float kLargeScore = 1024;
 
-__device__ __forceinline__ bool is_huge(float score) { return fabsf(score) > kHugeScore; }
+__device__ __forceinline__ bool is_large(float score) { return fabsf(score) > kLargeScore; }
 
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));

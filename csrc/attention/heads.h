@@ -15,10 +15,10 @@ constexpr int kWindow = 64;         // the kernels for short windows: most queri
 constexpr int kWindowHeadDim = 64;  // largest D
 
 // Blocks that share a multiprocessor; "wide" are heads of more than 32.
-constexpr int kWindowForwardBlocks = 6, kWideWindowForwardBlocks = 3;
+constexpr int kWindowForwardBlocks = 4, kWideWindowForwardBlocks = 3;
 constexpr int kWindowBackwardBlocks = 3, kWideWindowBackwardBlocks = 2;
 
-// Of a query, in the backward: log2 of the sum of exp2(log2(e) * score) (without the maximum, if that is huge), and the sum of grad * out.
+// Of a query, in the backward: log2 of the sum of exp2(log2(e) * score) (without the maximum, if that is large), and the sum of grad * out.
 struct RowSums {
   float log2_sum, delta;
 };
@@ -160,9 +160,9 @@ struct Arguments {
   float* partial_sums;
   void* bias_gradient;
   bool bias_gradient_is_fp32;
-  // What row_sums.cu makes: of each query of each head, `padded_t` to a head; and whether a tile of kRowSumTile has a huge maximum.
+  // What row_sums.cu makes: of each query of each head, `padded_t` to a head; and whether a tile of kRowSumTile has a large maximum.
   const RowSums* row_sums;
-  const int* huge_tiles;
+  const int* large_tiles;
   int padded_t;
 };
 

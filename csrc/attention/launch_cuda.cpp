@@ -74,7 +74,6 @@ struct FlashLaunchers {
 #ifdef FUSE_HAS_SM90A
     if (compute_capability_major() == 9 && std::max(p.size.d, p.size.dv) <= 64) {
       forward = launch_flash_forward_wgmma, keys = launch_flash_backward_keys_wgmma;
-      if (getenv("AM")) keys = launch_flash_backward_keys;
       queries = launch_flash_backward_queries_wgmma, bias = launch_flash_backward_bias_wgmma;
     }
 #endif
@@ -103,10 +102,10 @@ cudaError_t flash_backward(Backward p, Workspace& workspace, bool runs, int sm_c
   const FlashLaunchers launchers(p);
   const int64_t padded_t = round_up(p.size.t, int64_t(kRowSumTile)), rows = p.size.heads() * padded_t;
   const RowSums* row_sums = static_cast<RowSums*>(workspace.take(rows * int64_t(sizeof(RowSums))));
-  const int* huge_tiles = static_cast<int*>(workspace.take(rows / kRowSumTile * int64_t(sizeof(int))));
+  const int* large_tiles = static_cast<int*>(workspace.take(rows / kRowSumTile * int64_t(sizeof(int))));
   const auto arguments = [&](const HeadPlan& plan) {
     Arguments a = backward_arguments(p, plan);
-    a.row_sums = row_sums, a.huge_tiles = huge_tiles, a.padded_t = int(padded_t);
+    a.row_sums = row_sums, a.large_tiles = large_tiles, a.padded_t = int(padded_t);
     return a;
   };
 

@@ -15,11 +15,11 @@ __global__ __launch_bounds__(kLanes * kRowSumTile) void attention_row_sums(const
   const int tile = blockIdx.x % tiles, t = tile * kRowSumTile + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const T *grad = rows_of<const T>(a.grad, index) + int64_t(t) * a.grad.row, *out = rows_of<const T>(a.out, index) + int64_t(t) * a.out.row;
   RowSums sums = {INFINITY, 0.f};  // of queries that do not exist: their probabilities are 0
-  bool huge = false;
+  bool large = false;
   if (t < a.t) {
     const float2 s = __ldg(index.statistics(a) + t);
-    huge = is_huge(s.x);
-    sums.log2_sum = (huge ? s.y : s.x + s.y) * kLog2e;
+    large = is_large(s.x);
+    sums.log2_sum = (large ? s.y : s.x + s.y) * kLog2e;
     for (int i = lane; i < a.dv / 8; i += kLanes) {
       const uint4 x = __ldg(reinterpret_cast<const uint4*>(grad) + i), y = __ldg(reinterpret_cast<const uint4*>(out) + i);
       const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
@@ -32,8 +32,8 @@ __global__ __launch_bounds__(kLanes * kRowSumTile) void attention_row_sums(const
   }
   sums.delta = quad_sum(sums.delta);
   if (lane == 0) const_cast<RowSums*>(index.row_sums(a))[t] = sums;
-  const bool any_huge = __syncthreads_or(huge);
-  if (threadIdx.x == 0) const_cast<int*>(a.huge_tiles)[index.head(a) * tiles + tile] = any_huge;
+  const bool any_large = __syncthreads_or(large);
+  if (threadIdx.x == 0) const_cast<int*>(a.large_tiles)[index.head(a) * tiles + tile] = any_large;
 }
 
 }  // namespace

@@ -5,11 +5,11 @@
 
 namespace fusebackend::attention {
 
-// The RowSums of a lane's queries, and their maxima where these are huge.
+// The RowSums of a lane's queries, and their maxima where these are large.
 template <int kTiles>
 struct QueryRows {
-  float log2_sum[kTiles][2], delta[kTiles][2], huge_maximum[kTiles][2];
-  bool any_huge = false;
+  float log2_sum[kTiles][2], delta[kTiles][2], large_maximum[kTiles][2];
+  bool any_large = false;
 
   __device__ __forceinline__ QueryRows(const Arguments& a, const HeadIndex& index, int t) {
     const float2* statistics = index.statistics(a);
@@ -23,8 +23,8 @@ struct QueryRows {
                                    : float2{INFINITY, 0.f};
         const float maximum = exists ? __ldg(statistics + query).x : 0.f;
         log2_sum[m][r] = sums.x, delta[m][r] = sums.y;
-        huge_maximum[m][r] = is_huge(maximum) ? maximum : 0.f;
-        any_huge |= is_huge(maximum);
+        large_maximum[m][r] = is_large(maximum) ? maximum : 0.f;
+        any_large |= is_large(maximum);
       }
   }
 };
@@ -51,7 +51,7 @@ __device__ __forceinline__ void score_gradient(float (&ds)[kTiles][8][4], const 
     for (int j = 0; j < 8; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if (rows.any_huge) p[m][j][e] -= rows.huge_maximum[m][e / 2];
+        if (rows.any_large) p[m][j][e] -= rows.large_maximum[m][e / 2];
         ds[m][j][e] = exp2_fast(fmaf(p[m][j][e], kLog2e, -rows.log2_sum[m][e / 2])) * (ds[m][j][e] - rows.delta[m][e / 2]);
       }
 }

@@ -26,24 +26,34 @@ struct WindowBiases {
     }
     if (!changed) return;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const auto place = [&](int j, int e, int& t, int& s) {
+      const int row = 16 * warp + g + e / 2 * 8, column = 8 * j + 2 * c + e % 2;
+      t = kTransposed ? column : row, s = kTransposed ? row : column;
+      return t < a.t && s < a.s && !(a.causal && s > t);
+    };
+    int t, s;
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
+    for (int j = 0; j < kTiles; ++j)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int row = 16 * warp + g + e / 2 * 8, column = 8 * j + 2 * c + e % 2;
-        const int t = kTransposed ? column : row, s = kTransposed ? row : column;
-        const bool inside = t < a.t && s < a.s && !(a.causal && s > t);
-        float x = inside ? 0.f : -INFINITY;
-        if (inside) {
+      for (int e = 0; e < 4; ++e) sum[j][e] = place(j, e, t, s) ? 0.f : -INFINITY;
 #pragma unroll 1
-          for (int b = 0; b < a.biases; ++b) {
-            const HeadBias& bias = a.bias[b];
-            const int64_t at = index.offset(bias) + int64_t(t) * bias.row + s * bias.column;
-            x += bias.is_fp32 ? __ldg(reinterpret_cast<const float*>(bias.data) + at)
-                              : Half2<T>::widen(__ldg(reinterpret_cast<const uint16_t*>(bias.data) + at));
-          }
-        }
-        sum[j][e] = x;
+    for (int b = 0; b < a.biases; ++b) {
+      const HeadBias& bias = a.bias[b];
+      const int64_t base = index.offset(bias);
+      // All elements at once: one would wait for another otherwise.
+      if (bias.is_fp32) {
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if (place(j, e, t, s)) sum[j][e] += __ldg(reinterpret_cast<const float*>(bias.data) + base + t * bias.row + s * bias.column);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if (place(j, e, t, s))
+              sum[j][e] += Half2<T>::widen(__ldg(reinterpret_cast<const uint16_t*>(bias.data) + base + t * bias.row + s * bias.column));
       }
     }
   }

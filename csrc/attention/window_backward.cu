@@ -23,7 +23,7 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
   extern __shared__ __align__(128) char shared[];
   __shared__ __align__(128) char score_gradient[ScoreTile::bytes(kWindow)];
   __shared__ RowSums query_rows[kWindow];
-  __shared__ float huge_maximum[kWindow];
+  __shared__ float large_maximum[kWindow];
   const uint32_t shared0 = shared_address(shared), score_gradient0 = shared_address(score_gradient);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   const uint32_t kept = blockIdx.x / a.chunks * a.inner;
@@ -79,13 +79,13 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
       }
     }
     delta += __shfl_xor_sync(~0u, delta, 1);
-    const bool huge = is_huge(own_statistics.x);
+    const bool large = is_large(own_statistics.x);
     if (threadIdx.x % 2 == 0) {
       const float2 s = own_statistics;
-      query_rows[own_row] = {huge ? s.y * kLog2e : (s.x + s.y) * kLog2e, delta};
-      huge_maximum[own_row] = huge ? s.x : 0.f;
+      query_rows[own_row] = {large ? s.y * kLog2e : (s.x + s.y) * kLog2e, delta};
+      large_maximum[own_row] = large ? s.x : 0.f;
     }
-    const bool any_huge = __syncthreads_or(huge);
+    const bool any_large = __syncthreads_or(large);
 
     float p[kTiles][4] = {}, dp[kTiles][4] = {};
 #pragma unroll
@@ -116,11 +116,11 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
     for (int j = 0; j < kTiles; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) p[j][e] = fmaf(p[j][e], a.scale, biases.sum[j][e]);
-    if (any_huge) {
+    if (any_large) {
 #pragma unroll
       for (int j = 0; j < kTiles; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) p[j][e] -= huge_maximum[8 * j + 2 * c + e % 2];
+        for (int e = 0; e < 4; ++e) p[j][e] -= large_maximum[8 * j + 2 * c + e % 2];
     }
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {

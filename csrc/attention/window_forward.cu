@@ -13,7 +13,7 @@ struct ForwardStage {
 };
 
 template <typename T, int kD, int kTiles>
-__global__ __launch_bounds__(kWindowThreads) void attention_window_forward(const __grid_constant__ Arguments a) {
+__global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowForwardBlocks : kWideWindowForwardBlocks) void attention_window_forward(const __grid_constant__ Arguments a) {
   using Rows = Tile<kD>;
   using Stage = ForwardStage<kD>;
   extern __shared__ __align__(128) char shared[];
@@ -64,18 +64,22 @@ __global__ __launch_bounds__(kWindowThreads) void attention_window_forward(const
         p[j][e] = fmaf(p[j][e], a.scale, biases.sum[j][e]);
         maximum[e / 2] = fmaxf(maximum[e / 2], p[j][e]);
       }
-    float factor[2], shift[2];
+    float shift[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       maximum[r] = quad_max(maximum[r]);
-      factor[r] = is_huge(maximum[r]) ? kHugeScale : kLog2e;
-      shift[r] = -maximum[r] * factor[r];
+      shift[r] = -maximum[r] * kLog2e;
+      if (is_large(maximum[r])) {
+        shift[r] = 0;
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) p[j][2 * r] -= maximum[r], p[j][2 * r + 1] -= maximum[r];
+      }
     }
 #pragma unroll
     for (int j = 0; j < kTiles; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        p[j][e] = exp2_fast(fmaf(p[j][e], factor[e / 2], shift[e / 2]));
+        p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, shift[e / 2]));
         sum[e / 2] += p[j][e];
       }
     float out[kD / 8][4] = {};

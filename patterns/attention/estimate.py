@@ -40,11 +40,7 @@ def workload(site: Attended, backward: bool, nodes: Sequence[fx.Node]) -> Estima
 
 def _cublas(product: fx.Node, dynamic: bool) -> Work | None:
     """That of a library call for a product of 16-bit matrices, or a batch of them."""
-    left, right = (
-        (g.value(n) for n in product.all_input_nodes[-2:])
-        if len(product.all_input_nodes) > 1
-        else (g.value(product.all_input_nodes[0]),) * 2
-    )
+    left, right = (g.value(n) for n in product.args[-2:] if isinstance(n, fx.Node))
     a, b = g.hints(left.shape), g.hints(right.shape)
     strides = g.hints(left.stride()), g.hints(right.stride())
     if a is None or b is None or None in strides:

@@ -107,8 +107,12 @@ def unavailable(device: torch.device) -> str | None:
     missing = loader.load().why_not(device, attention, attention_backward)
     if missing or device.type != "cuda":
         return missing
-    major, minor = device_facts(device).capability
-    return None if major >= 8 else f"a GPU of compute capability 8.0 or later is needed, this one has {major}.{minor}"
+    facts, needed = device_facts(device), ops.ask("attention_min_shared_bytes", default=0)
+    if facts.capability[0] < 8:
+        return "a GPU of compute capability 8.0 or later is needed, this one has {}.{}".format(*facts.capability)
+    if facts.block_shared_bytes < needed:
+        return f"a GPU with {needed} bytes of shared memory a block is needed, this one has {facts.block_shared_bytes}"
+    return None
 
 
 def _check(name: str, q, k, v, biases) -> None:
@@ -182,4 +186,5 @@ attention_backward = ops.define(
     fake=_fake_backward,
     layout=torch.Tag.needs_exact_strides,
 )
+ops.define("attention_min_shared_bytes() -> int", fake=lambda: ops.ask("attention_min_shared_bytes"))
 ops.define("attention_limits() -> (int biases, int head_dim, int head_dim_multiple)", fake=limits)

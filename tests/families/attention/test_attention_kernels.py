@@ -145,7 +145,7 @@ def test_causal(queries, keys, device, library):
 def test_masked_rows_are_what_eager_makes_of_them(length, device, library):
     """Masked by infinity: NaN. By a large finite number: equal weights, also in the gradients."""
     q, k, v, grad = arguments(device, torch.bfloat16, (2, 2, length, 32))
-    for value in (-math.inf, LOWEST, -1e38, -3e38):
+    for value in (-math.inf, LOWEST, -3e38, -1e38, -1e30, -1e9, -1e4):
         bias = torch.randn(1, 2, length, length).bfloat16()
         bias[..., -5:] = value  # keys that nobody sees
         check(q, k, v, [bias.to(device)], grad)
@@ -172,10 +172,17 @@ def test_rows_can_be_taken_out_of_the_backward(length, device, library):
     assert not dq[..., 7, :].any() and not dbias[..., 7, :].any()
 
 
-def test_a_gpu_without_the_instructions_is_refused(monkeypatch, kernels_for_every_device):
-    for capability, refused in (((7, 5), True), ((8, 0), False), ((9, 0), False)):
-        monkeypatch.setattr(ops, "device_facts", lambda d, c=capability: dataclasses.replace(device_facts.IMAGINED, capability=c))
-        assert (ops.unavailable(torch.device("cuda", 0)) is not None) is refused
+def test_a_gpu_that_can_not_run_the_kernels_is_refused(monkeypatch, kernels_for_every_device, library):
+    for capability, shared, reason in (
+        ((7, 5), 64 << 10, "compute capability"),
+        ((8, 6), 99 << 10, "shared memory"),
+        ((8, 0), 163 << 10, None),
+        ((9, 0), 227 << 10, None),
+    ):
+        facts = dataclasses.replace(device_facts.IMAGINED, capability=capability, block_shared_bytes=shared)
+        monkeypatch.setattr(ops, "device_facts", lambda device, facts=facts: facts)
+        found = ops.unavailable(torch.device("cuda", 0))
+        assert found is None if reason is None else reason in found
     assert ops.unavailable(torch.device("cpu")) is None
 
 
