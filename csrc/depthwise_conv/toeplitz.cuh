@@ -5,7 +5,7 @@
 // blocks: those of block i are i * step ... i * step + kSpan - 1. The matrices' fragments are looked up in a table of pairs of taps, padded
 // by zeros.
 //
-// A thread block goes through tiles of its channels: some rows of the planes of some channels and images, in shared memory with its halo, whatever the memory order
+// A thread block has a tile: some rows of the planes of some channels and images, in shared memory with its halo, whatever the memory order
 // outside. Results go through shared memory as well, and leave in the order that is wanted.
 //
 // The band's zeros are multiplied by whatever is beside it. Where a sum is not finite, a warp therefore sums again, tap by tap.
@@ -62,38 +62,27 @@ __global__ void __launch_bounds__(256) depthwise_toeplitz(const __grid_constant_
 
   const ToeplitzPlan& plan = p.plan;
   extern __shared__ __align__(16) unsigned char shared[];
-  uint16_t* const sources = reinterpret_cast<uint16_t*>(shared);
-  const int source_elements = plan.source.elements();
-  uint16_t* const behind = sources + plan.stages * source_elements;
-  uint32_t* const table = reinterpret_cast<uint32_t*>(plan.in_place ? behind : behind + plan.target.elements());
+  uint16_t* const source = reinterpret_cast<uint16_t*>(shared);
+  uint16_t* const target = plan.in_place ? source : source + plan.source.elements();
+  uint32_t* const table = reinterpret_cast<uint32_t*>(target + (plan.in_place ? plan.source.elements() : plan.target.elements()));
   const int table_lines = plan.source.channels * p.taps_h, table_entries = table_lines * plan.table_length;
   int* const row_offset = reinterpret_cast<int*>(table + table_entries);
 
-  // Which tiles.
-  uint32_t split, channel_tile;
-  p.channel_tiles.divmod(blockIdx.x, split, channel_tile);
-  const int64_t all = plan.tiles();
-  const int first_tile = int(all * split / plan.splits), last_tile = int(all * (split + 1) / plan.splits);
-  const auto corner = [&](int tile) {
-    uint32_t rest, image_tile, column_tile, row_tile;
-    p.column_tiles.divmod(uint32_t(tile), rest, column_tile);
-    p.row_tiles.divmod(rest, image_tile, row_tile);
-    Corner at;
+  // Which tile.
+  Corner at;
+  {
+    uint32_t rest, rest2, image_tile, channel_tile, column_tile, row_tile;
+    p.channel_tiles.divmod(blockIdx.x, rest, channel_tile);
+    p.column_tiles.divmod(rest, rest2, column_tile);
+    p.row_tiles.divmod(rest2, image_tile, row_tile);
     at.channel = int(channel_tile) * plan.target.channels, at.column = int(column_tile) * plan.target.columns;
     at.row = int(row_tile) * plan.target.rows, at.image = int64_t{image_tile} * plan.target.images;
-    return at;
-  };
-  const auto source_corner = [&](Corner at) {
-    at.row = at.row / plan.row_divisor * plan.row_factor + plan.row_base;
-    at.column = at.column / plan.column_divisor * plan.column_factor + plan.column_base;
-    return at;
-  };
-  const auto load = [&](int tile, int stage) {
-    fill(plan.fill, p.source, plan.source, source_corner(corner(tile)), p.multiplier, sources + stage * source_elements);
-  };
-  if (first_tile < last_tile) load(first_tile, 0);
+  }
+  Corner from = at;
+  from.row = at.row / plan.row_divisor * plan.row_factor + plan.row_base;
+  from.column = at.column / plan.column_divisor * plan.column_factor + plan.column_base;
+  fill(plan.fill, p.source, plan.source, from, p.multiplier, source);
   cp_async_commit();
-  const int first_channel = int(channel_tile) * plan.target.channels;
 
   // The table of taps: entry e of a row of taps is the pair of those `first + each * e` source columns away, and `second` further.
   const T* const w = static_cast<const T*>(p.w);
@@ -113,8 +102,8 @@ __global__ void __launch_bounds__(256) depthwise_toeplitz(const __grid_constant_
       uint32_t line, b, channel, a;
       p.window_columns.divmod(uint32_t(i), line, b);
       p.window_rows.divmod(line, channel, a);
-      if (first_channel + int(channel) >= p.target.channels) break;
-      const T* const tap = w + (first_channel + int(channel)) * p.w_channel + int(a) * p.w_row + int(b) * p.w_column;
+      if (at.channel + int(channel) >= p.target.channels) break;
+      const T* const tap = w + (at.channel + int(channel)) * p.w_channel + int(a) * p.w_row + int(b) * p.w_column;
       const uint16_t bits = *reinterpret_cast<const uint16_t*>(tap);
       const int low = each * (int(b) * p.dilation_w - first), high = low - each * second;
       uint16_t* const entries = reinterpret_cast<uint16_t*>(table + line * plan.table_length);
@@ -122,6 +111,8 @@ __global__ void __launch_bounds__(256) depthwise_toeplitz(const __grid_constant_
       if (high >= 0 && high < plan.table_length) entries[2 * high + 1] = bits;
     }
   }
+  cp_async_wait<0>();
+  __syncthreads();
 
   const int lane = int(threadIdx.x) % 32, group = lane / 4, quarter = lane % 4, warps = int(blockDim.x) / 32;
   const int phase_rows = plan.target.rows / plan.phases, entries = plan.target.images * phase_rows * plan.segments;
@@ -129,95 +120,80 @@ __global__ void __launch_bounds__(256) depthwise_toeplitz(const __grid_constant_
   const int table_lane = kStep == ColumnStep::kHalf ? group - 4 * quarter + 16 * kSpan - 2 : 2 * quarter - kStride * group + 7 * kStride;
   constexpr int kTableBlock = kStep == ColumnStep::kHalf ? -16 : 8;
 
-  for (int tile = first_tile; tile < last_tile; ++tile) {
-    const int stage = plan.stages == 2 ? (tile - first_tile) % 2 : 0;
-    if (plan.stages == 2 && tile + 1 < last_tile) load(tile + 1, 1 - stage);
-    cp_async_commit();
-    plan.stages == 2 ? cp_async_wait<1>() : cp_async_wait<0>();
-    __syncthreads();
-    const Corner at = corner(tile), from = source_corner(at);
-    const uint16_t* const source = sources + stage * source_elements;
-    uint16_t* const target = plan.in_place ? sources + stage * source_elements : behind;
+  for (int job = int(threadIdx.x) / 32; job < jobs; job += warps) {
+    uint32_t rest, strip_of_job;
+    p.strips.divmod(uint32_t(job), rest, strip_of_job);
+    const int strip = int(strip_of_job), channel = plan.phases == 1 ? int(rest) : int(rest) / plan.phases, phase = int(rest) - channel * plan.phases;
+    if (at.channel + channel >= p.target.channels) break;
+    // Row m of the product: a segment of a row of an image.
+    const auto place = [&](int m, int& image, int& row, int& segment) {
+      uint32_t line, s, i, r;
+      p.segments.divmod(uint32_t(m), line, s);
+      p.rows_of_plane.divmod(line, i, r);
+      image = int(i), row = int(r), segment = int(s);
+    };
+    int image, row, segment;
+    place(min(strip * 16 + lane % 16, entries - 1), image, row, segment);
+    const uint32_t address = shared_address(source + (channel * plan.source.images + image) * plan.source.plane_pitch + row * plan.row_step * plan.source.pitch +
+                                            segment * kSegmentColumns) + (lane / 16) * 16;
+    const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[(at.channel + channel) * p.bias_stride]) : 0.f;
+    float sums[kBlocks][4];
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = bias;
 
-    for (int job = int(threadIdx.x) / 32; job < jobs; job += warps) {
-      uint32_t rest, strip_of_job;
-      p.strips.divmod(uint32_t(job), rest, strip_of_job);
-      const int strip = int(strip_of_job), channel = plan.phases == 1 ? int(rest) : int(rest) / plan.phases, phase = int(rest) - channel * plan.phases;
-      if (at.channel + channel >= p.target.channels) break;
-      // Row m of the product: a segment of a row of an image.
-      const auto place = [&](int m, int& image, int& row, int& segment) {
-        uint32_t line, s, i, r;
-        p.segments.divmod(uint32_t(m), line, s);
-        p.rows_of_plane.divmod(line, i, r);
-        image = int(i), row = int(r), segment = int(s);
-      };
-      int image, row, segment;
-      place(min(strip * 16 + lane % 16, entries - 1), image, row, segment);
-      const uint32_t address = shared_address(source + (channel * plan.source.images + image) * plan.source.plane_pitch + row * plan.row_step * plan.source.pitch +
-                                              segment * kSegmentColumns) + (lane / 16) * 16;
-      const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[(at.channel + channel) * p.bias_stride]) : 0.f;
-      float sums[kBlocks][4];
-  #pragma unroll
-      for (int i = 0; i < kBlocks; ++i) sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = bias;
-
-      const uint32_t* taps = table + channel * p.taps_h * plan.table_length + table_lane;
-      for (int a = 0; a < p.taps_h; ++a, taps += plan.table_length) {
-        const int offset = row_offset[phase * p.taps_h + a];
-        if (offset < 0) continue;
-        uint32_t band[kVariants][kSpan], x[kLoaded][2];
-  #pragma unroll
-        for (int v = 0; v < kVariants; ++v)
-  #pragma unroll
-          for (int d = 0; d < kSpan; ++d) band[v][d] = taps[8 * v + kTableBlock * d];
-        const uint32_t line = address + uint32_t(offset * plan.source.pitch * 2);
-  #pragma unroll
-        for (int i = 0; i < kLoaded; i += 2) load_matrices(x[i][0], x[i][1], x[i + 1][0], x[i + 1][1], line + i * 16);
-  #pragma unroll
-        for (int i = 0; i < kBlocks; ++i) {
-          const int first = kStep == ColumnStep::kHalf ? i / 2 : i * kStride, v = kStep == ColumnStep::kHalf ? i % 2 : 0;
-  #pragma unroll
-          for (int d = 0; d + 1 < kSpan; d += 2)
-            mma_k16<T>(sums[i], x[first + d][0], x[first + d][1], x[first + d + 1][0], x[first + d + 1][1], band[v][d], band[v][d + 1]);
-          if constexpr (kSpan % 2) mma_k8<T>(sums[i], x[first + kSpan - 1][0], x[first + kSpan - 1][1], band[v][kSpan - 1]);
-        }
-      }
-
-      float finite = 0;
-  #pragma unroll
-      for (int i = 0; i < kBlocks; ++i)
-  #pragma unroll
-        for (int k = 0; k < 4; ++k) finite = fmaf(sums[i][k], 0.f, finite);
-      if (__any_sync(~0u, finite != 0.f)) {
-  #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          place(min(strip * 16 + group + 8 * half, entries - 1), image, row, segment);
-          const int target_row = row * plan.phases + phase, column = segment * kBlocks * 8 + 2 * quarter;
-          const uint16_t* const plane = source + (channel * plan.source.images + image) * plan.source.plane_pitch;
-  #pragma unroll
-          for (int i = 0; i < 2 * kBlocks; ++i)
-            sums[i / 2][2 * half + i % 2] = sum_tap_by_tap<T>(p, plane, w + (at.channel + channel) * p.w_channel, bias, at.row + target_row,
-                                                              at.column + column + i / 2 * 8 + i % 2, from.row, from.column);
-        }
-      }
-      __syncwarp();  // where results take the place of their sources, all lanes have read these
-  #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int m = strip * 16 + group + 8 * half;
-        if (m >= entries) continue;
-        place(m, image, row, segment);
-        uint32_t* const to = reinterpret_cast<uint32_t*>(target + (channel * plan.target.images + image) * plan.target.plane_pitch +
-                                                         (row * plan.phases + phase) * plan.target.pitch + segment * kBlocks * 8 + 2 * quarter);
-  #pragma unroll
-        for (int i = 0; i < kBlocks; ++i) to[i * 4] = pack<T>(sums[i][2 * half], sums[i][2 * half + 1]);
+    const uint32_t* taps = table + channel * p.taps_h * plan.table_length + table_lane;
+    for (int a = 0; a < p.taps_h; ++a, taps += plan.table_length) {
+      const int offset = row_offset[phase * p.taps_h + a];
+      if (offset < 0) continue;
+      uint32_t band[kVariants][kSpan], x[kLoaded][2];
+#pragma unroll
+      for (int v = 0; v < kVariants; ++v)
+#pragma unroll
+        for (int d = 0; d < kSpan; ++d) band[v][d] = taps[8 * v + kTableBlock * d];
+      const uint32_t line = address + uint32_t(offset * plan.source.pitch * 2);
+#pragma unroll
+      for (int i = 0; i < kLoaded; i += 2) load_matrices(x[i][0], x[i][1], x[i + 1][0], x[i + 1][1], line + i * 16);
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        const int first = kStep == ColumnStep::kHalf ? i / 2 : i * kStride, v = kStep == ColumnStep::kHalf ? i % 2 : 0;
+#pragma unroll
+        for (int d = 0; d + 1 < kSpan; d += 2)
+          mma_k16<T>(sums[i], x[first + d][0], x[first + d][1], x[first + d + 1][0], x[first + d + 1][1], band[v][d], band[v][d + 1]);
+        if constexpr (kSpan % 2) mma_k8<T>(sums[i], x[first + kSpan - 1][0], x[first + kSpan - 1][1], band[v][kSpan - 1]);
       }
     }
-    __syncthreads();
-    store(plan.store, target, plan.target, p.target, at);
-    if (plan.stages == 1 && tile + 1 < last_tile) {
-      if (plan.in_place) __syncthreads();
-      load(tile + 1, 0);
+
+    float finite = 0;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) finite = fmaf(sums[i][k], 0.f, finite);
+    if (__any_sync(~0u, finite != 0.f)) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        place(min(strip * 16 + group + 8 * half, entries - 1), image, row, segment);
+        const int target_row = row * plan.phases + phase, column = segment * kBlocks * 8 + 2 * quarter;
+        const uint16_t* const plane = source + (channel * plan.source.images + image) * plan.source.plane_pitch;
+#pragma unroll
+        for (int i = 0; i < 2 * kBlocks; ++i)
+          sums[i / 2][2 * half + i % 2] = sum_tap_by_tap<T>(p, plane, w + (at.channel + channel) * p.w_channel, bias, at.row + target_row,
+                                                            at.column + column + i / 2 * 8 + i % 2, from.row, from.column);
+      }
+    }
+    __syncwarp();  // where results take the place of their sources, all lanes have read these
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int m = strip * 16 + group + 8 * half;
+      if (m >= entries) continue;
+      place(m, image, row, segment);
+      uint32_t* const to = reinterpret_cast<uint32_t*>(target + (channel * plan.target.images + image) * plan.target.plane_pitch +
+                                                       (row * plan.phases + phase) * plan.target.pitch + segment * kBlocks * 8 + 2 * quarter);
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) to[i * 4] = pack<T>(sums[i][2 * half], sums[i][2 * half + 1]);
     }
   }
+  __syncthreads();
+  store(plan.store, target, plan.target, p.target, at);
 }
 
 }  // namespace fusebackend::depthwise_conv

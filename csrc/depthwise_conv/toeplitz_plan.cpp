@@ -7,7 +7,6 @@ namespace {
 
 constexpr int kSharedBytes = 40 * 1024;       // of a block: several fit into a multiprocessor, and overlap loads with products
 constexpr int kMostSharedBytes = 160 * 1024;  // where the halo needs it
-constexpr int64_t kMultiprocessorBytes = 227 * 1024;
 constexpr int kTileColumns = 128, kFlatTileColumns = 512;
 constexpr int kMaxSpan = 6;
 
@@ -38,7 +37,7 @@ void set_tile(ToeplitzPlan& p, const Geometry& g, bool transposed, int channels,
   p.in_place = channels > 1 && p.phases == 1 && images * rows * p.segments <= 16 && rows <= p.source.rows && p.target.columns <= p.source.pitch;
   if (p.in_place) p.target.pitch = p.source.pitch, p.target.plane_pitch = p.source.plane_pitch;
   const int64_t table = int64_t{channels} * g.taps.h * p.table_length * 4 + p.phases * g.taps.h * 4;
-  const int64_t bytes = 2 * (p.stages * int64_t{p.source.planes()} * p.source.plane_pitch + (p.in_place ? 0 : int64_t{p.target.planes()} * p.target.plane_pitch)) + table;
+  const int64_t bytes = 2 * (int64_t{p.source.planes()} * p.source.plane_pitch + (p.in_place ? 0 : int64_t{p.target.planes()} * p.target.plane_pitch)) + table;
   p.shared_bytes = bytes > INT32_MAX / 2 ? INT32_MAX / 2 : int(bytes);
 }
 
@@ -87,7 +86,6 @@ ToeplitzPlan toeplitz_plan(const Geometry& g, bool transposed, const Placement& 
   const int most = side_by_side ? 72 * 1024 : kSharedBytes;
   // In many channels' tiles a plane's results should be the rows of one product: they can then take their sources' place.
   const int most_rows = side_by_side && p.phases == 1 ? std::max(16 / p.segments, 4) : all_rows;
-  p.stages = tile_channels == 1 && columns_of(p.fill) > 1 ? 2 : 1;
   const auto choose_rows = [&](int limit, int least) {
     for (int parts = 1;; ++parts) {
       const int rows = int(round_up(ceil_div(all_rows, parts), p.phases));
@@ -118,7 +116,7 @@ ToeplitzPlan toeplitz_plan(const Geometry& g, bool transposed, const Placement& 
     for (int next = 2; next <= g.batch && next <= 64; ++next) {
       set_tile(p, g, transposed, tile_channels, next, rows);
       if (p.shared_bytes > kSharedBytes || (side_by_side && p.phases == 1 && !p.in_place)) break;
-      if (p.channel_tiles * p.column_tiles * ceil_div(g.batch, next) < 16 * int64_t{sm_count}) break;
+      if (p.channel_tiles * p.column_tiles * ceil_div(g.batch, next) < 8 * int64_t{sm_count}) break;
       images = next;
     }
   }
@@ -126,14 +124,7 @@ ToeplitzPlan toeplitz_plan(const Geometry& g, bool transposed, const Placement& 
   p.image_tiles = ceil_div(g.batch, images);
   const int64_t jobs = int64_t{tile_channels} * p.phases * ceil_div(int64_t{images} * (rows / p.phases) * p.segments, 16);
   p.threads = jobs >= 16 ? 256 : jobs >= 3 ? 128 : 64;
-  // As many splits as fill the multiprocessors most evenly; a block also has the taps to look up.
-  const int64_t by_threads = 768 / p.threads, slots = std::max<int64_t>(1, std::min(kMultiprocessorBytes / p.shared_bytes, by_threads)) * sm_count;
-  double least = 0;
-  for (int s = 1; s <= 512 && s <= p.tiles(); ++s) {
-    const double cost = double(ceil_div(p.channel_tiles * s, slots)) * (double(ceil_div(p.tiles(), s)) + 1);
-    if (s == 1 || cost < least) least = cost, p.splits = s;
-  }
-  p.fits = p.grid() <= INT32_MAX && p.tiles() > 0 && p.tiles() <= INT32_MAX;
+  p.fits = p.grid() <= INT32_MAX;
   return p;
 }
 

@@ -30,12 +30,10 @@ struct ToeplitzPlan {
   int shift;  // source columns before the first that is needed, for alignment
   int table_length;  // of the taps of a row
   int64_t channel_tiles, column_tiles, row_tiles, image_tiles;
-  int stages;  // sources in shared memory
-  int splits;  // of a channel's tiles, among blocks
   int threads, shared_bytes;
 
   constexpr int64_t tiles() const { return column_tiles * row_tiles * image_tiles; }
-  constexpr int64_t grid() const { return channel_tiles * splits; }
+  constexpr int64_t grid() const { return channel_tiles * tiles(); }
 };
 
 // `transposed`: of x's gradient. Of `source` and `target`, a channel's plane is what the other's is.

@@ -38,9 +38,8 @@ Facts convolution(const Geometry& g, bool transposed, const Strides& from, const
   if (t.fits) {
     f.toeplitz = true;
     f.blocks = double(t.grid()), f.shared_bytes = t.shared_bytes;
-    const double tiles = double(t.channel_tiles * t.tiles());
-    f.loaded = tiles * t.source.planes() * t.source.rows * t.source.columns;
-    const double strips = tiles * t.target.planes() * t.target.rows * t.segments / 16;
+    f.loaded = f.blocks * t.source.planes() * t.source.rows * t.source.columns;
+    const double strips = f.blocks * t.target.planes() * t.target.rows * t.segments / 16;
     f.rows_of_taps = strips * double(g.taps.h) / t.phases;
     f.products = f.rows_of_taps * t.blocks * 128 * t.span * 8;
     f.transposes = t.fill == Move::kChannels || t.store == Move::kChannels;
