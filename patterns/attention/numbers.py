@@ -85,24 +85,37 @@ def _constant(node: fx.Node) -> float | None:
 
 _ARITHMETIC = frozenset(
     {
-        *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default, aten.abs.default, aten.reciprocal.default),
-        *(aten.pow.Scalar, aten.pow.Tensor_Scalar, aten.minimum.default, aten.maximum.default, aten.clamp.default, aten.cat.default),
-        *(aten.slice.Tensor, aten.select.int, prims.convert_element_type.default, aten.full.default, prims.iota.default),
+        *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.neg.default, aten.abs.default, aten.pow.Scalar, aten.cat.default),
+        *(aten.minimum.default, aten.maximum.default, aten.slice.Tensor, aten.select.int, aten.full.default),
+        *(prims.convert_element_type.default, prims.iota.default),
     }
 )
 
 
 def is_of_positions(node: fx.Node) -> bool:
-    """Whether ``node`` is computed from positions alone, by arithmetic, as ALiBi is: it is no mask."""
+    """Whether ``node`` is computed from positions alone, by arithmetic that gives no infinities, as ALiBi is: it is no mask."""
     reached = [node]
     for each in reached:
-        numbers = [a for a in each.args if isinstance(a, float)]
-        if each.op != "call_function" or not (each.target in _ARITHMETIC or is_view(each)) or any(abs(x) > 1e4 for x in numbers):
+        if each.op != "call_function" or not (each.target in _ARITHMETIC or is_view(each) or _divides_by_a_power(each)):
+            return False
+        if any(isinstance(a, float) and not abs(a) <= 1e4 for a in each.args):
             return False
         reached += [i for i in each.all_input_nodes if i not in reached]
         if len(reached) > 64:
             return False
     return True
+
+
+def _divides_by_a_power(node: fx.Node) -> bool:
+    """Of a number, which is never 0."""
+    divisor: Any = None
+    if node.target is aten.reciprocal.default:
+        divisor = node.args[0]
+    elif node.target is aten.div.Tensor:
+        divisor = node.args[1]
+    if isinstance(divisor, (int, float)):
+        return divisor != 0
+    return isinstance(divisor, fx.Node) and divisor.target is aten.pow.Scalar and float(divisor.args[0]) > 0  # type: ignore[arg-type]
 
 
 def scaling(node: Any) -> tuple[fx.Node, float] | None:

@@ -157,6 +157,6 @@ def _term(d: _Draw, batch: tuple[int, ...], queries: int, keys: int, dtype: torc
     if kind == "mask added":
         return "added", 0.0, torch.zeros(seen.shape).masked_fill(~seen, d.pick("fill", -math.inf, lowest / 2, -100.0)).to(dtype)
     fill = d.pick("fill", -math.inf, -math.inf, lowest)
-    if d.random.random() < 0.3 and fill == lowest and dtype == torch.bfloat16:
+    if d.random.random() < 0.3 and fill == lowest and dtype == torch.bfloat16 and seen.dim() > 1:
         seen[..., :1, :] = False  # rows that are hidden wholly
     return kind, fill, seen

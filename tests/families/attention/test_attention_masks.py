@@ -117,6 +117,24 @@ def test_a_finite_mask_over_a_learned_bias():
     check(filled(LOWEST), (*heads(), randn(2, 4, 9, 9), seen), training=True)
 
 
+def test_a_finite_mask_over_a_bias_of_positions():
+    """As in MPT: what is computed of positions alone hides nothing."""
+
+    def alibi(q, k, v, seen):
+        slopes = 1.0 / torch.pow(2, torch.arange(1, 5).to(torch.float32))
+        bias = (torch.arange(1 - 9, 1).view(1, 1, 9) * slopes.view(4, 1, 1)).to(q.dtype)
+        return (q @ k.mT * 0.25 + bias).masked_fill(~seen, LOWEST).softmax(-1) @ v
+
+    def infinite(q, k, v, seen):
+        bias = (-1.0 / torch.arange(9).to(torch.float32)).to(q.dtype)
+        return (q @ k.mT * 0.25 + bias).masked_fill(~seen, LOWEST).softmax(-1) @ v
+
+    seen = visible(2, 1, 9, 9)
+    seen[0, 0, 3] = False
+    check(alibi, (*heads(), seen), training=True)
+    refused(infinite, (*heads(), seen), "beside what may hide too", training=True, code="illegal")
+
+
 def test_finite_numbers_that_are_not_the_same_are_refused():
     args = (*heads(), randn(4, 9, 9), visible(2, 1, 1, 9))
     refused(filled(-100.0), args, "does not hide", training=False, code="illegal")
