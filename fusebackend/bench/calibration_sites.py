@@ -42,6 +42,8 @@ STREAM, STRIDED_COPY, HOST = "stream", "strided copy", "host"
 
 #: The part of the time in which workers compile; in the rest they measure.
 _COMPILING = 0.55
+#: After this part of the time for measuring, those that still compile are not waited for.
+_LATE = 0.15
 #: The part of the sites that is compiled with dynamic sizes.
 _DYNAMIC = 0.35
 
@@ -76,6 +78,13 @@ class Failure:
 
 
 @dataclasses.dataclass
+class _Ready:
+    """What a worker says once it has compiled its sites."""
+
+    worker: int
+
+
+@dataclasses.dataclass
 class _Prepared:
     family: str
     case: Case
@@ -102,26 +111,37 @@ def measure(
     processes = [context.Process(target=_worker, args=a, daemon=True) for a in arguments]
     for process in processes:
         process.start()
-    prepared, finished, count = 0, 0, 0
+    prepared: list[int] = []
+    waiting: dict[int, list[int]] | None = None  # by GPU, the workers that have not measured yet; None while there is compiling
+    measuring, count = set[int](), 0
+
+    def next_on(gpu: int) -> None:
+        if waiting is not None and waiting[gpu]:
+            measuring.add(worker := waiting[gpu].pop(0))
+            turns[worker][1].send(True)
+
     try:
-        while finished < workers:
+        while waiting is None or measuring:
+            late = waiting is None and time.time() > compile_until + _LATE * (end - compile_until)
+            if waiting is None and (len(prepared) == workers or (late and prepared)):
+                for worker in {*range(workers)} - {*prepared}:
+                    processes[worker].kill()  # a site that takes so long to compile must not keep the others from being timed
+                waiting = {gpu: [worker for worker in sorted(prepared) if worker % gpus == gpu] for gpu in range(gpus)}
+                for gpu in range(gpus):
+                    next_on(gpu)
             try:
                 message = results.get(timeout=1)
             except queue.Empty:
                 if time.time() > end + 60 or not any(p.is_alive() for p in processes):
                     return
                 compiling = f"compiling, {max(0, compile_until - time.time()):.0f} s left"
-                progress(compiling if prepared < workers else f"{count} times measured, {max(0, end - time.time()):.0f} s left")
+                progress(compiling if waiting is None else f"{count} times measured, {max(0, end - time.time()):.0f} s left")
                 continue
-            if message == "prepared":
-                prepared += 1
-                if prepared == workers:
-                    for _, turn in turns[:gpus]:
-                        turn.send(True)
+            if isinstance(message, _Ready):
+                prepared.append(message.worker)
             elif isinstance(message, int):  # that worker is done; the next one on its GPU follows
-                finished += 1
-                if message + gpus < workers:
-                    turns[message + gpus][1].send(True)
+                measuring.discard(message)
+                next_on(message % gpus)
             else:
                 count += isinstance(message, Measured)
                 yield message
@@ -152,7 +172,7 @@ def _worker(
                 continue
             if prepared is not None:
                 ready.append(prepared)
-    results.put("prepared")
+    results.put(_Ready(index))
     turn.recv()
     timer = KernelTimer(device)
     with torch.compiler.set_stance("fail_on_recompile"):

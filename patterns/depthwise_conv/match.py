@@ -78,7 +78,18 @@ class DepthwiseConvBackward(Pattern):
         return backward_workload(match.site)
 
     def examples(self) -> list[tuple[Callable, tuple]]:
-        return [(fn, tuple(t.requires_grad_() for t in args)) for fn, args in _examples()]
+        # In 16 bits eager mode's CPU kernels round in between, so their gradients are not to be compared with.
+        return [(_gradients_of(fn), (torch.randn_like(fn(*args)), *args)) for fn, args in _examples() if args[0].dtype == torch.float32]
+
+
+def _gradients_of(fn: Callable) -> Callable:
+    """The backward of ``fn``, of the incoming gradient and its arguments: verification looks at a graph at a time."""
+
+    def gradients(grad, x, w, b):
+        leaves = [t.detach().requires_grad_() for t in (x, w, b)]
+        return torch.autograd.grad(fn(*leaves), leaves, grad)
+
+    return gradients
 
 
 def _examples() -> list[tuple[Callable, tuple]]:

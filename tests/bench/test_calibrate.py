@@ -6,6 +6,7 @@ import json
 import math
 import random
 import sys
+import time
 
 import pytest
 import torch
@@ -166,6 +167,23 @@ def test_sites_only_are_timed_and_written(monkeypatch, tmp_path, capsys):
     assert read == measured and provenance["device"] == PROVENANCE["device"] and provenance["seed"] == 7
 
 
+def late_worker(index, workers, gpus, drawn, seed, kind, turn, results, compile_until, end):
+    """Stands for a worker; the first never ends to compile."""
+    if index == 0:
+        time.sleep(600)
+    results.put(calibration_sites._Ready(index))
+    turn.recv()
+    results.put(Measured("f", f"site of {index}", "ours", [], 1.0))
+    results.put(index)
+
+
+def test_a_site_that_never_ends_to_compile_keeps_no_other_from_being_timed(monkeypatch):
+    monkeypatch.setattr(calibration_sites, "_worker", late_worker)
+    monkeypatch.setattr(calibration_sites.os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    found = list(calibration_sites.measure(["permute"], 0.8, 0, torch.device("cpu"), lambda text: None))
+    assert sorted(m.site for m in found) == ["site of 1", "site of 2"]
+
+
 def test_what_was_timed_before_an_interruption_is_in_the_file(monkeypatch, tmp_path):
     measured = sites(5)
 
@@ -235,7 +253,7 @@ def test_a_damaged_line_too(timed, capsys, line):
 
 def test_an_unknown_family_is_named_with_those_that_there_are(capsys):
     assert main(["calibrate", "--family", "permut"]) == 2
-    assert_one_line(capsys, "--family takes causal_conv1d", "got permut")
+    assert_one_line(capsys, "--family takes attention, causal_conv1d", "got permut")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -4,11 +4,15 @@ Each operator is called with arguments that are right but for one, on the CPU an
 must accept and agree on what they return.
 """
 
+import functools
+import itertools
+
 import pytest
 import torch
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._pytree import tree_map_only
 
 import fusebackend.rewriting.numeric_check  # noqa: F401  (defines an operator)
 from fusebackend.native import ops as native_ops
@@ -38,8 +42,13 @@ def sums(**given):
 gathered = dict(source=floats(7, 3), source_index=rows_of(5), weight=floats(5), bounds=WRAP)
 planned = dict(gathered, plan=reference_plan(rows_of(5), 4, None, WRAP, rows_of(5), 7))
 
+heads = functools.partial(floats, dtype=torch.bfloat16)
+attended = heads(2, 3, 5, 16), heads(2, 3, 7, 16), heads(2, 3, 7, 8), [heads(1, 3, 5, 7), floats(2, 1, 1, 7)]
+
 #: Right calls of each operator.
 CALLS = {
+    "attention": [(*attended, 0.25, False), (*attended[:3], [], 0.25, True)],
+    "attention_backward": [(heads(2, 3, 5, 8), *attended, heads(2, 3, 5, 8), floats(2, 3, 5, 2), 0.25, False, [True, False])],
     "index_add": [(floats(4, 3), *sums(**given)) for given in ({}, gathered, planned)],
     "index_add_": [(floats(4, 3), *sums(**given)) for given in ({}, gathered, planned)],
     "index_add_zeros": [(4, *sums(**given)) for given in ({}, gathered, dict(planned, plan=planned["plan"]))],
@@ -66,6 +75,9 @@ CALLS = {
 }
 #: Those that take no tensor.
 FACTS = {
+    "attention_limits",
+    "attention_min_shared_bytes",
+    "attention_work",
     "causal_conv1d_limits",
     "causal_conv1d_prefers_btc",
     "causal_conv1d_transposes_btc",
@@ -114,6 +126,11 @@ def wrong_values(argument, value):
         yield from wrong_tensors(rows_of(5) if value is None else value)
     elif kind in ("int", "SymInt", "Optional[int]"):
         yield from (-100, -3, -2, -1, 0, 1, 2, 3, 4, 5, 7, 8, 100)
+    elif kind == "List[Tensor]":
+        yield from ([], [*value, *value, *value][:5])
+        yield from ([wrong, *value[1:]] for v in value[:1] for wrong in wrong_tensors(v) if wrong is not None)
+    elif kind == "List[bool]":
+        yield from ([], [*value, True], [not b for b in value])
     elif kind == "List[int]":
         yield from (value[:-1], [*value, len(value)], value[::-1], [0] * len(value), [-1, *value[1:]], [*value[:-1], 100])
     elif kind == "bool":
@@ -130,7 +147,7 @@ def outcome(op, args):
 
 
 def faked(args, mode, elsewhere=None):
-    made = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+    made = list(tree_map_only(torch.Tensor, mode.from_tensor, args))
     if elsewhere is not None:
         with mode:
             made[elsewhere] = torch.empty_like(made[elsewhere], device="cuda")
@@ -138,7 +155,7 @@ def faked(args, mode, elsewhere=None):
 
 
 def spec(result):
-    if isinstance(result, tuple):
+    if isinstance(result, (tuple, list)):
         return tuple(map(spec, result))
     return (result.shape, result.stride(), result.dtype) if isinstance(result, torch.Tensor) else result
 
@@ -216,12 +233,13 @@ def test_a_fake_with_symbolic_sizes_adds_no_guard():
         op = getattr(ops, name).default
         for args in calls:
             shapes = ShapeEnv()
-            mode, made = FakeTensorMode(shape_env=shapes), []
-            for i, a in enumerate(args):
-                if isinstance(a, torch.Tensor):
-                    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * a.dim())
-                    a = mode.from_tensor(a, symbolic_context=context, source=ConstantSource(f"{name}_{i}"))
-                made.append(a)
+            mode, count = FakeTensorMode(shape_env=shapes), itertools.count()
+
+            def symbolic(a, mode=mode, count=count, name=name):
+                context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * a.dim())
+                return mode.from_tensor(a, symbolic_context=context, source=ConstantSource(f"{name}_{next(count)}"))
+
+            made = tree_map_only(torch.Tensor, symbolic, args)
             guards = len(shapes.guards)
             op(*made)
             added = [guard for guard in shapes.guards[guards:] if not is_pytorchs_own(guard)]

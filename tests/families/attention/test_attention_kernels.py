@@ -84,7 +84,6 @@ SHAPES = {
     "window of fewer keys": ((2, 2, 50, 24), [(1, 2, 50, 31)], {"keys": 31}),
     "window of more keys": ((2, 2, 10, 40), [(2, 1, 10, 60)], {"keys": 60}),
     "one query": ((2, 2, 1, 32), [(1, 2, 1, 200)], {"keys": 200}),
-    "one key": ((2, 2, 5, 32), [(1, 2, 5, 1)], {"keys": 1}),
     "unaligned": ((2, 2, 197, 64), [(1, 2, 197, 197)], {}),
     "several tiles": ((2, 2, 130, 32), [(1, 2, 130, 130)], {}),
     "long, no bias kept": ((1, 2, 320, 64), [(1, 1, 1, 320)], {}),
@@ -104,6 +103,19 @@ def test_the_error_is_no_larger_than_eagers(name, dtype, device, library):
     shape, biases, options = SHAPES[name]
     q, k, v, grad = arguments(device, dtype, shape, **options)
     check(q, k, v, [torch.randn(b).to(device, dtype) for b in biases], grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_of_one_key_only_the_value_has_a_gradient(dtype, device, library):
+    """A softmax of one score is 1 whatever the score: what is left of its gradient, the difference of two equal sums, is their rounding."""
+    q, k, v, grad = arguments(device, dtype, (2, 2, 5, 32), keys=1)
+    bias = torch.randn(1, 2, 5, 1).to(device, dtype)
+    out, dq, dk, dv, dbias = by_kernels(q, k, v, [bias], 0.2, False, grad, [True])
+    assert torch.equal(out, v.expand_as(out))
+    torch.testing.assert_close(dv, grad.double().sum(-2, keepdim=True).to(dtype))
+    terms = (grad.double().abs() * v.double().abs()).sum(-1).max().item()
+    for left, factor in ((dq, k), (dk, q), (dbias, torch.ones(()))):
+        assert left.double().abs().max() <= 10 * 2**-22 * terms * factor.double().abs().max()
 
 
 @pytest.mark.parametrize("length", [40, 70])

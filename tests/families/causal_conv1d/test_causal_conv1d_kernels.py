@@ -52,7 +52,7 @@ def test_5_to_70_taps_match_fp64_in_both_memory_orders(device, channels_last, ta
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("taps, left", [(17, 16), (31, 15), (31, 30), (33, 32), (65, 32), (20, 3), (31, 0)])
 def test_tens_of_taps_on_aligned_16_bit_rows_stay_in_registers(dtype, taps, left):
-    for batch, channels, length in ((5, 7, 8), (9, 3, 40), (32, 6, 1000), (17, 40, 1032), (64, 4, 96)):
+    for batch, channels, length in ((5, 7, 16), (9, 3, 40), (32, 6, 1000), (17, 40, 1032), (64, 4, 96)):
         case = Case(batch, channels, length, taps, dtype, "cuda", left=left, out=length, silu=batch == 9, bias=batch != 5)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
             first = case.forward()

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 from families.traced_graphs import traced
+from torch._inductor import config as inductor_config
 
 import fusebackend
 from fusebackend.patterns.small_bmm.match import SmallBmm
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("library")
 f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
 
 
+@inductor_config.patch(shape_padding=False)  # which makes results slices of larger ones on GPUs
 def check(interpreted, fn, *inputs, count=1, **kwargs):
     expected = fn(*inputs)
     result = interpreted(fn, options={"fuse.patterns": "small_bmm", "fuse.strict": True}, **kwargs)(*inputs)
