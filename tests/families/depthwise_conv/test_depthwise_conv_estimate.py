@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch._dispatch.python import enable_python_dispatcher
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -30,6 +31,7 @@ def h200(library, monkeypatch):
     """The kernels are there, and so is the GPU that they run on."""
     monkeypatch.setattr(type(loader.load()), "why_not", lambda self, device, *operators: None)
     monkeypatch.setattr(estimate, "device_facts", lambda device: device_facts.IMAGINED)
+    monkeypatch.setattr(GraphLowering, "decide_layout_opt", lambda module, *, is_inference: False)
 
 
 def workloads(fn, args, backward=(), device="cuda", dynamic=False):
@@ -114,6 +116,19 @@ def test_one_gradient_alone():
     _, of_weight = workloads(plain, inputs(), (1,))
     assert [w.kind for w in of_x.ours] == ["depthwise_conv of x"] and of_x.inductor[0].quantities["products of weight"] == 0
     assert [w.kind for w in of_weight.ours] == ["depthwise_conv of weight"] and of_weight.inductor[0].quantities["products of x"] == 0
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_where_inductor_chooses_another_memory_order_nothing_is_said_of_this_one(channels_last, monkeypatch):
+    """What is timed in one order does not tell what is faster in the other."""
+    monkeypatch.setattr(GraphLowering, "decide_layout_opt", lambda module, *, is_inference: is_inference)
+    (found,) = workloads(plain, inputs(channels_last=channels_last))
+    if channels_last:
+        assert isinstance(found, Workload)
+    else:
+        assert found.pays is False and found.code == "unmeasured" and "channels last" in found.reason
+    (found,) = workloads(plain, inputs(), device="cpu")
+    assert isinstance(found, Workload)
 
 
 def test_an_empty_convolution_is_left():
