@@ -9,19 +9,14 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dispatch.python import enable_python_dispatcher
-from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from families.traced_graphs import estimates, traced_joint
 
 from fusebackend.native import loader
 from fusebackend.patterns.causal_conv1d import bench, operator_work
 from fusebackend.patterns.causal_conv1d.match import CausalConv1d, CausalConv1dBackward
 from fusebackend.rewriting import device_facts
-from fusebackend.rewriting.pattern import Match, Workload
+from fusebackend.rewriting.pattern import Workload
 
-DECOMPOSITIONS = {op: fn for op, fn in select_decomp_table().items() if "aten.convolution." not in str(op)}
 PATTERNS = (CausalConv1d(), CausalConv1dBackward())
 
 
@@ -32,38 +27,9 @@ def h200(library, monkeypatch):
     monkeypatch.setattr(operator_work, "device_facts", lambda device: device_facts.IMAGINED)
 
 
-def traced(fn, args, backward=(), device="cuda", dynamic=False):
-    """The joint graph of ``fn``, as if on ``device``. It is traced on the CPU: autograd asks for a GPU where tensors are on one."""
-    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=not dynamic)
-    static = [not dynamic or i > 0 for i in range(len(args))]  # parameters are
-    fakes = [mode.from_tensor(a.detach(), static_shapes=s).requires_grad_(i in backward) for i, (a, s) in enumerate(zip(args, static))]
-    with mode, enable_python_dispatcher():  # decompositions that take symbolic sizes
-        grads = [torch.empty_like(y := fn(*fakes)).as_strided(y.shape, y.stride())] if backward else []
-
-        def joint(*a):
-            inputs = a[: len(args)]
-            y = fn(*inputs)
-            return (y, *torch.autograd.grad(y, [inputs[i] for i in backward], a[-1])) if backward else y
-
-        graph = make_fx(joint, decomposition_table=DECOMPOSITIONS)(*fakes, *grads).graph
-        graph.eliminate_dead_code()
-        for node in graph.nodes:
-            node.meta["val"] = torch.utils._pytree.tree_map_only(
-                torch.Tensor, lambda t: t.new_empty_strided(t.shape, t.stride(), device=device), node.meta.get("val")
-            )
-    return graph
-
-
 def workloads(graph):
     """Of each match, all that its pattern says, in the order of the graph."""
-    found = []
-    for node, pattern in itertools.product(graph.nodes, PATTERNS):
-        if node.op == "call_function" and node.target in pattern.anchors:
-            match = pattern.match(node)
-            assert isinstance(match, Match), match
-            made = pattern.estimate(match)
-            found.append(made if isinstance(made, tuple) else (made,))
-    return found
+    return [made if isinstance(made, tuple) else (made,) for made in estimates(graph, PATTERNS)]
 
 
 def convolution(taps, channels, btc=False, silu=False, after=None):
@@ -82,7 +48,7 @@ def inputs(batch, channels, samples, taps, btc=False, dtype=torch.bfloat16, bias
 
 
 def test_the_quantities_of_a_short_forward():
-    ((both,),) = workloads(traced(convolution(4, 64), inputs(2, 64, 128, 4)))
+    ((both,),) = workloads(traced_joint(convolution(4, 64), inputs(2, 64, 128, 4)))
     (ours,), (theirs,) = both.ours, both.inductor
     elements, padded = 2 * 64 * 128, 2 * 64 * 131
     assert (ours.kind, theirs.kind) == ("causal_conv1d", "depthwise conv")
@@ -107,7 +73,7 @@ def test_the_quantities_of_a_short_forward():
 
 def test_silu_and_bias_are_a_kernel_of_inductors_unless_the_next_one_computes_them():
     sites = [inputs(2, 64, 128, 4, bias=True)] * 2
-    alone, fused = (workloads(traced(convolution(4, 64, silu=True, after=f), s))[0][0] for f, s in zip((None, torch.sin), sites))
+    alone, fused = (workloads(traced_joint(convolution(4, 64, silu=True, after=f), s))[0][0] for f, s in zip((None, torch.sin), sites))
     elements = 2 * 64 * 128
     assert alone.inductor[0].quantities["launches"] == 3 and fused.inductor[0].quantities["launches"] == 2
     difference = alone.inductor[0].quantities["pointwise bytes"] - fused.inductor[0].quantities["pointwise bytes"]
@@ -117,18 +83,18 @@ def test_silu_and_bias_are_a_kernel_of_inductors_unless_the_next_one_computes_th
 
 def test_what_computes_x_writes_it_padded():
     plain = convolution(4, 64)
-    ((both,),) = workloads(traced(lambda x, w: plain(torch.sin(x), w), inputs(2, 64, 128, 4)))
+    ((both,),) = workloads(traced_joint(lambda x, w: plain(torch.sin(x), w), inputs(2, 64, 128, 4)))
     assert both.inductor[0].quantities["launches"] == 1
 
 
 def test_copies_into_another_memory_order_are_counted():
-    ((both,),) = workloads(traced(convolution(64, 64, btc=True), inputs(2, 64, 128, 64, btc=True)))
+    ((both,),) = workloads(traced_joint(convolution(64, 64, btc=True), inputs(2, 64, 128, 64, btc=True)))
     assert both.ours[0].quantities["copied bytes"] == 2 * 2 * 2 * 64 * 128 and both.ours[0].quantities["launches"] == 2
     assert both.ours[0].shape["tensor_cores"] == 1
 
 
 def test_the_quantities_of_a_backward():
-    forward, (both,) = workloads(traced(convolution(4, 64, silu=True), inputs(2, 64, 2048, 4), (0, 1)))
+    forward, (both,) = workloads(traced_joint(convolution(4, 64, silu=True), inputs(2, 64, 2048, 4), (0, 1)))
     (ours,), (theirs,) = both.ours, both.inductor
     elements, padded = 2 * 64 * 2048, 2 * 64 * 2051
     assert (ours.kind, theirs.kind) == ("causal_conv1d backward", "depthwise conv backward")
@@ -140,24 +106,24 @@ def test_the_quantities_of_a_backward():
 
 
 def test_silu_costs_the_original_convolution_where_its_backward_stays():
-    graph = traced(convolution(4, 64, silu=True), inputs(2, 64, 2048, 4), (0, 1))
+    graph = traced_joint(convolution(4, 64, silu=True), inputs(2, 64, 2048, 4), (0, 1))
     (whole, plain), _ = workloads(graph)
     assert [w.kind for w in whole.ours] == ["causal_conv1d", "depthwise conv"]
     assert [w.kind for w in plain.ours] == ["causal_conv1d"] and plain.match is not None and not plain.match.site.silu
     assert plain.ours[0].quantities["pointwise bytes"] == 2 * 2 * 2 * 64 * 2048
-    whole, _ = workloads(traced(convolution(4, 64, silu=True), inputs(2, 64, 2048, 4)))[0]
+    whole, _ = workloads(traced_joint(convolution(4, 64, silu=True), inputs(2, 64, 2048, 4)))[0]
     assert [w.kind for w in whole.ours] == ["causal_conv1d"], "in inference nothing else needs the value before SiLU"
 
 
 @pytest.mark.parametrize("dtype, channels, cudnn", [(torch.float16, 32, 1), (torch.float16, 31, 0), (torch.bfloat16, 32, 0)])
 def test_the_library_that_pytorch_calls(dtype, channels, cudnn):
-    ((both,),) = workloads(traced(convolution(3, channels), inputs(2, channels, 64, 3, dtype=dtype)))
+    ((both,),) = workloads(traced_joint(convolution(3, channels), inputs(2, channels, 64, 3, dtype=dtype)))
     theirs = both.inductor[0]
     assert theirs.shape["cudnn"] == cudnn and ("outputs of cuDNN" in theirs.quantities) == bool(cudnn)
 
 
 def test_an_empty_convolution_and_one_of_unknown_size_are_left():
-    graph = traced(convolution(3, 8), inputs(0, 8, 16, 3))
+    graph = traced_joint(convolution(3, 8), inputs(0, 8, 16, 3))
     (node,) = [n for n in graph.nodes if n.target in CausalConv1d.anchors]
     assert CausalConv1d().estimate(CausalConv1d().match(node)).pays is False
 
@@ -177,7 +143,7 @@ def test_what_the_benchmark_times_is_described(device, dynamic):
     cases = [case for case in (*bench.cases(), *drawn) if "FFT" not in case.name]
     for case in cases:
         args = [a.to("cpu") for a in case.inputs(torch.device("cpu"))]
-        found = workloads(traced(case.fn, args, case.backward, device, dynamic))
+        found = workloads(traced_joint(case.fn, args, case.backward, device, dynamic))
         assert len(found) == 1 + bool(case.backward), case.name
         for workload in itertools.chain(*found):
             is_described(workload, device)

@@ -9,20 +9,15 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dispatch.python import enable_python_dispatcher
-from torch._inductor.decomposition import select_decomp_table
+from families.traced_graphs import estimates, traced_joint
 from torch._inductor.graph import GraphLowering
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fusebackend.native import loader
 from fusebackend.patterns.depthwise_conv import bench, estimate
 from fusebackend.patterns.depthwise_conv.match import DepthwiseConv, DepthwiseConvBackward
 from fusebackend.rewriting import device_facts
-from fusebackend.rewriting.pattern import Match, Workload
+from fusebackend.rewriting.pattern import Workload
 
-DECOMPOSITIONS = {op: fn for op, fn in select_decomp_table().items() if "aten.convolution." not in str(op)}
 PATTERNS = (DepthwiseConv(), DepthwiseConvBackward())
 
 
@@ -36,30 +31,7 @@ def h200(library, monkeypatch):
 
 def workloads(fn, args, backward=(), device="cuda", dynamic=False):
     """Of each match, what its pattern says, in the order of the graph of ``fn`` and its backward, as if on ``device``."""
-    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=not dynamic)
-    static = [not dynamic or i > 0 for i in range(len(args))]
-    fakes = [mode.from_tensor(a.detach(), static_shapes=s).requires_grad_(i in backward) for i, (a, s) in enumerate(zip(args, static))]
-    with mode, enable_python_dispatcher():
-        grads = [torch.empty_like(y := fn(*fakes)).as_strided(y.shape, y.stride())] if backward else []
-
-        def joint(*a):
-            inputs = a[: len(args)]
-            y = fn(*inputs)
-            return (y, *torch.autograd.grad(y, [inputs[i] for i in backward], a[-1])) if backward else y
-
-        graph = make_fx(joint, decomposition_table=DECOMPOSITIONS)(*fakes, *grads).graph
-        graph.eliminate_dead_code()
-        for node in graph.nodes:
-            node.meta["val"] = torch.utils._pytree.tree_map_only(
-                torch.Tensor, lambda t: t.new_empty_strided(t.shape, t.stride(), device=device), node.meta.get("val")
-            )
-    found = []
-    for node, pattern in itertools.product(graph.nodes, PATTERNS):
-        if node.op == "call_function" and node.target in pattern.anchors:
-            match = pattern.match(node)
-            assert isinstance(match, Match), match
-            found.append(pattern.estimate(match))
-    return found
+    return estimates(traced_joint(fn, args, backward, device, dynamic), PATTERNS)
 
 
 def plain(x, w, *b):
