@@ -4,31 +4,24 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "common/cpu_target.h"
+#include "common/cpu_half.h"
 
 namespace fusebackend::attention {
 namespace {
 
 float load(const char* data, int64_t index, DType type) {
-  if (type == DType::kFloat32) return reinterpret_cast<const float*>(data)[index];
-  const uint16_t bits = reinterpret_cast<const uint16_t*>(data)[index];
-  if (type == DType::kFloat16) return half_to_float(bits);
-  const uint32_t wide = uint32_t(bits) << 16;
-  float f;
-  std::memcpy(&f, &wide, 4);
-  return f;
+  switch (type) {
+    case DType::kFloat32: return reinterpret_cast<const float*>(data)[index];
+    case DType::kFloat16: return widen(reinterpret_cast<const Float16*>(data)[index]);
+    default: return widen(reinterpret_cast<const BFloat16*>(data)[index]);
+  }
 }
 
 void store(char* data, int64_t index, DType type, float f) {
-  if (type == DType::kFloat32) {
-    reinterpret_cast<float*>(data)[index] = f;
-  } else if (type == DType::kFloat16) {
-    reinterpret_cast<uint16_t*>(data)[index] = float_to_half(f);
-  } else {
-    uint32_t bits;
-    std::memcpy(&bits, &f, 4);
-    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-    reinterpret_cast<uint16_t*>(data)[index] = nan ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  switch (type) {
+    case DType::kFloat32: return narrow(f, reinterpret_cast<float*>(data)[index]);
+    case DType::kFloat16: return narrow(f, reinterpret_cast<Float16*>(data)[index]);
+    default: return narrow(f, reinterpret_cast<BFloat16*>(data)[index]);
   }
 }
 

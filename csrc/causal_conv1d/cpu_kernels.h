@@ -25,7 +25,7 @@ bool sums_in_double(const BackwardParams& p) {
 template <typename F>
 auto dispatch(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::kFloat16: return f(Half{});
+    case DType::kFloat16: return f(Float16{});
     case DType::kBFloat16: return f(BFloat16{});
     case DType::kFloat64: return f(double{});
     default: return f(float{});

@@ -22,7 +22,7 @@ void load_row(A* dst, const T* src, int64_t stride, int64_t first, int64_t last,
       for (; i + VecOf<A>::kSize <= end; i += VecOf<A>::kSize) vstore(dst + (i - first), vload_as<A>(src + i));
     }
   }
-  for (; i < end; ++i) dst[i - first] = load(src[i * stride]);
+  for (; i < end; ++i) dst[i - first] = widen(src[i * stride]);
   std::fill(dst + (end - first), dst + (last - first), A(0));
 }
 
@@ -107,7 +107,7 @@ void load_rows(A* dst, int64_t pitch, const View<const T>& src, int64_t channel,
       }
     }
     for (int64_t t = begin; t < end; ++t) {
-      for (int64_t r = t < i ? whole : 0; r < rows; ++r) dst[r * pitch + (t - first)] = load(from[t * src.t + r]);
+      for (int64_t r = t < i ? whole : 0; r < rows; ++r) dst[r * pitch + (t - first)] = widen(from[t * src.t + r]);
     }
     for (int64_t r = 0; r < rows; ++r) {
       A* to = dst + r * pitch;
@@ -150,7 +150,7 @@ void store_rows(const View<T>& dst, const A* src, int64_t pitch, int64_t channel
 
 template <typename T, typename A, typename Params>
 A channel_bias(const Params& p, int64_t c) {
-  return static_cast<A>(p.shift) + (p.bias ? load(static_cast<const T*>(p.bias)[c * p.bias_stride]) : A(0));
+  return static_cast<A>(p.shift) + (p.bias ? widen(static_cast<const T*>(p.bias)[c * p.bias_stride]) : A(0));
 }
 template <typename T, typename A, typename Params>
 void load_taps(A* dst, const Params& p, int64_t c) {

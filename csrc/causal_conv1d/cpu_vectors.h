@@ -8,7 +8,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "common/cpu_target.h"
+#include "common/cpu_half.h"
 
 #ifndef FUSE_VECTOR_BYTES
 #define FUSE_VECTOR_BYTES (FUSE_HAS_AVX2 ? 32 : 16)
@@ -17,39 +17,11 @@
 namespace fusebackend::causal_conv1d {
 namespace {
 
-struct Half {
-  uint16_t bits;
-};
-struct BFloat16 {
-  uint16_t bits;
-};
-
-// The type in which elements of type T are computed with.
-template <typename T>
-using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-inline float load(float v) { return v; }
-inline double load(double v) { return v; }
-inline float load(Half v) { return half_to_float(v.bits); }
-inline float load(BFloat16 v) {
-  const uint32_t bits = uint32_t{v.bits} << 16;
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
-
 template <typename T, typename A>
 inline T to_storage(A v) {
-  if constexpr (std::is_same_v<T, Half>) {
-    return {float_to_half(static_cast<float>(v))};
-  } else if constexpr (std::is_same_v<T, BFloat16>) {
-    const float f = static_cast<float>(v);
-    uint32_t u;
-    std::memcpy(&u, &f, 4);
-    return {f != f ? uint16_t{0x7fc0} : static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1)) >> 16)};
-  } else {
-    return static_cast<T>(v);
-  }
+  T stored;
+  narrow(static_cast<Acc<T>>(v), stored);
+  return stored;
 }
 
 // Vectors, loaded from any address.
@@ -84,10 +56,10 @@ inline V<float> at_least(V<float> low, V<float> x) { return (V<float>)_mm512_mas
 inline V<float> at_most(V<float> high, V<float> x) { return (V<float>)_mm512_maskz_min_ps(0xffff, (__m512)high, (__m512)x); }
 inline V<float> fused_difference(V<float> a, V<float> b, V<float> c) { return (V<float>)_mm512_fmsub_ps((__m512)a, (__m512)b, (__m512)c); }
 inline V<float> reciprocal(V<float> x) { return (V<float>)_mm512_maskz_rcp14_ps(0xffff, (__m512)x); }
-inline V<float> load16(const Half* p) {
+inline V<float> load16(const Float16* p) {
   return (V<float>)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-inline void store16(Half* p, V<float> v) {
+inline void store16(Float16* p, V<float> v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT));
 }
 inline V<uint32_t> load_words(const BFloat16* p) {
@@ -103,8 +75,8 @@ inline V<float> at_least(V<float> low, V<float> x) { return (V<float>)_mm256_max
 inline V<float> at_most(V<float> high, V<float> x) { return (V<float>)_mm256_min_ps((__m256)high, (__m256)x); }
 inline V<float> fused_difference(V<float> a, V<float> b, V<float> c) { return (V<float>)_mm256_fmsub_ps((__m256)a, (__m256)b, (__m256)c); }
 inline V<float> reciprocal(V<float> x) { return 1.f / x; }
-inline V<float> load16(const Half* p) { return (V<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
-inline void store16(Half* p, V<float> v) {
+inline V<float> load16(const Float16* p) { return (V<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline void store16(Float16* p, V<float> v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 }
 #else
@@ -115,13 +87,13 @@ inline V<float> fused_difference(V<float> a, V<float> b, V<float> c) {
   return c;
 }
 inline V<float> reciprocal(V<float> x) { return 1.f / x; }
-inline V<float> load16(const Half* p) {
+inline V<float> load16(const Float16* p) {
   V<float> v = {};
-  for (int i = 0; i < VecOf<float>::kSize; ++i) v[i] = load(p[i]);
+  for (int i = 0; i < VecOf<float>::kSize; ++i) v[i] = widen(p[i]);
   return v;
 }
-inline void store16(Half* p, V<float> v) {
-  for (int i = 0; i < VecOf<float>::kSize; ++i) p[i] = to_storage<Half>(v[i]);
+inline void store16(Float16* p, V<float> v) {
+  for (int i = 0; i < VecOf<float>::kSize; ++i) p[i] = to_storage<Float16>(v[i]);
 }
 #endif
 inline V<uint32_t> load_words(const BFloat16* p) {
@@ -150,7 +122,7 @@ inline V<A> vload_as(const T* p) {
     return load16(p);
   } else {
     V<A> v = {};
-    for (int i = 0; i < VecOf<A>::kSize; ++i) v[i] = load(p[i]);
+    for (int i = 0; i < VecOf<A>::kSize; ++i) v[i] = widen(p[i]);
     return v;
   }
 }

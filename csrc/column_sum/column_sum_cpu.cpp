@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "column_sum/column_sum.h"
-#include "common/cpu_target.h"
+#include "common/cpu_half.h"
 #include "common/integer_math.h"
 
 namespace fusebackend::column_sum {
@@ -14,29 +14,6 @@ constexpr int64_t kRowsOfASum = 16;     // that are added one after the other
 constexpr int64_t kMostChunks = 64;     // of a matrix
 constexpr int64_t kChunkElements = 1 << 14;  // that a task has at least
 constexpr int64_t kTileColumns = 1024;  // whose sums stay in the first-level cache
-
-struct BFloat16 {
-  uint16_t bits;
-};
-struct Float16 {
-  uint16_t bits;
-};
-
-inline double widen(double x) { return x; }
-inline float widen(float x) { return x; }
-inline float widen(Float16 x) { return half_to_float(x.bits); }
-inline float widen(BFloat16 x) {
-  const uint32_t bits = uint32_t(x.bits) << 16;
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
-inline uint16_t to_bfloat16(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
-  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 // The sums of the columns of `rows` rows, one behind the other by `stride`, added to `sums`.
 template <typename In, typename Acc>
@@ -102,8 +79,8 @@ void sum_partials_cpu(const Problem& p, const CpuPlan& plan, const double* parti
     if (p.mean) sum /= double(p.rows);
     switch (p.result) {
       case DType::kFloat64: static_cast<double*>(p.out)[i] = sum; break;
-      case DType::kFloat16: static_cast<uint16_t*>(p.out)[i] = float_to_half(float(sum)); break;
-      case DType::kBFloat16: static_cast<uint16_t*>(p.out)[i] = to_bfloat16(float(sum)); break;
+      case DType::kFloat16: narrow(float(sum), static_cast<Float16*>(p.out)[i]); break;
+      case DType::kBFloat16: narrow(float(sum), static_cast<BFloat16*>(p.out)[i]); break;
       default: static_cast<float*>(p.out)[i] = float(sum);
     }
   }

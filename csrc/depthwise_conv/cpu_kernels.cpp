@@ -3,48 +3,19 @@
 #include "depthwise_conv/cpu_kernels.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <vector>
 
-#include "common/cpu_target.h"
+#include "common/cpu_half.h"
 #include "common/integer_math.h"
 
 namespace fusebackend::depthwise_conv {
 namespace {
 
-struct Half {
-  uint16_t bits;
-};
-struct BFloat16 {
-  uint16_t bits;
-};
-
-template <typename T>
-using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-inline double widen(double v) { return v; }
-inline float widen(float v) { return v; }
-inline float widen(Half v) { return half_to_float(v.bits); }
-inline float widen(BFloat16 v) {
-  const uint32_t bits = uint32_t{v.bits} << 16;
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
-inline void narrow(double v, double& to) { to = v; }
-inline void narrow(float v, float& to) { to = v; }
-inline void narrow(float v, Half& to) { to.bits = float_to_half(v); }
-inline void narrow(float v, BFloat16& to) {
-  uint32_t bits;
-  std::memcpy(&bits, &v, 4);
-  to.bits = v != v ? uint16_t(0x7fc0) : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 template <typename F>
 void dispatch(DType dtype, F&& f) {
   switch (dtype) {
     case DType::kFloat64: return f(double{});
-    case DType::kFloat16: return f(Half{});
+    case DType::kFloat16: return f(Float16{});
     case DType::kBFloat16: return f(BFloat16{});
     default: return f(float{});
   }
@@ -66,7 +37,7 @@ Range inside(int64_t out, int64_t stride, int64_t offset, int64_t in) {
 
 template <typename T>
 void forward_rows(const ForwardParams& p, int64_t begin, int64_t end) {
-  using S = Sum<T>;
+  using S = Acc<T>;
   const Geometry& g = p.g;
   const T *x = static_cast<const T*>(p.x), *w = static_cast<const T*>(p.w), *bias = static_cast<const T*>(p.bias);
   T* y = static_cast<T*>(p.y);
@@ -109,7 +80,7 @@ void forward_rows(const ForwardParams& p, int64_t begin, int64_t end) {
 
 template <typename T>
 void input_grad_rows(const InputGradParams& p, int64_t begin, int64_t end) {
-  using S = Sum<T>;
+  using S = Acc<T>;
   const Geometry& g = p.g;
   const T *grad = static_cast<const T*>(p.grad), *w = static_cast<const T*>(p.w);
   T* dx = static_cast<T*>(p.dx);
@@ -194,8 +165,8 @@ void weight_grad_channels(const WeightGradParams& p, int64_t first, int64_t coun
     }
   }
   for (int64_t c = 0; c < count; ++c) {
-    for (int64_t t = 0; t < taps && p.dw; ++t) narrow(Sum<T>(sums[t * count + c]), static_cast<T*>(p.dw)[(first + c) * taps + t]);
-    if (p.db) narrow(Sum<T>(totals[c]), static_cast<T*>(p.db)[first + c]);
+    for (int64_t t = 0; t < taps && p.dw; ++t) narrow(Acc<T>(sums[t * count + c]), static_cast<T*>(p.dw)[(first + c) * taps + t]);
+    if (p.db) narrow(Acc<T>(totals[c]), static_cast<T*>(p.db)[first + c]);
   }
 }
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "index_add/cpu_half.h"
+#include "common/cpu_half.h"
 #include "index_add/cpu_index.h"
 
 // A product that overflows is infinite before it is added, as in eager mode: no fused multiply-add, in which it may be finite.

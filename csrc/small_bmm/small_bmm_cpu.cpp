@@ -1,34 +1,11 @@
 // The products on a CPU: each operand is widened to fp32, by rows, and a row of the result is summed in registers.
 #include <algorithm>
 
-#include "common/cpu_target.h"
+#include "common/cpu_half.h"
 #include "small_bmm/small_bmm.h"
 
 namespace fusebackend::small_bmm {
 namespace {
-
-struct BFloat16 {
-  uint16_t bits;
-};
-struct Float16 {
-  uint16_t bits;
-};
-
-inline float widen(float x) { return x; }
-inline float widen(Float16 x) { return half_to_float(x.bits); }
-inline float widen(BFloat16 x) {
-  const uint32_t bits = uint32_t(x.bits) << 16;
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
-inline void narrow(float x, float& out) { out = x; }
-inline void narrow(float x, Float16& out) { out.bits = float_to_half(x); }
-inline void narrow(float x, BFloat16& out) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  out.bits = (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 // A matrix by rows of kMostSize numbers, of which the last are not written.
 template <typename T>
