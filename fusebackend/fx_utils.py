@@ -269,6 +269,22 @@ def is_joint(graph: fx.Graph) -> bool:
     return any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder"))
 
 
+def needs_gradients(node: fx.Node) -> bool:
+    """Whether ``node`` of a joint graph is computed of gradients: AOTAutograd notes that for its partitioner."""
+    tag = node.meta.get("partitioner_tag")
+    if tag is not None:
+        return tag == "is_backward"
+    seen, stack = {node}, [node]
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            if source.op == "placeholder" and source.name.startswith("tangents"):
+                return True
+            if source not in seen:
+                seen.add(source)
+                stack.append(source)
+    return False
+
+
 def mutation_between(first: fx.Node, last: fx.Node) -> fx.Node | None:
     """A node from ``first`` up to ``last`` that mutates something; moving a computation across it would be wrong."""
     node = first

@@ -89,6 +89,7 @@ class _Prepared:
     family: str
     case: Case
     site: str
+    whole_step: bool = False  # whether forward and backward were replaced together, and are timed together
     calls: dict[str, Callable] = dataclasses.field(default_factory=dict)
     kernels: dict[str, list[list[Work]]] = dataclasses.field(default_factory=dict)
 
@@ -267,6 +268,9 @@ def _prepare(family: str, case: Case, dynamic: bool, device: torch.device) -> _P
         prepared.kernels["inductor"] = [[work]]
     else:
         prepared.calls["ours"], found = _compiled(case, "ours", device, {"backend": "fuse", **how})
+        if case.backward:
+            prepared.whole_step = any(len(recorded.graphs) > 1 for recorded in found)
+            found = [recorded for recorded in found if prepared.whole_step or "backward" in recorded.graphs]
         if not found:
             return None
         prepared.kernels["ours"] = [kernel for recorded in found for kernel in recorded.ours]
@@ -316,11 +320,11 @@ def _compiled(case: Case, way: str, device: torch.device, how: dict[str, Any]) -
     compiled = torch.compile(fn, **how)
     with recording() as found, mock.patch.object(Gate, "decide", lambda *_: Decision()):
         if case.backward:  # the backward is compiled when it is first run
-            _bound(compiled, case, device)()
+            _steps(compiled, case, device)[-1]()
         else:
             with mock.patch.object(CompiledFxGraph, "__call__", _stop), torch.no_grad(), contextlib.suppress(_CompiledOnly):
                 compiled(*_empty_inputs(case, device))
-    return compiled, [r for r in found if not case.backward or "backward" in r.ours[0][0].kind]
+    return compiled, found
 
 
 def _stop(self: CompiledFxGraph, inputs: Sequence[Any]) -> Any:
@@ -333,29 +337,33 @@ def _empty_inputs(case: Case, device: torch.device) -> list[torch.Tensor]:
 
     with FakeTensorMode():
         fakes = case.inputs(device)
-    inputs = [torch.empty_strided(f.shape, f.stride(), dtype=f.dtype, device=device) for f in fakes]
+    inputs = [torch.empty_strided(f.shape, f.stride(), dtype=f.dtype, device=device).requires_grad_(f.requires_grad) for f in fakes]
     return [torch.nn.Parameter(x) if isinstance(f, torch.nn.Parameter) else x for x, f in zip(inputs, fakes)]
 
 
-def _bound(fn: Callable, case: Case, device: torch.device) -> Callable[[], Any]:
+def _steps(fn: Callable, case: Case, device: torch.device) -> tuple[Callable[[], Any], ...]:
+    """Calls of the forward and, if that is asked for, of the backward."""
     torch.manual_seed(0)
     arguments = case.inputs(device)
+    if case.backward:
+        for i, argument in enumerate(arguments):
+            argument.requires_grad_(i in case.backward)
+    forward = functools.partial(fn, *arguments)
     if not case.backward:
-        return lambda: fn(*arguments)
-    for i in case.backward:
-        arguments[i].requires_grad_()
-    out = fn(*arguments)
+        return (forward,)
+    out = forward()
     grad = torch.randn(out.shape, device=device).to(out.dtype)
     leaves = [arguments[i] for i in case.backward]
-    return lambda: torch.autograd.grad(out, leaves, grad)
+    return forward, lambda: torch.autograd.grad(out, leaves, grad)
 
 
 def _timed(prepared: _Prepared, timer: KernelTimer, device: torch.device) -> Iterator[Measured | Failure]:
     for way, call in prepared.calls.items():
         try:
             with contextlib.nullcontext() if prepared.case.backward else torch.no_grad():
-                inner = _inner(_bound(call, prepared.case, device))
-                us = timer.host_us(inner) if prepared.family == HOST else timer.us(inner)
+                steps = _steps(call, prepared.case, device)
+                time_us = timer.host_us if prepared.family == HOST else timer.us
+                us = sum(time_us(_inner(step)) for step in (steps if prepared.whole_step else steps[-1:]))
         except Exception as error:  # out of memory, say
             yield Failure.of(prepared.family, error)
             continue

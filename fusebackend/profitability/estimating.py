@@ -18,15 +18,21 @@ from fusebackend.profitability.calibration import Calibration
 from fusebackend.profitability.fresh_inputs import symbols_of
 from fusebackend.profitability.inductor_kernels import generated_kernels
 from fusebackend.profitability.unfit import Unfit
-from fusebackend.rewriting.pattern import Code, Estimate, Generated, Interval, Work, Workload
+from fusebackend.rewriting.pattern import Code, Estimate, Generated, Interval, Level, Work, Workload
 
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """The kernels of both forms of a match, each in the ways that could be chosen for it; of the original None if that is not known."""
+    """The kernels of both forms of a match, each in the ways that could be chosen for it.
+
+    Attributes:
+        inductor: None if that is not known.
+        graphs: where they run: ``"forward"``, ``"backward"`` or, where both are replaced together, both.
+    """
 
     ours: list[list[Work]]
     inductor: list[list[Work]] | None
+    graphs: frozenset[str]
 
 
 _recording: contextvars.ContextVar[list[Recorded] | None] = contextvars.ContextVar("recording", default=None)
@@ -54,11 +60,15 @@ class Estimator:
         self._calibration = calibration
         self._generated: dict[str, list[list[Work]] | str] = {}
 
-    def estimate(self, workloads: Sequence[Workload]) -> Estimate:
-        """Of the workload that gains most: it pays if the intervals of both times are apart."""
+    def estimate(self, workloads: Sequence[Workload], level: Level, outputs: Sequence[fx.Node]) -> Estimate:
+        """Of the workload that gains most: it pays if the intervals of both times are apart.
+
+        Args:
+            level, outputs: of the match.
+        """
         recorded = _recording.get()
         if recorded is not None:
-            recorded.append(self._record(workloads[0]))
+            recorded.append(self._record(workloads[0], _graphs(level, outputs)))
             return Estimate()
         found = [self._one(workload) for workload in workloads]
         return max(found, key=_gain)
@@ -73,11 +83,11 @@ class Estimator:
             return Estimate(None, str(unfit), "unmeasured", instead=workload.match)
         return _verdict(workload, ours, inductor)
 
-    def _record(self, workload: Workload) -> Recorded:
+    def _record(self, workload: Workload, graphs: frozenset[str]) -> Recorded:
         try:
-            return Recorded(_replacing(workload), self._original(workload))
+            return Recorded(_replacing(workload), self._original(workload), graphs)
         except Unfit:
-            return Recorded(_replacing(workload), None)
+            return Recorded(_replacing(workload), None, graphs)
 
     def _original(self, workload: Workload) -> list[list[Work]]:
         """The kernels of the original, each in the ways that Inductor would try."""
@@ -108,6 +118,15 @@ def works_of(work: Generated) -> list[list[Work]]:
 def _replacing(workload: Workload) -> list[list[Work]]:
     """The kernels of the replacement, each in its only way."""
     return [[work] for work in workload.ours]
+
+
+def _graphs(level: Level, outputs: Sequence[fx.Node]) -> frozenset[str]:
+    """The graphs of a training step, after partitioning, that ``outputs`` are computed in."""
+    if not g.is_joint(outputs[0].graph):
+        return frozenset({"forward"})
+    if level == "post_grad":
+        return frozenset({"backward"})
+    return frozenset("backward" if g.needs_gradients(n) else "forward" for n in outputs)
 
 
 def _key(nodes: Sequence[fx.Node]) -> str:

@@ -21,7 +21,7 @@ from fusebackend.patterns.causal_conv1d.fft_calls import Call, Kind
 from fusebackend.patterns.causal_conv1d.memory_order import in_order
 from fusebackend.patterns.causal_conv1d.ops import causal_conv1d, causal_conv1d_backward
 from fusebackend.patterns.causal_conv1d.read_fft import Output, Site
-from fusebackend.patterns.causal_conv1d.spectra import TIME, Factor, size_of_label
+from fusebackend.patterns.causal_conv1d.spectrum import TIME, Factor, size_of_label
 from fusebackend.rewriting.pattern import Emitter
 
 aten = torch.ops.aten

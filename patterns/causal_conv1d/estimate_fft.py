@@ -16,7 +16,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.causal_conv1d.fft_calls import Call, Kind
 from fusebackend.patterns.causal_conv1d.operator_work import backward_work, forward_work
-from fusebackend.patterns.causal_conv1d.spectra import TIME, Factor
+from fusebackend.patterns.causal_conv1d.spectrum import TIME, Factor
 from fusebackend.rewriting.pattern import Estimate, Work, Workload
 from fusebackend.rewriting.workload import log2
 
@@ -36,9 +36,7 @@ def fft_workload(calls: Sequence[Call], replaced: Sequence[fx.Node], backward: b
         return _UNKNOWN
     if any(0 in k[:5] for k in known if k is not None):
         return _EMPTY
-    # A calibration reads the direction from the first one's kind.
-    ours = sorted((_our_work(call) for call in calls), key=lambda work: "backward" not in work.kind)
-    return Workload(tuple(ours), (_fft_work(replaced, calls[0], backward),))
+    return Workload(tuple(map(_our_work, calls)), (_fft_work(replaced, calls[0], backward),))
 
 
 def _our_work(call: Call) -> Work:

@@ -13,7 +13,7 @@ import torch
 from fusebackend import fx_utils as g
 from fusebackend.patterns.causal_conv1d.operator_work import Sizes
 from fusebackend.patterns.causal_conv1d.read_fft import Group, Output, Product, Site
-from fusebackend.patterns.causal_conv1d.spectra import TIME, Factor, Rows, size_of_label
+from fusebackend.patterns.causal_conv1d.spectrum import TIME, Factor, Rows, size_of_label
 from fusebackend.rewriting.pattern import Reject
 
 

@@ -20,7 +20,7 @@ from fusebackend.patterns.causal_conv1d.emit_fft import emit_fft
 from fusebackend.patterns.causal_conv1d.estimate_fft import fft_workload
 from fusebackend.patterns.causal_conv1d.fft_calls import all_calls, roles_of
 from fusebackend.patterns.causal_conv1d.ops import causal_conv1d, causal_conv1d_backward
-from fusebackend.patterns.causal_conv1d.read_fft import Group, Site, needs_gradients, read_group
+from fusebackend.patterns.causal_conv1d.read_fft import Group, Site, read_group
 from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ class _FftConvolution(Pattern):
     def match(self, node: fx.Node) -> Match | Reject | None:
         if node.target is aten._fft_c2c.default and node.args[3]:
             return None  # a transform
-        if needs_gradients(node) != self.is_backward:
+        if g.needs_gradients(node) != self.is_backward:
             return None
         group = read_group(node)
         if not isinstance(group, Group):

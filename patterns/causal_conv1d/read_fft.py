@@ -17,19 +17,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.causal_conv1d.nodes import is_number, size_of
-from fusebackend.patterns.causal_conv1d.spectra import (
-    INVERSES,
-    TIME,
-    Factor,
-    Labels,
-    Spectrum,
-    SpectrumReader,
-    Term,
-    Unreadable,
-    is_zeros,
-    real_part,
-    summed_pairs,
-)
+from fusebackend.patterns.causal_conv1d.padded_rows import is_zeros
+from fusebackend.patterns.causal_conv1d.spectra import INVERSES, SpectrumReader, real_part, summed_pairs
+from fusebackend.patterns.causal_conv1d.spectrum import TIME, Factor, Labels, Spectrum, Term, Unreadable
 from fusebackend.rewriting.pattern import Reject
 
 aten = torch.ops.aten
@@ -122,7 +112,7 @@ def read_group(node: fx.Node) -> Group | Reject | None:
         if not error.near:
             return None
     spectra, inverses, outsider = _connected(node)
-    if any(i < node and needs_gradients(i) == needs_gradients(node) for i in inverses):
+    if any(i < node and g.needs_gradients(i) == g.needs_gradients(node) for i in inverses):
         return None
     if outsider is not None:
         used, by = outsider
@@ -199,7 +189,7 @@ def _site(reader: SpectrumReader, inverse: fx.Node) -> Site | Reject:
         if isinstance(product, Reject):
             return product
         products.append(product)
-    return Site(output, tuple(products), needs_gradients(inverse))
+    return Site(output, tuple(products), g.needs_gradients(inverse))
 
 
 def _output(inverse: fx.Node, found: Spectrum) -> Output | Reject:
@@ -289,19 +279,3 @@ def _wrap(product: Product, output: Output) -> Reject | None:
         elif not statically_known_true(has >= needs):
             return Reject("it is not known of these symbolic lengths whether the convolution wraps around", output.inverse)
     return None
-
-
-def needs_gradients(node: fx.Node) -> bool:
-    """Whether ``node`` is computed of gradients: AOTAutograd notes that for its partitioner."""
-    tag = node.meta.get("partitioner_tag")
-    if tag is not None:
-        return tag == "is_backward"
-    seen, stack = {node}, [node]
-    while stack:
-        for source in stack.pop().all_input_nodes:
-            if source.op == "placeholder" and source.name.startswith("tangents"):
-                return True
-            if source not in seen:
-                seen.add(source)
-                stack.append(source)
-    return False

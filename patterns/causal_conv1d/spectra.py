@@ -1,4 +1,4 @@
-"""Reads what the complex values of a joint graph are: discrete Fourier transforms of zero-padded real rows, and products of two of them.
+"""Reads what the complex values of a joint graph are, as far as they are made of Fourier transforms of real rows.
 
 A gradient is spelled by the same transforms, which autograd writes in other words: the gradient of ``irfft`` doubles all bins but the first
 and the last, that of ``rfft`` is the real part of an inverse transform of half of the bins. Every step is linear in each operand, so each
@@ -8,108 +8,21 @@ value is a sum of products, which is kept as an einsum is written: with a label 
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.causal_conv1d.nodes import is_number, size_of
+from fusebackend.patterns.causal_conv1d.padded_rows import is_zeros, padded_rows, real_rows
+from fusebackend.patterns.causal_conv1d.spectrum import TIME, Bins, Factor, Spectrum, Term, Unreadable, broadcast, size_of_label
 
 aten = torch.ops.aten
-prims = torch.ops.prims
-
-#: The label of the dimension that is transformed. Others are (node, dim), of the rows that first had them, or None where the size is 1.
-TIME = "time"
-Labels = tuple[Any, ...]
 
 INVERSES = (aten._fft_c2r.default, aten._fft_c2c.default)
-
-
-class Bins(enum.Enum):
-    """Which bins of a transform of real rows a value holds; the others follow from these."""
-
-    HALF = "n // 2 + 1 of them"
-    DOUBLED = "the same, all but the first and (where n is even) the last doubled"
-    ONE_SIDED = "the same, and zeros in place of the others"
-    ALL = "all of them"
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Real rows along dim ``axis`` of ``node``, behind ``offset`` zeros, and before as many zeros as the transform's length leaves."""
-
-    node: fx.Node
-    axis: int
-    offset: int = 0
-
-    @property
-    def length(self) -> Any:
-        return g.value(self.node).shape[self.axis]
-
-
-@dataclasses.dataclass(frozen=True)
-class Factor:
-    """The transform of ``rows``, whose dims have these labels; ``conjugated`` or not."""
-
-    rows: Rows
-    labels: Labels
-    conjugated: bool = False
-
-    def relabeled(self, new: dict[Any, Any]) -> Factor:
-        return dataclasses.replace(self, labels=_relabeled(self.labels, new))
-
-
-@dataclasses.dataclass(frozen=True)
-class Term:
-    """A product of one or two transforms, times ``scale * n ** power``. Labels of factors that the value lacks are summed over."""
-
-    factors: tuple[Factor, ...]
-    scale: float = 1.0
-    power: Fraction = Fraction(0)
-
-    def relabeled(self, new: dict[Any, Any]) -> Term:
-        return dataclasses.replace(self, factors=tuple(f.relabeled(new) for f in self.factors))
-
-    def scaled(self, scale: float, power: Fraction = Fraction(0)) -> Term:
-        return dataclasses.replace(self, scale=self.scale * scale, power=self.power + power)
-
-
-@dataclasses.dataclass(frozen=True)
-class Spectrum:
-    """A sum of terms: ``bins`` of a transform of ``n`` samples, or what an inverse transform made of all bins (``bins`` is None)."""
-
-    terms: tuple[Term, ...]
-    labels: Labels
-    n: Any
-    bins: Bins | None
-
-    @property
-    def is_product(self) -> bool:
-        return any(len(t.factors) > 1 for t in self.terms)
-
-    def mapped(self, change: Callable[[Term], Term]) -> Spectrum:
-        return dataclasses.replace(self, terms=tuple(map(change, self.terms)))
-
-    def relabeled(self, new: dict[Any, Any]) -> Spectrum:
-        return dataclasses.replace(self.mapped(lambda t: t.relabeled(new)), labels=_relabeled(self.labels, new))
-
-
-class Unreadable(Exception):
-    """A value is no sum of products of transforms.
-
-    Attributes:
-        node: where that shows.
-        near: whether a product of transforms, or what looks like one, is part of it.
-    """
-
-    def __init__(self, reason: str, node: fx.Node, near: bool = False):
-        super().__init__(reason)
-        self.reason, self.node, self.near = reason, node, near
 
 
 class SpectrumReader:
@@ -189,7 +102,7 @@ class SpectrumReader:
         if bins is None or not g.same_size(a.n, b.n):
             raise Unreadable("FFTs of different lengths, or different bins, are multiplied", node, True)
         b = b.relabeled(_unified(node, a, b))
-        labels = _broadcast(a.labels, b.labels)
+        labels = broadcast(a.labels, b.labels)
         if len({x for x in labels if x is not None}) < sum(x is not None for x in labels):
             raise Unreadable("the FFT of the same rows along two dimensions", node, True)
         terms = []
@@ -370,13 +283,6 @@ _READERS: dict[Any, Callable[[SpectrumReader, fx.Node], Spectrum]] = {
 }
 
 
-def is_zeros(node: Any) -> bool:
-    """Whether all elements are zero; seen through slices."""
-    while isinstance(node, fx.Node) and node.target is aten.slice.Tensor:
-        node = node.args[0]
-    return isinstance(node, fx.Node) and node.target is aten.full.default and is_number(node.args[1], 0)
-
-
 def summed_pairs(node: Any) -> tuple[fx.Node, fx.Node] | None:
     """(a, b) if the complex ``node`` is a + b, which Inductor writes as a sum of views of real numbers."""
     if node.target is not aten.view.dtype or not g.value(node).is_complex():
@@ -400,61 +306,13 @@ def _transform(node: fx.Node, source: fx.Node, dims: Any, norm: int, bins: Bins)
         raise Unreadable("an FFT along several dimensions", node)
     value = g.value(source)
     axis = dims[0] % value.dim()
-    rows = _rows(source, axis)
+    rows = padded_rows(source, axis)
     if value.is_complex():
-        inner = _rows(_real_rows(rows.node), axis)
+        inner = padded_rows(real_rows(rows.node), axis)
         rows = dataclasses.replace(inner, offset=rows.offset + inner.offset)
     labels = tuple(TIME if d == axis else None if g.same_size(s, 1) else (rows.node, d) for d, s in enumerate(g.value(rows.node).shape))
     scale, power = _normalization(norm, value.shape[axis])
     return Spectrum((Term((Factor(rows, labels),), scale, power),), labels, value.shape[axis], bins)
-
-
-def _rows(node: fx.Node, axis: int) -> Rows:
-    """What ``node`` is without zeros around it."""
-    offset = 0
-    while True:
-        inner = _unpadded(node, axis)
-        if inner is None:
-            return Rows(node, axis, offset)
-        node, offset = inner[0], offset + inner[1]
-
-
-def _unpadded(node: fx.Node, axis: int) -> tuple[fx.Node, int] | None:
-    """(what is padded with zeros along ``axis`` alone, how many stand before it), if something is."""
-    if node.op != "call_function":
-        return None
-    if node.target is aten.constant_pad_nd.default:
-        args = g.arguments(node)
-        pad = list(args["pad"])
-        last = 2 * (g.value(node).dim() - 1 - axis)
-        before, after = (pad[last], size_of(pad[last + 1])) if last < len(pad) else (0, 0)
-        others = [p for i, p in enumerate(pad) if i not in (last, last + 1)]
-        only_here = all(is_number(p, 0) for p in others) and args["value"] in (0, 0.0, None)
-        if only_here and isinstance(before, int) and before >= 0 and statically_known_true(after >= 0):
-            return args["self"], before
-    if node.target is aten.slice_scatter.default:
-        args = g.arguments(node)
-        start = args["start"] or 0
-        here = args["dim"] % g.value(node).dim() == axis and args["step"] == 1 and isinstance(start, int) and start >= 0
-        if here and is_zeros(args["self"]):
-            return args["src"], start
-    return None
-
-
-def _real_rows(node: Any) -> fx.Node:
-    """The real tensor that a complex one without imaginary part was made of.
-
-    Raises:
-        Unreadable: there is none.
-    """
-    if node.target is prims.convert_element_type.default and not g.value(node.args[0]).is_complex():
-        return node.args[0]
-    if node.target is aten.view_as_complex.default:
-        pair = node.args[0]
-        if pair.target is aten.select_scatter.default and is_zeros(pair.args[0]) and g.arguments(pair)["index"] == 0:
-            if g.arguments(pair)["dim"] % g.value(pair).dim() == g.value(pair).dim() - 1:
-                return g.arguments(pair)["src"]
-    raise Unreadable("an FFT of complex rows", node)
 
 
 def _doubled(node: Any) -> fx.Node | None:
@@ -497,21 +355,6 @@ def _unified(node: fx.Node, of: Spectrum, other: Spectrum) -> dict[Any, Any]:
                 raise Unreadable("FFTs of shapes that are not known to be equal are combined", node, True)
             new[y] = x
     return new
-
-
-def size_of_label(label: Any) -> Any:
-    node, dim = label
-    return g.value(node).shape[dim]
-
-
-def _relabeled(labels: Labels, new: dict[Any, Any]) -> Labels:
-    return tuple(new.get(x, x) for x in labels)
-
-
-def _broadcast(a: Labels, b: Labels) -> Labels:
-    width = max(len(a), len(b))
-    a, b = (None,) * (width - len(a)) + a, (None,) * (width - len(b)) + b
-    return tuple(x if x is not None else y for x, y in zip(a, b))
 
 
 def real_part(node: fx.Node) -> fx.Node | None:

@@ -44,7 +44,7 @@ def _both(
     goals: tuple[float, float] | None = None,
 ) -> Iterator[Case]:
     inputs = _inputs(shape, (taps,) * (len(shape) - 2), shape[1], dtype, channels_last)
-    fn = _convolution(len(shape), stride, taps // 2 * dilation, dilation)
+    fn = _Convolution(shape[1], stride, taps // 2 * dilation, dilation)
 
     def copy(x, weight, bias):
         return x.detach().clone()
@@ -75,16 +75,12 @@ def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
             or min(sides) < (max(window) - 1) * dilation + 1 - 2 * (max(window) // 2 * dilation)
         ):
             continue
-        channels_last, backward = not flat and draw.random() < 0.5, draw.random() < 0.5
+        channels_last, backward = not flat and draw.random() < 0.5, draw.choice(((), (), (), (0,), (1,), (0, 1)))
         inputs = _inputs((batch, channels, *sides), window, channels * multiplier, FLOATS[kind], channels_last)
-        fn = _convolution(2 + len(sides), stride, max(window) // 2 * dilation, dilation)
+        fn = _Convolution(channels, stride, max(window) // 2 * dilation, dilation)
         form = f"{'x'.join(map(str, window))} s{stride} d{dilation} m{multiplier}{' channels last' if channels_last else ''}"
-        yield Case(
-            f"{kind} {(batch, channels, *sides)} {form}, {'backward' if backward else 'forward'}",
-            fn,
-            inputs,
-            backward=(0, 1) if backward else (),
-        )
+        direction = f"backward of {' and '.join('xw'[i] for i in backward)}" if backward else "forward"
+        yield Case(f"{kind} {(batch, channels, *sides)} {form}, {direction}", fn, inputs, backward=backward)
 
 
 def _inputs(
@@ -99,10 +95,12 @@ def _inputs(
     return inputs
 
 
-def _convolution(rank: int, stride: int, padding: int, dilation: int) -> Callable:
-    convolve = F.conv1d if rank == 3 else F.conv2d
+class _Convolution(torch.nn.Module):
+    """Its numbers are a module's, as in models: numbers of a function's closure are symbols where sizes are."""
 
-    def fn(x, weight, bias):
-        return convolve(x, weight, None, stride, padding, dilation, x.shape[1])
+    def __init__(self, channels: int, *numbers: int):
+        super().__init__()
+        self.channels, self.numbers = channels, numbers
 
-    return fn
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return (F.conv1d if x.dim() == 3 else F.conv2d)(x, weight, None, *self.numbers, self.channels)

@@ -18,7 +18,13 @@ def taking(us, share=1.0):
 
 
 def estimate(*workloads, calibration=KNOWN):
-    return Estimator(calibration).estimate(workloads)
+    return Estimator(calibration).estimate(workloads, "post_grad", [computed()])
+
+
+def computed(*inputs):
+    """A node of a graph with these inputs."""
+    graph = fx.Graph()
+    return graph.call_function(torch.ops.aten.add.Tensor, tuple(graph.placeholder(name) for name in inputs))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,7 @@ def test_what_inductor_can_not_be_asked_is_not_known_and_asked_once(monkeypatch)
     monkeypatch.setattr(estimating, "_key", lambda nodes: "a site")
     estimator = Estimator(KNOWN)
     for _ in range(2):
-        found = estimator.estimate([Workload((taking(1.0),), (Generated(()),))])
+        found = estimator.estimate([Workload((taking(1.0),), (Generated(()),))], "post_grad", [computed()])
         assert found.pays is None and found.reason == "no code for it"
     assert len(asked) == 1
 
@@ -94,5 +100,23 @@ def test_recording_says_yes_and_keeps_the_work():
     workload = Workload((taking(10.0),), (taking(1.0),))
     with estimating.recording() as found:
         assert estimate(workload).pays
-    assert found == [estimating.Recorded([[taking(10.0)]], [[taking(1.0)]])]
+    assert found == [estimating.Recorded([[taking(10.0)]], [[taking(1.0)]], frozenset({"forward"}))]
     assert estimate(workload).pays is False
+
+
+def test_recording_tells_which_graphs_of_a_step_a_match_is_computed_in():
+    forward, backward = computed("primals_1", "primals_2"), computed("primals_1", "tangents_1")
+    joint = fx.Graph()
+    x, grad = joint.placeholder("primals_1"), joint.placeholder("tangents_1")
+    of_x, of_grad = (joint.call_function(torch.ops.aten.neg.default, (i,)) for i in (x, grad))
+    later = joint.call_function(torch.ops.aten.neg.default, (of_grad,))
+    with estimating.recording() as found:
+        for level, outputs in (
+            ("post_grad", [forward]),
+            ("post_grad", [backward]),
+            ("joint", [of_x]),
+            ("joint", [later]),
+            ("joint", [of_x, later]),
+        ):
+            Estimator(KNOWN).estimate([Workload((taking(1.0),), (taking(1.0),))], level, outputs)
+    assert [set(f.graphs) for f in found] == [{"forward"}, {"backward"}, {"forward"}, {"backward"}, {"forward", "backward"}]

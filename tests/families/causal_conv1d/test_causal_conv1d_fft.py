@@ -9,26 +9,13 @@ from torch.fft import fft, ifft, irfft, rfft
 
 import fusebackend
 from fusebackend.backend import fuse
-from fusebackend.native import loader
 
 BATCH, CHANNELS, LENGTH = 3, 5, 24
 FORWARD, BACKWARD = "fft_conv1d", "fft_conv1d_backward"
 #: Besides eager's own error: of one rounding.
 ROUNDING = 2.0**-23
 
-
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, cuda])])
-def device(request):
-    reason = loader.load().why_not(torch.device(request.param))
-    if reason:
-        pytest.skip(reason)
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    with torch.device(request.param):
-        yield request.param
+pytestmark = pytest.mark.usefixtures("on_each_device")
 
 
 def compiled(fn, **options):

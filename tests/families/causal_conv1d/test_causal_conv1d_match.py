@@ -8,24 +8,11 @@ import torch.nn.functional as F
 
 import fusebackend
 from fusebackend.backend import fuse
-from fusebackend.native import loader
 
 BATCH, CHANNELS, LENGTH = 2, 8, 20
 FORWARD, BACKWARD = "causal_conv1d", "causal_conv1d_backward"
 
-
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, cuda])])
-def device(request):
-    reason = loader.load().why_not(torch.device(request.param))
-    if reason:
-        pytest.skip(reason)
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    with torch.device(request.param):
-        yield request.param
+pytestmark = pytest.mark.usefixtures("on_each_device")
 
 
 def compiled(fn, dynamic=None, **options):

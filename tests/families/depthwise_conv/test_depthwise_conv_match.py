@@ -9,23 +9,13 @@ from traced_graphs import traced
 
 import fusebackend
 from fusebackend.backend import fuse
-from fusebackend.native import loader
 from fusebackend.patterns.depthwise_conv.sites import read_backward
 
 aten = torch.ops.aten
 FORWARD, BACKWARD = "depthwise_conv", "depthwise_conv_backward"
 C = 8
 
-
-@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    reason = loader.load().why_not(torch.device(request.param))
-    if reason:
-        pytest.skip(reason)
-    with torch.device(request.param):
-        yield request.param
+pytestmark = pytest.mark.usefixtures("on_each_device")
 
 
 def compiled(fn, dynamic=None, **options):

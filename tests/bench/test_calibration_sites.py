@@ -1,0 +1,57 @@
+"""What ``calibrate`` compiles and times of a random site."""
+
+import random
+
+import pytest
+import torch
+
+from fusebackend.bench import calibration_sites
+from fusebackend.bench.calibration_sites import Measured
+from fusebackend.bench.case import Case
+from fusebackend.bench.kernel_time import KernelTimer
+from fusebackend.rewriting.registry import families
+
+CPU = torch.device("cpu")
+
+
+def square(device):
+    return torch.ones(3, 4, device=device), torch.ones(3, 4, device=device)
+
+
+class Counting:
+    """In place of a timer: a call takes one microsecond, and is run twice."""
+
+    def us(self, call):
+        call()
+        call()
+        return 1.0
+
+
+@pytest.mark.parametrize(("whole_step", "us"), [(False, 1.0), (True, 2.0)])
+def test_a_forward_is_timed_with_its_backward_where_both_were_replaced_together(whole_step, us):
+    case = Case("square", lambda x, y: x * x * y, square, backward=(0,))
+    prepared = calibration_sites._Prepared("f", case, "site", whole_step)
+    prepared.calls["ours"], prepared.kernels["ours"] = torch.compile(case.fn), []
+    assert list(calibration_sites._timed(prepared, Counting(), CPU)) == [Measured("f", "site", "ours", [], us)]
+
+
+def test_only_the_gradients_that_a_case_names_are_computed():
+    case = Case("product", lambda x, y: x * y, lambda device: tuple(t.requires_grad_() for t in square(device)), backward=(1,))
+    forward, backward = calibration_sites._steps(lambda x, y: (x * y) + (0 if not x.requires_grad else 1), case, CPU)
+    assert torch.equal(forward(), torch.ones(3, 4)) and len(backward()) == 1
+
+
+@pytest.mark.codegen
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "backward of x", "backward of w"])
+def test_sites_of_convolutions_are_compiled_once_and_timed_both_ways(direction, dynamic, library):
+    cases = families()["depthwise_conv"].bench.random_cases(random.Random(0), 2e-4)
+    case = next(c for c in cases if c.name.endswith(direction) and "fp32" in c.name)
+    with calibration_sites._compiling(CPU):
+        prepared = calibration_sites._prepare("depthwise_conv", case, dynamic, CPU)
+    assert prepared is not None
+    with torch.compiler.set_stance("fail_on_recompile"):
+        found = list(calibration_sites._timed(prepared, KernelTimer(CPU), CPU))
+    kind = {"forward": "depthwise_conv", "backward of x": "depthwise_conv of x", "backward of w": "depthwise_conv of weight"}[direction]
+    assert [m.way for m in found] == ["ours", "inductor"]
+    assert [work.kind for (work,) in found[0].kernels] == [f"{kind} cpu"]
