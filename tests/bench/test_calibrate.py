@@ -6,7 +6,6 @@ import json
 import math
 import random
 import sys
-import time
 
 import pytest
 import torch
@@ -165,23 +164,6 @@ def test_sites_only_are_timed_and_written(monkeypatch, tmp_path, capsys):
     assert asked == [(["permute"], 0.5, 7, "cpu")] and "5 sites" in capsys.readouterr().out
     provenance, read = calibrate.read_sites([path])
     assert read == measured and provenance["device"] == PROVENANCE["device"] and provenance["seed"] == 7
-
-
-def late_worker(index, workers, gpus, drawn, seed, kind, turn, results, compile_until, end):
-    """Stands for a worker; the first never ends to compile."""
-    if index == 0:
-        time.sleep(600)
-    results.put(calibration_sites._Ready(index))
-    turn.recv()
-    results.put(Measured("f", f"site of {index}", "ours", [], 1.0))
-    results.put(index)
-
-
-def test_a_site_that_never_ends_to_compile_keeps_no_other_from_being_timed(monkeypatch):
-    monkeypatch.setattr(calibration_sites, "_worker", late_worker)
-    monkeypatch.setattr(calibration_sites.os, "sched_getaffinity", lambda pid: {0, 1, 2})
-    found = list(calibration_sites.measure(["permute"], 0.8, 0, torch.device("cpu"), lambda text: None))
-    assert sorted(m.site for m in found) == ["site of 1", "site of 2"]
 
 
 def test_what_was_timed_before_an_interruption_is_in_the_file(monkeypatch, tmp_path):

@@ -1,6 +1,8 @@
 """What ``calibrate`` compiles and times of a random site."""
 
+import multiprocessing
 import random
+import time
 
 import pytest
 import torch
@@ -55,3 +57,22 @@ def test_sites_of_convolutions_are_compiled_once_and_timed_both_ways(direction, 
     kind = {"forward": "depthwise_conv", "backward of x": "depthwise_conv of x", "backward of w": "depthwise_conv of weight"}[direction]
     assert [m.way for m in found] == ["ours", "inductor"]
     assert [work.kind for (work,) in found[0].kernels] == [f"{kind} cpu"]
+
+
+def late_worker(index, workers, gpus, drawn, seed, kind, turn, results, compile_until, end):
+    """Stands for a worker; the first never ends to compile."""
+    if index == 0:
+        time.sleep(600)
+    results.put(calibration_sites._Ready(index))
+    turn.recv()
+    results.put(Measured("f", f"site of {index}", "ours", [], 1.0))
+    results.put(index)
+
+
+def test_a_site_that_never_ends_to_compile_keeps_no_other_from_being_timed(monkeypatch):
+    monkeypatch.setattr(calibration_sites, "_worker", late_worker)
+    monkeypatch.setattr(calibration_sites.os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    forked = multiprocessing.get_context("fork")  # ready at once: how long a new process imports depends on what else runs
+    monkeypatch.setattr(calibration_sites.multiprocessing, "get_context", lambda method: forked)
+    found = list(calibration_sites.measure(["permute"], 0.25, 0, CPU, lambda text: None))
+    assert sorted(m.site for m in found) == ["site of 1", "site of 2"]
