@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -169,10 +170,14 @@ class Gate:
             self._contexts[name] = cache_keys.measuring(
                 cache_keys.machine(device),
                 loader.load().key,
-                inductor_config.save_config_portable(),
+                self._inductor_settings,
                 [self._identity(p) or f"unidentified {p.name}" for p in patterns],
             )
         return self._contexts[name]
+
+    @functools.cached_property
+    def _inductor_settings(self) -> dict[str, Any]:
+        return inductor_config.save_config_portable()  # of some thousand entries: asked once a compile
 
     def are_identified(self, patterns: Sequence[Pattern]) -> bool:
         """Whether measurements made with these patterns may be kept."""
