@@ -29,6 +29,7 @@ import inspect
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,11 +136,17 @@ def pattern(instance: Any) -> str:
     kind = type(instance)
     if re.match(r"fusebackend\.patterns\.\w+", kind.__module__):
         attributes = sorted(vars(instance).items(), key=lambda item: item[0])
-        return _digest(instance.name, str(instance.priority), content_hash(Path(inspect.getfile(kind)).parent, (".py",)), repr(attributes))
+        return _digest(instance.name, str(instance.priority), _family_sources(kind.__module__), repr(attributes))
     for method in ("match", "estimate"):
         check_readable(getattr(kind, method), f"{kind.__qualname__}.{method}")
     package = kind.__module__.partition(".")[0]
     return _digest(instance.name, str(instance.priority), module_source(kind.__module__), identify(instance, "it", package))
+
+
+@functools.lru_cache
+def _family_sources(module: str) -> str:
+    """Hash of the Python files beside that module: read once a process, which runs what it has imported."""
+    return content_hash(Path(inspect.getfile(sys.modules[module])).parent, (".py",))
 
 
 def traced_pattern(name: str, level: str, priority: int, check: str, variants: Iterable[Iterable[str]]) -> str:

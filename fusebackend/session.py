@@ -23,7 +23,9 @@ from fusebackend.options import Options
 from fusebackend.profitability import calibration
 from fusebackend.profitability.decision_record import DecisionRecord
 from fusebackend.profitability.graph_race import racing
+from fusebackend.profitability.joint_race import JointRace
 from fusebackend.profitability.policy import Gate
+from fusebackend.profitability.raced_graphs import copied
 from fusebackend.report import history, store
 from fusebackend.report.context import compile_context
 from fusebackend.report.model import Report
@@ -100,6 +102,7 @@ class Session:
         gate = None
         if options.gate != "off":
             gate = Gate(options.gate, options.gate_seconds, {**patches, **without}, self._record, timing=timing, strict=options.strict)
+        races = gate is not None and options.gate == "race" and timing and fuel is None
         levels: set[Level] = {"post_grad"}  # without patterns too: it records the graph
         levels.update(p.level for p in self._patterns)
         passes = {
@@ -116,14 +119,20 @@ class Session:
                 prefix=self._prefix,
                 patterns=self._patterns,
                 inputs_called=self._inputs_called,
+                copy=copied if races and level == "joint" else None,
             )
             for level in levels
         }
+        timed = {**patches, **without}
         patches.update({SLOTS[level]: chained(SLOTS[level], own, patches) for level, own in passes.items()})
         self.config_patches = {**patches, **(interpret.PATCHES if interpreted else {})}
         self.inner_compile: Callable = interpret.inner_compile if interpreted else inductor.compile_fx_inner
-        if gate is not None and options.gate == "race" and timing and fuel is None:
-            self.inner_compile = racing(gate, passes["post_grad"], without)
+        if gate is not None and races:
+            joint = JointRace(gate, passes["joint"], without, timed) if "joint" in passes else None
+            if joint is not None:
+                users = self.config_patches.get("custom_partitioner_fn", inductor_config.custom_partitioner_fn)
+                self.config_patches["custom_partitioner_fn"] = joint.partitioner(users)
+            self.inner_compile = racing(gate, passes["post_grad"], without, joint)
 
     def add(self, outcome: GraphOutcome) -> None:
         """Puts the outcome of a graph into the report, in place of an earlier one, and keeps the report."""

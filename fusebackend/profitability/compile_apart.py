@@ -15,21 +15,29 @@ from torch._inductor.triton_bundler import TritonBundler
 from torch._inductor.utils import BoxedBool
 
 
-def compile_apart(module: fx.GraphModule, fakes: list[Any], patches: dict[str, Any]) -> Callable[[list[Any]], Any]:
+def compile_apart(
+    module: fx.GraphModule, fakes: list[Any], patches: dict[str, Any], *, output_strides: list[Any] | None = None, is_backward: bool = False
+) -> Callable[[list[Any]], Any]:
     """Compiles ``module`` under the Inductor configuration ``patches``, without caches, CUDA graphs or a C++ wrapper.
+
+    Args:
+        output_strides: an empty list, which is filled with the strides that Inductor chose for the results; None for those it did not.
+        is_backward: whether it is compiled as the backward of a training step.
 
     Returns:
         A function of a list of inputs, which it may empty.
     """
     settings = {**patches, "fx_graph_cache": False, "fx_graph_remote_cache": False, "triton.cudagraphs": False, "cpp_wrapper": False}
     mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
+    context = TracingContext(mode)
+    context.output_strides = output_strides
     with (
         _bundler_set_aside(),
-        tracing(TracingContext(mode)),
+        tracing(context),
         inductor_config.patch(settings),
         functorch_config.patch(bundled_autograd_cache=False),
     ):
-        return inductor.compile_fx_inner(module, fakes, cudagraphs=BoxedBool(False))
+        return inductor.compile_fx_inner(module, fakes, cudagraphs=BoxedBool(False), is_backward=is_backward)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ pattern's estimate, then a new measurement, and where there is none the site is 
                both are called and timed on CUDA (milliseconds), as long as that stays under a twentieth of the compile so far.
 ``"measure"``  Every region, with the neighbours that Inductor could fuse, is compiled by Inductor both ways and timed. Where both forms
                are library calls, with which Inductor fuses nothing, they are called as they are.
-``"race"``     In addition every graph that was rewritten is compiled both ways (:mod:`fusebackend.profitability.graph_race`).
+``"race"``     In addition every graph that was rewritten is compiled both ways: before the partitioner forward and backward as one step
+               (:mod:`fusebackend.profitability.joint_race`), then each by itself (:mod:`fusebackend.profitability.graph_race`).
 
 A measurement is kept on disk under the region's operators, shapes, strides, dtypes, the kind of device and the versions of everything
 that made the code, so equal regions of a model are timed once, and those of the next process not at all. Whatever goes wrong while
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -168,10 +170,14 @@ class Gate:
             self._contexts[name] = cache_keys.measuring(
                 cache_keys.machine(device),
                 loader.load().key,
-                inductor_config.save_config_portable(),
+                self._inductor_settings,
                 [self._identity(p) or f"unidentified {p.name}" for p in patterns],
             )
         return self._contexts[name]
+
+    @functools.cached_property
+    def _inductor_settings(self) -> dict[str, Any]:
+        return inductor_config.save_config_portable()  # of some thousand entries: asked once a compile
 
     def are_identified(self, patterns: Sequence[Pattern]) -> bool:
         """Whether measurements made with these patterns may be kept."""

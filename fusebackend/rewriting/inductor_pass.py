@@ -24,6 +24,15 @@ from fusebackend.rewriting.switches import select
 SLOTS: dict[Level, str] = {"joint": "joint_custom_pre_pass", "post_grad": "post_grad_custom_post_pass"}
 
 
+@dataclasses.dataclass(frozen=True)
+class Original:
+    """A graph that was rewritten in place: the outcome's name, the rewritten graph, and a copy of what it was."""
+
+    name: str
+    rewritten: fx.GraphModule | None
+    copy: Any
+
+
 class FusePass(CustomGraphPass):
     """Rewrites each graph of one compile with the patterns of one level.
 
@@ -37,6 +46,11 @@ class FusePass(CustomGraphPass):
         prefix: of the graphs' names.
         patterns: those that ``names`` selects, where that was asked before.
         inputs_called: the user's names of the inputs of Dynamo's graph.
+        copy: copies a graph before it is rewritten, for ``originals``; None keeps none.
+
+    Attributes:
+        outcomes: of the graphs so far, by name.
+        originals: the graphs in which something was substituted, until somebody takes them out.
     """
 
     def __init__(
@@ -54,6 +68,7 @@ class FusePass(CustomGraphPass):
         prefix: str = "",
         patterns: Sequence[Pattern] | None = None,
         inputs_called: tuple[str, ...] = (),
+        copy: Callable[[fx.GraphModule], fx.GraphModule] | None = None,
     ):
         self.level = level
         self.names = names
@@ -69,11 +84,15 @@ class FusePass(CustomGraphPass):
         self._uuid = uuid
         self.seen: dict[str, int] = {}  # how many graphs had each name
         self.outcomes: dict[str, GraphOutcome] = {}
+        self._copy = copy
+        self.originals: list[Original] = []
 
     def __call__(self, graph: fx.Graph) -> None:
         name = self.graph_name(graph)
         fallbacks.register()  # before anything is timed
         programs_own = fallbacks.custom_operators(graph)
+        module = graph.owning_module
+        original = Original(name, module, self._copy(module)) if self._copy is not None and module is not None else None
         try:
             outcome = rewrite(graph, self.patterns, name, code=self._code, priorities=self._priorities, **self._settings)
         finally:
@@ -83,6 +102,8 @@ class FusePass(CustomGraphPass):
         if name in self.outcomes:  # a graph that is compiled a second time, say as a CUDA graph after a race
             outcome = dataclasses.replace(outcome, seconds=outcome.seconds + self.outcomes[name].seconds)
         self.outcomes[name] = outcome
+        if original is not None and outcome.substitutions:
+            self.originals.append(original)
         self.report_to(outcome)
 
     def graph_name(self, graph: fx.Graph) -> str:
