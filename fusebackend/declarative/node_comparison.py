@@ -88,6 +88,14 @@ def computes_again(node: Any, other: fx.Node, depth: int = 3) -> list[fx.Node] |
     return found
 
 
+def is_copy_of(a: fx.Node, b: fx.Node) -> bool:
+    """Whether one of two nodes is a copy of the other in whatever memory order, and nothing is written in between."""
+    for copy, source in ((a, b), (b, a)):
+        if copy.target is aten.clone.default and copy.args[0] is source:
+            return g.mutation_between(*sorted((a, b))) is None
+    return False
+
+
 def same_constant(name: str, expected: Any, actual: Any, pattern_node: fx.Node, node: fx.Node) -> bool:
     """Whether the argument ``name`` of two calls has the same value, which is not a node."""
     if name in ("device", "pin_memory"):

@@ -21,8 +21,8 @@ def symbolic(shape: Sequence[Any]) -> list[tuple[int, torch.SymInt]]:
 
 
 def evaluate(size: Any, values: Mapping[Any, Any]) -> Any:
-    """A size with ``values`` in place of its symbols; None if a symbol has no value."""
-    if not isinstance(size, torch.SymInt):
+    """A size, or a number that is computed from sizes, with ``values`` in place of its symbols; None if a symbol has no value."""
+    if not isinstance(size, (torch.SymInt, torch.SymFloat)):
         return size
     expression = size.node.expr
     if not expression.free_symbols <= values.keys():

@@ -28,6 +28,7 @@ from fusebackend.declarative.node_comparison import (
     as_power_of,
     computes_again,
     equivalent_targets,
+    is_copy_of,
     is_plain_sum,
     is_pointwise_of_one_shape,
     same_constant,
@@ -221,8 +222,11 @@ class SubgraphMatcher:
             partial = dataclasses.replace(partial, casts=(*partial.casts, node))
             node = node.args[0]
         binding = InputBinding(node, views)
-        if partial.inputs.get(expected, binding) == binding:
+        known = partial.inputs.get(expected, binding)
+        if known == binding:
             yield dataclasses.replace(partial, inputs={**partial.inputs, expected: binding})
+        elif views == known.views and is_copy_of(known.node, node):
+            yield partial  # PyTorch's norms copy what lies in another order for their forward, and not for their backward
         else:
             self._fail(partial, f"{expected.name} stands for two different tensors", node)
 
@@ -301,7 +305,7 @@ class SubgraphMatcher:
         pairs += [(_number(e), _number(a), n) for e, a, n in found.sizes]
         for expected, actual, node in pairs:
             wanted = sizes.evaluate(expected, values)
-            if wanted is None or isinstance(actual, torch.Tensor) or not g.same_size(wanted, actual):
+            if wanted is None or isinstance(actual, torch.Tensor) or not (_same_float(wanted, actual) or g.same_size(wanted, actual)):
                 why = "a broadcast? or are sizes of the example equal by chance?"
                 return Reject(f"a size is {actual} where the pattern's other sizes make it {wanted} ({why})", node)
         return None
@@ -326,6 +330,10 @@ def _same_dtype(expected: fx.Node, node: fx.Node) -> bool:
 
 def _number(value: Any) -> Any:
     return g.value(value) if isinstance(value, fx.Node) else value
+
+
+def _same_float(a: Any, b: Any) -> bool:
+    return isinstance(a, float) and isinstance(b, float) and a == b
 
 
 def _spell(value: Any) -> str:

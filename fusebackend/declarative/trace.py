@@ -21,6 +21,7 @@ from torch._inductor import config as inductor_config
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
+from fusebackend.declarative import wordings
 from fusebackend.declarative.replica import replica
 from fusebackend.declarative.trace_errors import explained
 from fusebackend.rewriting import interpret
@@ -38,6 +39,7 @@ class Trace:
         outputs: what the function returns, flattened; in training followed by the gradient of each tensor argument, which is None
             for an argument that does not require one.
         forward_outputs: how many of ``outputs`` the function returns.
+        wordings: for each of its other wordings the operators that tell of it (:mod:`fusebackend.declarative.wordings`).
     """
 
     graph: fx.Graph
@@ -45,6 +47,7 @@ class Trace:
     tangents: tuple[fx.Node, ...]
     outputs: tuple[fx.Node | None, ...]
     forward_outputs: int
+    wordings: tuple[frozenset[Any], ...] = ()
 
     def without_gradients(self, positions: Container[int]) -> Trace:
         """The trace without the gradients of the arguments at ``positions``, as of a program that does not ask for them."""
@@ -68,7 +71,7 @@ class Trace:
 
         clone.output(list(copied(outputs)))
         clone.eliminate_dead_code()
-        return Trace(clone, copied(self.inputs), tuple(copies[n] for n in self.tangents), copied(outputs), forward_outputs)
+        return Trace(clone, copied(self.inputs), tuple(copies[n] for n in self.tangents), copied(outputs), forward_outputs, self.wordings)
 
 
 class _TracedError(Exception):
@@ -86,11 +89,14 @@ def outside_of_compiles() -> Iterator[None]:
         yield
 
 
-def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
+def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level, wording: int = 0) -> Trace:
     """Traces ``fn(*tensors)`` with symbolic sizes, except sizes of 0 and 1, which are constants.
 
     If a tensor requires grad, forward and backward are traced together, which needs ``level="joint"``. No operator is run: what it gives
     is what its fake says. May be called while another graph is compiled.
+
+    Args:
+        wording: which of the function's wordings is traced; 0 is its own.
 
     Raises:
         TraceError: a graph break, a tensor that is not an argument, no tensor operation, or an error of the compiler.
@@ -100,6 +106,7 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
         raise TraceError("example inputs that require grad need level='joint': forward and backward are matched together")
     captured: list[fx.Graph] = []
     positions: list[int] = []  # of each of Dynamo's inputs among the tensors; -1 for a symbolic size
+    other_wordings: tuple[frozenset[Any], ...] = ()
 
     def capture(graph: fx.Graph) -> None:
         if not captured:
@@ -110,6 +117,7 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
             captured.append(clone)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
+        nonlocal other_wordings
         if positions:
             raise TraceError("the function has a graph break; a pattern must be one graph")
         for node in gm.graph.find_nodes(op="placeholder"):
@@ -117,6 +125,9 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
             if not found and isinstance(node.meta.get("example_value"), torch.Tensor):
                 raise TraceError(f"the function uses a tensor that is not one of its arguments ({node.target}); pass it as one")
             positions.append(int(found[1]) if found else -1)
+        other_wordings = wordings.signs(gm.graph)
+        if wording:
+            wordings.reword(gm, wording)
         slot = "joint_custom_pre_pass" if level == "joint" else "post_grad_custom_post_pass"
         inductor.compile_fx(gm, example_inputs, inner_compile=interpret.inner_compile, config_patches={**interpret.PATCHES, slot: capture})
         return stop
@@ -154,7 +165,7 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level) -> Trace:
         raise TraceError(
             f"{getattr(fn, '__name__', fn)} writes to its arguments ({g.describe(written)}); a pattern may only return new tensors"
         )
-    return _trace_of(captured[0], positions, len(tensors))
+    return dataclasses.replace(_trace_of(captured[0], positions, len(tensors)), wordings=other_wordings)
 
 
 def _trace_of(graph: fx.Graph, positions: list[int], count: int) -> Trace:

@@ -13,9 +13,10 @@ from torch import fx
 
 from fusebackend import cache_keys
 from fusebackend import fx_utils as g
-from fusebackend.declarative import devices, sizes
+from fusebackend.declarative import devices, sizes, wordings
 from fusebackend.declarative.errors import RegistrationError
 from fusebackend.declarative.examples import as_tuples, requires_grad, without_grad, without_optional
+from fusebackend.declarative.node_comparison import equivalent_targets
 from fusebackend.declarative.precision import is_cast
 from fusebackend.declarative.specialization import Accepted, Form, example_of, why_not
 from fusebackend.declarative.trace import TraceError, outside_of_compiles
@@ -32,7 +33,7 @@ class TracedPattern(Pattern):
     """Made by :func:`fusebackend.register_pattern` and :func:`fusebackend.register_replacement`, which describe the arguments.
 
     Attributes:
-        variants: the traces of the examples.
+        variants: the traces of the examples, in the search function's own words.
         left_out: dtypes that ``dtypes="any"`` includes and the replacement can't do, each with the reason.
         verifies: whether a replacement is compared with the search function before it is used.
 
@@ -77,9 +78,12 @@ class TracedPattern(Pattern):
         targets = {t for whole in self.variants for v in whole.with_fewer_gradients for t in v.matcher.targets}
         if self.accepted.dtypes is not None:
             targets.add(torch.ops.prims.convert_element_type.default)  # in which a search function of fewer bits ends
+        if any(v.search.wordings for v in self.variants):
+            targets |= {t for end in wordings.ENDS for t in equivalent_targets(end)}
         self.anchors = tuple(sorted(targets, key=str))
         self.left_out: dict[torch.dtype, str] = {}
-        self._specialized: dict[tuple[int, Form], Variant | str] = {}
+        self._specialized: dict[tuple[Variant, Form], Variant | str] = {}
+        self._worded: dict[tuple[Variant, int], Variant | None] = {}
         self._lock = threading.RLock()
 
     def _traced(self, search_fn: Callable, example: dict[str, Any]) -> Iterator[Variant]:
@@ -92,14 +96,37 @@ class TracedPattern(Pattern):
             if _code(second) != _code(first):
                 yield second
 
+    def _in_words_of(self, graph: fx.Graph) -> list[Variant]:
+        """The traces of the examples that may be in a graph: in the search function's own words, and in others that the graph tells of."""
+        with self._lock:
+            for variant in self.variants:
+                for wording, signs in enumerate(variant.search.wordings, 1):
+                    if (
+                        (variant, wording) in self._worded
+                        or not wordings.tells_of(graph, signs)
+                        or (variant.training and not g.is_joint(graph))
+                    ):
+                        continue
+                    self._worded[variant, wording] = self._in_other_words(variant, wording)
+            return [*self.variants, *(v for v in self._worded.values() if v is not None)]
+
+    def _in_other_words(self, variant: Variant, wording: int) -> Variant | None:
+        try:
+            with outside_of_compiles():
+                return variant.in_other_words(wording)
+        except (RegistrationError, TraceError, RuntimeError) as error:
+            log.debug("pattern %r: wording %d of its search function is left out: %s", self.name, wording, error)
+            return None
+
     def _variant(self, search_fn: Callable, example: dict[str, Any]) -> Variant:
         settings = dict(exact=self.roundings == "exact", derive_backward=self.derive_backward)
         return Variant(self.name, search_fn, self.replace_fn, example, self.level, self.pin, **settings)
 
     def match(self, node: fx.Node) -> Match | Reject | None:
         rejected = None
+        own = self._in_words_of(node.graph)
         with self._lock:
-            variants = [*self.variants, *(v for v in self._specialized.values() if isinstance(v, Variant))]
+            variants = [*own, *(v for v in self._specialized.values() if isinstance(v, Variant))]
         # A forward alone may also be where forward and backward are: they are looked for first.
         variants.sort(key=lambda v: not v.training)
         for variant in (v for whole in variants for v in whole.with_fewer_gradients):
@@ -108,7 +135,7 @@ class TracedPattern(Pattern):
                 if isinstance(answer, Match):
                     return answer
                 rejected = _telling(rejected, answer)
-        for answer in self._match_specialized(node) if self.accepted.several else ():
+        for answer in self._match_specialized(own, node) if self.accepted.several else ():
             if isinstance(answer, Match):
                 return answer
             rejected = _telling(answer, rejected)  # it is about a form that the graph holds
@@ -135,9 +162,9 @@ class TracedPattern(Pattern):
         found = [v.matcher.nearest(node) for v in self.variants if node.target in v.matcher.targets]
         return max((f for f in found if f is not None), key=lambda f: f[0], default=None)
 
-    def _match_specialized(self, node: fx.Node) -> Iterator[Match | Reject | None]:
+    def _match_specialized(self, variants: Sequence[Variant], node: fx.Node) -> Iterator[Match | Reject | None]:
         """Looks for the pattern in other dtypes and ranks, and traces it in those that it is found in."""
-        for i, variant in enumerate(self.variants):
+        for variant in variants:
             forms = dict.fromkeys(f for v in variant.with_fewer_gradients for f in v.other_forms(node))
             if node.users and all(map(is_cast, node.users)):
                 # Where it is of fewer bits it ends in the cast, and is found there.
@@ -145,9 +172,9 @@ class TracedPattern(Pattern):
                 forms = {f: None for f in forms if sum(d.itemsize for _, d in f.dtypes) == fewest}
             for form in forms:
                 with self._lock:
-                    if (i, form) not in self._specialized:
-                        self._specialized[i, form] = self._specialize(variant, form)
-                    found = self._specialized[i, form]
+                    if (variant, form) not in self._specialized:
+                        self._specialized[variant, form] = self._specialize(variant, form)
+                    found = self._specialized[variant, form]
                 if isinstance(found, Variant):
                     yield from (self._match(v, node) for v in found.with_fewer_gradients if node.target in v.matcher.targets)
                 elif found:
@@ -162,7 +189,8 @@ class TracedPattern(Pattern):
         try:
             log.debug("pattern %r is traced for %s", self.name, form)
             with outside_of_compiles():
-                return self._variant(variant.search_fn, example_of(form, variant.example))
+                found = self._variant(variant.search_fn, example_of(form, variant.example))
+                return found.in_other_words(variant.wording) if variant.wording else found
         except (RegistrationError, TraceError, RuntimeError) as error:
             return f"the pattern can't be traced for {form}: {error}"
 

@@ -55,6 +55,7 @@ class Variant:
 
     Attributes:
         derived: whether the gradients of this variant are derived.
+        wording: which wording of the search function was traced; 0 is its own.
 
     Raises:
         RegistrationError: the two functions do not fit together.
@@ -73,15 +74,16 @@ class Variant:
         derive_backward: bool = False,
     ):
         self.search_fn, self.replace_fn = search_fn, replace_fn
-        self.example = dict(example)
+        self.example, self.wording = dict(example), 0
         self.tensors = [n for n, v in example.items() if isinstance(v, torch.Tensor)]
         numbers = [n for n, v in example.items() if is_number(v) and n not in pin]
         stand_ins = {n: stand_in(i, type(example[n])) for i, n in enumerate(numbers)}
         # A number that the program gives to an operator of single precision may stand in the trace as that rounds it.
         self.scalars = {v: n for n, given in stand_ins.items() for v in dict.fromkeys((given, in_single(given)))}
-        self.search = self._trace(search_fn, {**example, **stand_ins}, level)
+        self._pattern, self._level, self._traced_with = pattern, level, {**example, **stand_ins}
+        self.search = self._trace(search_fn)
         self.derived = derive_backward and bool(self.search.tangents)
-        self.replace = (self._derived if self.derived else self._trace)(replace_fn, {**example, **stand_ins}, level)
+        self.replace = (self._derived if self.derived else self._trace)(replace_fn)
         self._check_scalars(pattern)
         self._check_inputs(pattern)
         self._check_outputs(pattern)
@@ -89,9 +91,25 @@ class Variant:
         if drawn is not None:
             raise RegistrationError(f"pattern {pattern!r}: the replacement draws random numbers ({g.describe(drawn)})")
         self._exact = exact
-        self._make_matchers()
         # What verification has found on each type of device: why the replacement may not be used there, or None.
         self.verified: dict[str, str | None] = {}
+        self._make_all_matchers()
+
+    def in_other_words(self, wording: int) -> Variant:
+        """The same replacement for another wording of the search function, which needs no verification of its own.
+
+        Raises:
+            RegistrationError, TraceError: that wording gives something else.
+        """
+        other = copy.copy(self)
+        other.wording, other.search = wording, self._trace(self.search_fn, wording=wording)
+        other._check_scalars(self._pattern)
+        other._check_outputs(self._pattern)
+        other._make_all_matchers()
+        return other
+
+    def _make_all_matchers(self) -> None:
+        self._make_matchers()
         #: This variant, and it without some of the gradients, for programs that do not ask for all.
         self.with_fewer_gradients = [self, *map(self._without, _proper_subsets(self._gradients()))]
 
@@ -121,14 +139,14 @@ class Variant:
         forms = [Form.of_match(self, f) for f in found if isinstance(f, SubgraphMatch)]
         return [f for f in dict.fromkeys(forms) if len(f.dtypes) == len(self.tensors) and f != Form.of_example(self.example)]
 
-    def _trace(self, fn: Callable, arguments: Mapping[str, Any], level: Level) -> Trace:
+    def _trace(self, fn: Callable, wording: int = 0) -> Trace:
         def positional(*tensors: torch.Tensor) -> Any:
-            return fn(**{**arguments, **dict(zip(self.tensors, tensors))})
+            return fn(**{**self._traced_with, **dict(zip(self.tensors, tensors))})
 
         positional.__name__ = getattr(fn, "__name__", "function")
-        return trace(positional, [arguments[n] for n in self.tensors], level)
+        return trace(positional, [self._traced_with[n] for n in self.tensors], self._level, wording)
 
-    def _derived(self, fn: Callable, arguments: Mapping[str, Any], level: Level) -> Trace:
+    def _derived(self, fn: Callable) -> Trace:
         """The trace of ``fn`` with the search function's gradients: of both functions, with the results of the one taken from it."""
 
         def both(**given: Any) -> list[Any]:
@@ -136,7 +154,7 @@ class Variant:
             return [*tree_leaves(self.search_fn(**given)), *tree_leaves(fn(**detached))]
 
         both.__name__ = getattr(fn, "__name__", "function")
-        found = self._trace(both, arguments, level)
+        found = self._trace(both)
         count = self.search.forward_outputs
         return found.without_outputs(range(count))
 

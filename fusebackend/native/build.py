@@ -86,7 +86,17 @@ class Plan:
             unlike = "" if plain == "_".join(parts) else f".{hashlib.sha256(os.fsencode(source.name)).hexdigest()[:8]}"
             return f"{folder}/{plain}{unlike}.o"
 
-        return {name(source): source for source in self.sources()}
+        together = {source for sources in self.generated().values() for source in sources}
+        generated = {f"cpu/{file}.o": Path(file) for file in self.generated()}  # first, since they take longest
+        return {**generated, **{name(source): source for source in self.sources() if source not in together}}
+
+    def generated(self) -> dict[str, list[Path]]:
+        """Files that include several sources each, in the folder in which ninja runs: the CPU bindings of this package. Nearly all of the
+        time that a binding takes is that of torch's headers."""
+        if self.root != sources_root():
+            return {}
+        bindings = [s for s in self.sources() if s.stem.startswith("bind") and s.suffix == ".cpp" and not is_for_cuda(s)]
+        return {f"bindings_{i}.cpp": bindings[i::2] for i in range(2)}
 
     def ninja_file(self) -> str:
         roots = list(dict.fromkeys((self.root, sources_root())))
@@ -142,6 +152,10 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
         for attempt in ("with the objects that are there", "with new ones"):
             had_objects = any(workspace.glob("*/*.o"))
             cache.write_atomically(workspace / "build.ninja", what.ninja_file().encode())
+            for file, sources in what.generated().items():
+                text = "".join(f'#include "{s.relative_to(what.root).as_posix()}"\n' for s in sources).encode()
+                if not (workspace / file).is_file() or (workspace / file).read_bytes() != text:
+                    cache.write_atomically(workspace / file, text)
             try:
                 run_ninja(workspace, held, progress)
                 break

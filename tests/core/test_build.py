@@ -82,6 +82,15 @@ def test_sources_whose_names_differ_in_special_characters_have_objects_of_their_
     assert len(plan.objects()) == 5 and manifest.read(build.build(plan))
 
 
+def test_every_source_is_compiled_once_and_bindings_together():
+    plan = build.Plan(toolchain.Toolchain.find(), (), build.sources_root())
+    objects = [*plan.objects().values()]
+    together = [s for sources in plan.generated().values() for s in sources]
+    assert sorted([*together, *(s for s in objects if s.is_absolute())]) == plan.sources()
+    assert len(together) > 10 and not any(s.stem.startswith("bind") for s in objects if s.is_absolute())
+    assert {str(s) for s in objects if not s.is_absolute()} == plan.generated().keys()
+
+
 @pytest.mark.parametrize("name", ["$(touch P)", "`touch P`", 'say "so"', "back\\slash"])
 def test_what_nvcc_would_run_is_refused_before_nvcc_sees_it(tmp_path, cache_dir, monkeypatch, name):
     nvcc = tmp_path / "nvcc"

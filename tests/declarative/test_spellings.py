@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import fusebackend
 from fusebackend import RegistrationError
+from fusebackend.declarative import wordings
 from fusebackend.testing import assert_pattern
 
 CLOSE = dict(rtol=2e-2, atol=2e-2)  # a few roundings to bfloat16
@@ -319,3 +320,73 @@ def test_a_copy_of_what_was_converted_is_seen_through():
             assert_pattern(call, x, w, pattern="test_converted_again", training=True, count=1, **CLOSE)
     finally:
         fusebackend.unregister("test_converted_again")
+
+
+def layer_norm(x, w, b, eps):
+    return F.layer_norm(x, (x.shape[-1],), w, b, eps)
+
+
+def layer_norm_replacement(x, w, b, eps):
+    h = x.float() - x.float().mean(-1, keepdim=True)
+    return (h * torch.rsqrt((h * h).mean(-1, keepdim=True) + eps) * w + b).to(x.dtype)
+
+
+def by_mean_square(x, w, b):
+    h = x.to(torch.float32)
+    mean = h.mean(-1, keepdim=True)
+    variance = (h - mean).pow(2).mean(-1, keepdim=True)
+    return (w * ((h - mean) * torch.rsqrt(variance + 1e-3)) + b).to(x.dtype)
+
+
+def by_variance(x, w, b):
+    mean, variance = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
+    return (x - mean) * torch.rsqrt(variance + 1e-3) * w + b
+
+
+def divided(x, w, b):
+    mean = x.float().mean(-1, keepdim=True)
+    variance = (x.float() - mean).pow(2).mean(-1, keepdim=True)
+    return w * ((x.float() - mean) / torch.sqrt(variance + 1e-3)).to(x.dtype) + b
+
+
+def of_other_dims(x, w, b):
+    """PyTorch copies such an input for its forward, and not for its backward."""
+    return F.layer_norm(x.mT, (16,), w, b, 1e-3).mT
+
+
+@pytest.fixture(scope="module")
+def layers():
+    example = (torch.randn(2, 3, 8).requires_grad_(), torch.randn(8).requires_grad_(), torch.randn(8).requires_grad_(), 1e-6)
+    fusebackend.register_replacement(
+        layer_norm, layer_norm_replacement, example, name="test_layer_norm", dtypes=(torch.float32, torch.bfloat16), verify=False
+    )
+    yield "test_layer_norm"
+    fusebackend.unregister("test_layer_norm")
+
+
+@pytest.mark.parametrize("spelled", [by_mean_square, by_variance, divided, of_other_dims])
+def test_a_function_of_pytorch_is_found_where_it_is_written_out(layers, spelled):
+    x, w, b = (torch.randn(s) for s in ((2, 16, 5) if spelled is of_other_dims else (2, 5, 16), (16,), (16,)))
+    assert_pattern(spelled, x, w, b, pattern=layers, count=1, rtol=1e-4, atol=1e-5)
+    assert_pattern(spelled, *(t.bfloat16() for t in (x, w, b)), pattern=layers, count=1, rtol=5e-2, atol=5e-2)
+    trained = [t.requires_grad_() for t in (x, w, b)]
+    assert_pattern(spelled, *trained, pattern=layers, count=1, training=True, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_no_wording_of_the_function_is_not_found(layers):
+    x, w, b = torch.randn(2, 5, 16), torch.randn(16), torch.randn(16)
+
+    def unbiased(x, w, b):
+        return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + 1e-3) * w + b
+
+    assert_pattern(unbiased, x, w, b, pattern=layers, count=0)
+
+
+@pytest.mark.parametrize("function", wordings._WORDINGS)
+def test_each_wording_computes_what_the_function_does(function):
+    x, w, b = torch.randn(4, 6, 16, dtype=torch.float64) * 3 + 1, torch.randn(6, 16, dtype=torch.float64), torch.randn(6, 16).double()
+    arguments = (x, (6, 16), w, b, 1e-3) if function is F.layer_norm else (x, (6, 16), w, 1e-3)
+    for write, _ in wordings._WORDINGS[function]:
+        torch.testing.assert_close(write(torch.float64, *arguments), function(*arguments))
+        without = (x, (6, 16), *(None for _ in arguments[2:-1]), 1e-3)
+        torch.testing.assert_close(write(torch.float64, *without), function(*without))
