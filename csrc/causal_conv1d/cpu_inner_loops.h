@@ -2,7 +2,7 @@
 #pragma once
 #include <algorithm>
 
-#include "causal_conv1d/cpu_vectors.h"
+#include "common/cpu_vectors.h"
 
 namespace fusebackend::causal_conv1d {
 namespace {

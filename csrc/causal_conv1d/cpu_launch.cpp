@@ -2,10 +2,9 @@
 #include "causal_conv1d/cpu_launch.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 #include "causal_conv1d/cpu_kernels.h"
+#include "common/cpu_features.h"
 #include "common/integer_math.h"
 
 namespace fusebackend::causal_conv1d {
@@ -13,17 +12,6 @@ namespace {
 
 constexpr int64_t kMaxLanes = 16;   // of a vector of any width
 constexpr int64_t kManyTaps = 256;  // from here on it pays to transpose samples, so that channels are the lanes
-
-// Whether the processor has AVX-512, and PyTorch's variable for what CPU kernels may use allows it.
-#if defined(__x86_64__)
-bool may_use_avx512() {
-  const char* capability = std::getenv("ATEN_CPU_CAPABILITY");
-  return (!capability || !std::strncmp(capability, "avx512", 6)) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-#else
-bool may_use_avx512() { return false; }
-#endif
 
 }  // namespace
 

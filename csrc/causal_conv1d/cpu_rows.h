@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "causal_conv1d/cpu_vectors.h"
 #include "causal_conv1d/params.h"
+#include "common/cpu_vectors.h"
 #include "common/integer_math.h"
 
 namespace fusebackend::causal_conv1d {

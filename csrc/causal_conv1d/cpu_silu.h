@@ -1,6 +1,6 @@
 // SiLU and its gradient for the CPU kernels, on vectors.
 #pragma once
-#include "causal_conv1d/cpu_vectors.h"
+#include "common/cpu_vectors.h"
 
 namespace fusebackend::causal_conv1d {
 namespace {

@@ -1,6 +1,7 @@
 // The CPU operators: allocates, and hands planes to torch's threads.
 #include "depthwise_conv/bind.h"
-#include "depthwise_conv/cpu_kernels.h"
+#include "depthwise_conv/cpu_launch.h"
+#include "depthwise_conv/cpu_loops.h"
 
 namespace fusebackend::depthwise_conv {
 namespace {
@@ -29,8 +30,26 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv_backward(const Tensor& grad, c
                                                            bool weight_channels_last, bool need_x, bool need_weight, bool need_bias) {
   Backward b(grad, x, weight, stride, padding, dilation, channels_last, weight_channels_last, need_x, need_weight, need_bias);
   const int64_t products = grad.numel() * b.g.tap_count();
-  if (need_x) parallel(input_grad_units(b.input), products, [&](int64_t begin, int64_t end) { input_grad(b.input, begin, end); });
-  if (need_weight || need_bias) parallel(weight_grad_units(b.weight), products, [&](int64_t begin, int64_t end) { weight_grad(b.weight, begin, end); });
+  if (need_x) {
+    const std::vector<ForwardParams> convolutions = input_grad_convolutions(b.input);
+    for (const ForwardParams& p : convolutions) {
+      const int64_t share = p.g.batch * p.g.outputs() * p.g.out.h * p.g.out.w * (p.g.tap_count() + 1);
+      parallel(forward_units(p), share, [&](int64_t begin, int64_t end) { forward(p, begin, end); });
+    }
+    if (convolutions.empty() && b.dx.numel() > 0)
+      parallel(loops_input_grad_units(b.input), products, [&](int64_t begin, int64_t end) { loops_input_grad(b.input, begin, end); });
+  }
+  if (need_weight || need_bias) {
+    const WeightGradParams& p = b.weight;
+    const int64_t parts = weight_grad_parts(p);
+    if (parts == 0) {
+      parallel(loops_weight_grad_units(p), products, [&](int64_t begin, int64_t end) { loops_weight_grad(p, begin, end); });
+    } else {
+      std::vector<double> partial(weight_grad_partials(p, parts));
+      parallel(weight_grad_units(p, parts), products, [&](int64_t begin, int64_t end) { weight_grad(p, partial.data(), parts, begin, end); });
+      reduce_weight_grad(p, partial.data(), parts);
+    }
+  }
   return {b.dx, b.dw, b.db};
 }
 

@@ -1,5 +1,6 @@
 // depthwise_conv_work(str direction, int[] sizes, int[] taps, int[] stride, int[] padding, int[] dilation, bool[] orders, ScalarType dtype,
-//                     int multiprocessors) -> str: what a convolution makes a GPU do (work.h), for tensors that need not exist.
+//                     int multiprocessors) -> str: what a convolution makes a GPU do (work.h), or, with 0 multiprocessors, this CPU
+//                     (cpu_launch.h), for tensors that need not exist.
 //
 //   direction: "forward", "input" or "weight": whose gradient.
 //   sizes: batch, channels, outputs, rows and columns of x, rows and columns of the result.
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "common/binding.h"
+#include "depthwise_conv/cpu_launch.h"
 #include "depthwise_conv/work.h"
 
 namespace fusebackend::depthwise_conv {
@@ -19,12 +21,28 @@ Strides strides(bool channels_last, int64_t channels, Pair sides) {
   return channels_last ? Strides{channels * sides.h * sides.w, 1, channels * sides.w, channels} : Strides{channels * sides.h * sides.w, sides.h * sides.w, sides.w, 1};
 }
 
+std::string cpu_work(const std::string& direction, const WorkParams& p) {
+  if (direction == "forward") {
+    ForwardParams f = {};
+    f.g = p.g, f.x_stride = p.x_stride, f.y_stride = p.y_stride, f.dtype = p.dtype;
+    return cpu_forward_work(f);
+  }
+  if (direction == "input") {
+    InputGradParams f = {};
+    f.g = p.g, f.grad_stride = p.y_stride, f.dx_stride = p.dx_stride, f.dtype = p.dtype;
+    return cpu_input_grad_work(f);
+  }
+  WeightGradParams f = {};
+  f.g = p.g, f.grad_stride = p.y_stride, f.x_stride = p.x_stride, f.dtype = p.dtype;
+  return cpu_weight_grad_work(f);
+}
+
 std::string depthwise_conv_work(std::string direction, const std::vector<int64_t>& sizes, const std::vector<int64_t>& taps, const std::vector<int64_t>& stride,
                                 const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation, const std::vector<bool>& orders, ScalarType type,
                                 int64_t multiprocessors) {
   const std::optional<DType> dtype = to_dtype(type);
   STD_TORCH_CHECK(dtype && sizes.size() == 7 && taps.size() == 2 && stride.size() == 2 && padding.size() == 2 && dilation.size() == 2 &&
-                      orders.size() == 3 && multiprocessors > 0 && sizes[1] > 0 && sizes[2] % sizes[1] == 0,
+                      orders.size() == 3 && multiprocessors >= 0 && sizes[1] > 0 && sizes[2] % sizes[1] == 0,
                   "depthwise_conv_work: a floating-point dtype, seven sizes, three orders, and two of each other number");
   WorkParams p = {};
   p.g.batch = sizes[0], p.g.channels = sizes[1], p.g.multiplier = sizes[2] / sizes[1];
@@ -33,8 +51,9 @@ std::string depthwise_conv_work(std::string direction, const std::vector<int64_t
   p.x_stride = strides(orders[0], sizes[1], p.g.in), p.y_stride = strides(orders[1], sizes[2], p.g.out), p.dx_stride = strides(orders[2], sizes[1], p.g.in);
   p.dtype = *dtype;
   const int sms = int(multiprocessors);
+  STD_TORCH_CHECK(direction == "forward" || direction == "input" || direction == "weight", "depthwise_conv_work: direction must be forward, input or weight");
+  if (sms == 0) return cpu_work(direction, p);
   if (direction == "forward") return forward_work(p, sms);
-  STD_TORCH_CHECK(direction == "input" || direction == "weight", "depthwise_conv_work: direction must be forward, input or weight");
   return direction == "input" ? input_grad_work(p, sms) : weight_grad_work(p, sms);
 }
 

@@ -70,7 +70,7 @@ class Estimator:
         if recorded is not None:
             recorded.append(self._record(workloads[0], _graphs(level, outputs)))
             return Estimate()
-        found = [self._one(workload) for workload in workloads]
+        found = [_without_timing(workload, self._one(workload)) for workload in workloads]
         return max(found, key=_gain)
 
     def _one(self, workload: Workload) -> Estimate:
@@ -161,6 +161,13 @@ def pays(ours: Interval, inductor: Interval) -> bool | None:
     """Whether two times are so far apart that ours is less; None where they are too close to tell."""
     gain, error = math.log(inductor.expected / ours.expected), math.hypot(inductor.half_width, ours.half_width)
     return True if gain > error else None if gain > -error else False
+
+
+def _without_timing(workload: Workload, estimate: Estimate) -> Estimate:
+    """The estimate; a no where it does not tell, and timing would tell something else."""
+    if estimate.pays is not None or not workload.untimed:
+        return estimate
+    return dataclasses.replace(estimate, pays=False, reason=f"{estimate.reason}; {workload.untimed}")
 
 
 def _gain(estimate: Estimate) -> tuple[int, float]:

@@ -125,12 +125,15 @@ class Workload:
         inductor: of the original.
         neighbour: the node whose fusion would be lost, for the report.
         match: the same site with less of it replaced, if that is what is described; None for the match itself.
+        untimed: why timing both forms alone would not tell which is faster in this graph. Where a calibration does not tell either, the
+            site is left to Inductor.
     """
 
     ours: tuple[Work, ...]
     inductor: tuple[Work | Generated, ...]
     neighbour: fx.Node | None = None
     match: Match | None = None
+    untimed: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

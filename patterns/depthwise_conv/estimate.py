@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.depthwise_conv.layout import layout_of
 from fusebackend.patterns.depthwise_conv.ops import is_channels_last
 from fusebackend.patterns.depthwise_conv.sites import Backward, Convolution
 from fusebackend.patterns.depthwise_conv.work import kernel_work
@@ -21,6 +22,9 @@ from fusebackend.rewriting.workload import alignment, log2
 
 _UNKNOWN = Estimate(None, "a size depends on data, so it is not known whether the convolution pays", "unmeasured")
 _EMPTY = Estimate(False, "the convolution is empty")
+_REORDERED = (
+    "Inductor lays this graph's convolutions out anew (channels last): timing one in the graph's order does not tell which is faster"
+)
 
 
 class _Sizes:
@@ -45,11 +49,12 @@ class _Sizes:
     def multiprocessors(self) -> int:
         return device_facts(self.device).multiprocessors if self.device.type == "cuda" else torch.get_num_threads()
 
-    def work(self, name: str, quantities: Mapping[str, float], shape: Mapping[str, float]) -> Work:
+    def work(self, name: str, quantities: Mapping[str, float], shape: Mapping[str, float], orders: tuple[bool, bool] | None = None) -> Work:
+        """A kernel's work. ``orders`` are those of x and of the result, if not the graph's."""
         kind = name if self.device.type == "cuda" else f"{name} {self.device.type}"
-        return Work(kind, {n: float(q) for n, q in quantities.items()}, {**self._shape(), **shape})
+        return Work(kind, {n: float(q) for n, q in quantities.items()}, {**self._shape(orders or self.orders), **shape})
 
-    def _shape(self) -> dict[str, float]:
+    def _shape(self, orders: tuple[bool, bool]) -> dict[str, float]:
         conv = self.conv
         return {
             "log2 batch": log2(self.batch),
@@ -64,8 +69,8 @@ class _Sizes:
             "multiplier": float(self.outputs // max(self.channels, 1)),
             "element": float(self.item),
             "half": float(self.dtype == torch.float16),
-            "channels last": float(self.orders[0]),
-            "result channels last": float(self.orders[1]),
+            "channels last": float(orders[0]),
+            "result channels last": float(orders[1]),
             "row alignment": alignment(self.item * self.sides[1]),
             "channel alignment": alignment(self.item * self.channels),
             "dynamic": float(self.dynamic),
@@ -79,18 +84,26 @@ def forward_workload(conv: Convolution) -> Estimate | Workload:
         return _UNKNOWN
     if sizes.results == 0:
         return _EMPTY
-    moved = sizes.item * (sizes.inputs + sizes.results)
-    facts = _facts(sizes, "forward", sizes.orders[1])
-    ours = sizes.work("depthwise_conv", {"bytes": moved, "launches": 1, **_quantities(sizes, facts)}, _route(sizes, facts))
+    layout = layout_of(conv)
+    if layout is None:
+        return Estimate(False, "Inductor does not say in which memory order it runs this convolution", "unmeasured")
+    x_bytes, result_bytes = sizes.item * sizes.inputs, sizes.item * sizes.results
+    facts = _facts(sizes, "forward", layout.ours, layout.ours[1])
+    ours = {"bytes": x_bytes + result_bytes, "launches": 1, **_quantities(sizes, facts)}
     adds_bias = g.arguments(conv.node)["bias"] is not None and not _is_read_by_loops(conv)
     theirs = {
-        "bytes": moved,
+        "bytes": x_bytes + result_bytes,
         "results": sizes.results,
         "products": sizes.products,
-        "launches": 1 + adds_bias,
-        "pointwise bytes": 2 * sizes.item * sizes.results * adds_bias,
+        "launches": 1 + adds_bias + layout.copies_x + layout.copies_result,
+        "pointwise bytes": 2 * result_bytes * adds_bias,
+        "reordered bytes": 2 * (x_bytes * layout.copies_x + result_bytes * layout.copies_result),
     }
-    return Workload((ours,), (sizes.work("depthwise conv2d", theirs, {}),))
+    return Workload(
+        (sizes.work("depthwise_conv", ours, _route(sizes, facts), layout.ours),),
+        (sizes.work("depthwise conv2d", theirs, {}, layout.inductors),),
+        untimed=_REORDERED if layout.differs else "",
+    )
 
 
 def backward_workload(site: Backward) -> Estimate | Workload:
@@ -105,11 +118,11 @@ def backward_workload(site: Backward) -> Estimate | Workload:
     ours = []
     if of_x:
         order = is_channels_last(_image(g.value(site.results[0])))
-        facts = _facts(sizes, "input", order)
+        facts = _facts(sizes, "input", sizes.orders, order)
         quantities = {"bytes": grads + inputs, "launches": 1, **_quantities(sizes, facts)}
         ours.append(sizes.work("depthwise_conv of x", quantities, {**_route(sizes, facts), "dx channels last": float(order)}))
     if of_weight or of_bias:
-        facts = _facts(sizes, "weight", sizes.orders[0])
+        facts = _facts(sizes, "weight", sizes.orders, sizes.orders[0])
         quantities = {"bytes": grads + inputs, "launches": 2, **_quantities(sizes, facts), "partial bytes": facts.get("partial_bytes", 0.0)}
         ours.append(sizes.work("depthwise_conv of weight", quantities, {**_route(sizes, facts), "outer": facts.get("outer", 0.0)}))
     theirs = {
@@ -128,19 +141,24 @@ def _image(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
 
 
-def _facts(sizes: _Sizes, direction: str, dx_order: bool) -> Mapping[str, float]:
-    """What C++ says of the kernel; nothing where it is a CPU's."""
-    if sizes.device.type != "cuda":
+def _facts(sizes: _Sizes, direction: str, orders: tuple[bool, bool], dx_order: bool) -> Mapping[str, float]:
+    """What C++ says of the kernel; nothing of float64's, which runs on CPUs only."""
+    if sizes.dtype == torch.float64:
         return {}
     conv = sizes.conv
     all_sizes = [sizes.batch, sizes.channels, sizes.outputs, *sizes.sides, *sizes.result_sides]
     numbers = (conv.stride, conv.padding[::2], conv.dilation)
-    return kernel_work(direction, all_sizes, sizes.taps, *numbers, (*sizes.orders, dx_order), sizes.dtype, sizes.multiprocessors)
+    multiprocessors = sizes.multiprocessors if sizes.device.type == "cuda" else 0
+    return kernel_work(direction, all_sizes, sizes.taps, *numbers, (*orders, dx_order), sizes.dtype, multiprocessors)
 
 
 def _quantities(sizes: _Sizes, facts: Mapping[str, float]) -> dict[str, float]:
     if not facts:
-        return {"products": sizes.products}
+        return {"products (loops)": sizes.products}
+    if sizes.device.type != "cuda":
+        route = next((name for name in ("channels", "planes") if facts[name]), "loops")
+        threads = sizes.multiprocessors
+        return {f"products ({route})": facts["products"] / threads, "loaded": facts["loaded"] / threads, "kernels": facts["kernels"]}
     route = next((name for name in ("toeplitz", "outer", "window") if facts[name]), "direct")
     idle = max(sizes.multiprocessors / max(facts["blocks"], 1.0), 1.0)
     quantities = {
@@ -154,8 +172,8 @@ def _quantities(sizes: _Sizes, facts: Mapping[str, float]) -> dict[str, float]:
 
 
 def _route(sizes: _Sizes, facts: Mapping[str, float]) -> dict[str, float]:
-    if not facts:
-        return {}
+    if sizes.device.type != "cuda":
+        return {name: facts.get(name, 0.0) for name in ("channels", "planes")}
     fill = log2(facts["blocks"] / sizes.multiprocessors)
     shape = {name: facts[name] for name in ("toeplitz", "window", "transposes", "elements")}
     return {**shape, "log2 blocks per multiprocessor": fill, "log2 shared bytes": log2(max(facts["shared_bytes"], 1.0))}

@@ -1,28 +1,88 @@
-"""Whether Inductor will choose another memory order for a convolution than the graph has."""
+"""In which memory order Inductor runs a convolution: not always the graph's.
+
+When it lowers a forward graph, Inductor decides whether its 2-D convolutions take and give tensors in channels-last order (its layout
+optimisation). What its own kernels compute is then stored in that order at once; a tensor that is given to the graph is copied, and so
+is a result that leaves the graph. A backward graph has the strides of what the forward saved, in which this is settled.
+"""
 
 from __future__ import annotations
+
+import dataclasses
 
 from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.log import log
 from fusebackend.patterns.depthwise_conv.ops import is_channels_last
+from fusebackend.patterns.depthwise_conv.sites import Convolution
 
 
-def is_reordered(node: fx.Node) -> bool:
-    """Whether the convolution at ``node``, whose operands are planes in the graph, will be given them in channels-last order.
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The memory orders in which a forward is run, True for channels last.
 
-    Inductor decides that of a whole graph, when it lowers it. It is asked here; where it can't be, the answer is yes.
+    Attributes:
+        ours: of x and of the result, for our operator.
+        inductors: the same for Inductor's.
+        copies_x, copies_result: whether Inductor copies them from one order to the other.
+        differs: whether either is not the graph's.
     """
-    x = g.value(g.arguments(node)["input"])
-    if x.device.type != "cuda" or x.dim() != 4 or is_channels_last(x):
-        return False
+
+    ours: tuple[bool, bool]
+    inductors: tuple[bool, bool]
+    copies_x: bool = False
+    copies_result: bool = False
+    differs: bool = False
+
+
+def layout_of(conv: Convolution) -> Layout | None:
+    """How the forward ``conv`` is run; None where Inductor does not say."""
+    x, result = g.value(conv.x), g.value(conv.node)
+    if conv.is_1d:
+        orders = (is_channels_last(x.unsqueeze(2)), is_channels_last(result.unsqueeze(2)))
+        return Layout(orders, orders)
+    orders = (is_channels_last(x), is_channels_last(result))
+    if all(orders):
+        return Layout(orders, orders)
+    optimises = _is_optimised(conv.node)
+    if optimises is None:
+        return None
+    if not optimises:
+        return Layout(orders, orders)
+    given = _is_given(conv.x)
+    leaves = all(user.op == "output" for user in conv.node.users)
+    # Our operator is no convolution to Inductor: where no other is left, everything stays as it is in the graph.
+    x_order = orders[0] if given or not _has_others(conv.node) else True
+    ours = (x_order, orders[1] if orders[0] != orders[1] else x_order)
+    return Layout(ours, (True, True), given and not orders[0], leaves and not orders[1], True)
+
+
+def _is_optimised(node: fx.Node) -> bool | None:
+    """Whether Inductor will run the convolutions of the graph of ``node`` channels last. It decides otherwise for inference than for
+    training; None where that matters, and where it can't be asked."""
     try:
         from torch._inductor.graph import GraphLowering  # heavy
 
         module = node.graph.owning_module
         assert module is not None
-        return any(GraphLowering.decide_layout_opt(module, is_inference=inference) for inference in (False, True))
+        answers = {GraphLowering.decide_layout_opt(module, is_inference=inference) for inference in (False, True)}
     except Exception as error:
         log.debug("Inductor does not say how it lays out %s: %s", node, error)
-        return True
+        return None
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _is_given(node: fx.Node) -> bool:
+    """Whether a tensor, or what it is a view of, is an input of the graph."""
+    node = g.through_views(node)
+    return node.op in ("placeholder", "get_attr")
+
+
+def _has_others(node: fx.Node) -> bool:
+    """Whether the graph has convolutions that are not depthwise."""
+    for other in node.graph.nodes:
+        if other.target is node.target:
+            args = g.arguments(other)
+            if not g.same_size(args["groups"], g.value(args["input"]).shape[1]):
+                return True
+    return False

@@ -14,7 +14,6 @@ from torch import fx
 from fusebackend.native import loader
 from fusebackend.patterns.depthwise_conv.emit import emit_backward, emit_forward
 from fusebackend.patterns.depthwise_conv.estimate import backward_workload, forward_workload
-from fusebackend.patterns.depthwise_conv.layout import is_reordered
 from fusebackend.patterns.depthwise_conv.ops import depthwise_conv, depthwise_conv_backward
 from fusebackend.patterns.depthwise_conv.sites import Backward, Convolution, read_backward, read_convolution
 from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject, Workload
@@ -44,9 +43,6 @@ class DepthwiseConv(Pattern):
         return Match((node,), lambda e: emit_forward(e, conv), site=conv)
 
     def estimate(self, match: Match) -> Estimate | Workload:
-        if is_reordered(match.site.node):
-            reason = "Inductor lays this graph's convolutions out anew (channels last), which what is known of this order does not tell"
-            return Estimate(False, reason, "unmeasured")
         return forward_workload(match.site)
 
     def examples(self) -> list[tuple[Callable, tuple]]:

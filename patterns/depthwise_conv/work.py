@@ -1,4 +1,5 @@
-"""What the kernels make a GPU do for a convolution: asks C++ (csrc/depthwise_conv/work.h), where there is no GPU as well."""
+"""What the kernels make a GPU, or this CPU, do for a convolution: asks C++ (csrc/depthwise_conv/work.h and cpu_launch.h), where there is no
+GPU as well."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ def kernel_work(
     dtype: torch.dtype,
     multiprocessors: int,
 ) -> Mapping[str, float]:
-    """The facts that csrc/depthwise_conv/work.h names.
+    """The facts that csrc/depthwise_conv/work.h names, or cpu_launch.h.
 
     Args:
         direction: ``"forward"``, or whose gradient, ``"input"`` or ``"weight"``.
         sizes: batch, channels, outputs, rows and columns of x, rows and columns of the result.
         padding: above and on the left.
         orders: of x, of the result (or the incoming gradient), and of x's gradient: True for (batch, height, width, channels).
-        multiprocessors: how many the GPU has.
+        multiprocessors: how many the GPU has; 0 for this CPU.
     """
     answer = _ask(direction, sizes, taps, stride, padding, dilation, orders, dtype, multiprocessors)
     return {name: float(number) for name, number in (fact.split("=") for fact in answer.split())}

@@ -80,6 +80,15 @@ def test_work_that_was_not_calibrated_is_not_known():
     assert found.pays is None and "'sort' takes was not calibrated" in found.reason
 
 
+def test_what_timing_would_not_tell_is_left_unless_a_calibration_tells():
+    def untimed(ours, calibration=KNOWN):
+        return estimate(Workload((taking(ours),), (taking(10.0),), untimed="another order"), calibration=calibration)
+
+    assert untimed(5.0).pays is True and untimed(20.0).pays is False
+    for found in (untimed(9.0), untimed(5.0, None)):
+        assert found.pays is False and found.code == "unmeasured" and found.reason.endswith("; another order")
+
+
 def test_what_inductor_can_not_be_asked_is_not_known_and_asked_once(monkeypatch):
     asked = []
 

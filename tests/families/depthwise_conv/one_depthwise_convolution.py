@@ -7,6 +7,7 @@ import torch
 from fusebackend.patterns.depthwise_conv.ops import reference
 
 ops = torch.ops.fusebackend
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Relative errors in norm that one rounding of the result, and fp32 sums, may make.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 

@@ -16,7 +16,7 @@ from fusebackend.native import loader
 from fusebackend.patterns.depthwise_conv import bench, estimate
 from fusebackend.patterns.depthwise_conv.match import DepthwiseConv, DepthwiseConvBackward
 from fusebackend.rewriting import device_facts
-from fusebackend.rewriting.pattern import Workload
+from fusebackend.rewriting.pattern import Match, Workload
 
 PATTERNS = (DepthwiseConv(), DepthwiseConvBackward())
 
@@ -48,7 +48,14 @@ def test_the_quantities_of_a_forward():
     (ours,), (theirs,) = both.ours, both.inductor
     elements = 8 * 32 * 56 * 56
     assert (ours.kind, theirs.kind) == ("depthwise_conv", "depthwise conv2d")
-    assert theirs.quantities == {"bytes": 4 * elements, "results": elements, "products": 49 * elements, "launches": 1, "pointwise bytes": 0}
+    assert theirs.quantities == {
+        "bytes": 4 * elements,
+        "results": elements,
+        "products": 49 * elements,
+        "launches": 1,
+        "pointwise bytes": 0,
+        "reordered bytes": 0,
+    }
     assert ours.quantities["bytes"] == 4 * elements and ours.quantities["launches"] == 1 and ours.shape["toeplitz"] == 1
     assert ours.quantities["loaded bytes"] > 2 * elements and ours.quantities["products (toeplitz)"] > 49 * elements
 
@@ -90,17 +97,63 @@ def test_one_gradient_alone():
     assert [w.kind for w in of_weight.ours] == ["depthwise_conv of weight"] and of_weight.inductor[0].quantities["products of x"] == 0
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_where_inductor_chooses_another_memory_order_nothing_is_said_of_this_one(channels_last, monkeypatch):
-    """What is timed in one order does not tell what is faster in the other."""
-    monkeypatch.setattr(GraphLowering, "decide_layout_opt", lambda module, *, is_inference: is_inference)
-    (found,) = workloads(plain, inputs(channels_last=channels_last))
-    if channels_last:
-        assert isinstance(found, Workload)
-    else:
-        assert found.pays is False and found.code == "unmeasured" and "channels last" in found.reason
-    (found,) = workloads(plain, inputs(), device="cpu")
+def optimised(monkeypatch, *answers):
+    """Inductor decides so of the layout of graphs, for training and for inference."""
+    monkeypatch.setattr(GraphLowering, "decide_layout_opt", lambda module, *, is_inference: answers[is_inference])
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_where_inductor_chooses_another_memory_order_it_copies_what_is_given(device, monkeypatch):
+    optimised(monkeypatch, True, True)
+    (both,) = workloads(plain, inputs(), device=device)
+    (ours,), (theirs,) = both.ours, both.inductor
+    elements = 8 * 32 * 56 * 56
+    assert theirs.shape["channels last"] == theirs.shape["result channels last"] == 1
+    assert theirs.quantities["reordered bytes"] == 8 * elements and theirs.quantities["launches"] == 3
+    assert ours.shape["channels last"] == ours.shape["result channels last"] == 0
+    assert "channels last" in both.untimed
+    (both,) = workloads(plain, inputs(channels_last=True), device=device)
+    assert both.inductor[0].quantities["reordered bytes"] == 0 and not both.untimed
+
+
+def test_between_other_convolutions_ours_gets_their_order(monkeypatch):
+    def block(x, w, v):
+        return torch.sin(F.conv2d(torch.cos(F.conv2d(x, v)), w, padding=3, groups=32))
+
+    args = (*inputs(), torch.empty(32, 32, 1, 1, dtype=torch.bfloat16))
+    optimised(monkeypatch, True, True)
+    graph = traced_joint(block, args)
+    (both,) = [found for found in block_estimates(graph) if isinstance(found, Workload)]
+    assert both.inductor[0].quantities["reordered bytes"] == 0 and both.inductor[0].quantities["launches"] == 1
+    assert both.ours[0].shape["channels last"] == both.ours[0].shape["result channels last"] == 1 and both.untimed
+
+
+def block_estimates(graph):
+    """As ``estimates``, where some convolutions are not depthwise."""
+    for node in graph.nodes:
+        if node.target in PATTERNS[0].anchors and isinstance(match := PATTERNS[0].match(node), Match):
+            yield PATTERNS[0].estimate(match)
+
+
+def test_where_inductor_does_not_say_in_which_order_nothing_is_estimated(monkeypatch):
+    optimised(monkeypatch, False, True)  # whether the graph is of a training is not known here
+    (found,) = workloads(plain, inputs())
+    assert found.pays is False and found.code == "unmeasured" and "memory order" in found.reason
+    (found,) = workloads(plain, inputs(channels_last=True))
     assert isinstance(found, Workload)
+
+
+def test_the_cpus_kernel_follows_from_order_and_channels():
+    routes = {}
+    cases = {"channels": inputs(channels_last=True), "planes": inputs(), "few channels": inputs((8, 3, 56, 56), channels_last=True)}
+    for name, args in cases.items():
+        forward, backward = workloads(plain, args, (0, 1), device="cpu")
+        routes[name] = [next(q for q in work.quantities if q.startswith("products")) for work in (*forward.ours, *backward.ours)]
+    assert routes == {
+        "channels": ["products (channels)"] * 3,
+        "planes": ["products (planes)"] * 3,
+        "few channels": ["products (loops)"] * 3,
+    }
 
 
 def test_an_empty_convolution_is_left():

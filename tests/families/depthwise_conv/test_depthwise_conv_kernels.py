@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from one_depthwise_convolution import Case, ops
+from one_depthwise_convolution import DTYPES, Case, ops
 
 from fusebackend.native import loader
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +57,12 @@ FORMS = {
     "wide image": ((1, 8, 6, 300), 5, {}),
     "high image": ((1, 8, 300, 6), 7, {}),
     "1x1 image": ((4, 24, 1, 1), 3, {}),
+    "channels of no whole vectors": ((2, 37, 9, 11), 3, {}),
+    "several blocks of channels": ((3, 200, 7, 7), 7, {}),
+    "columns of several tiles": ((1, 3, 20, 1100), 3, {}),
+    "rows of several tiles": ((1, 2, 700, 70), 5, {}),
+    "stride and dilation share a factor": ((2, 16, 21, 22), 3, dict(stride=2, dilation=2)),
+    "strides 4 and 3": ((2, 24, 30, 25), 5, dict(stride=(4, 3), dilation=(2, 1))),
     "even taps": ((2, 8, 16, 16), (4, 2), dict(padding=(1, 2, 0, 1))),
 }
 
@@ -111,6 +119,22 @@ def test_random_forms(dtype, device):
         more = dict(stride=stride, dilation=dilation, padding=padding, multiplier=multiplier, orders=orders)
         Case(shape, taps, dtype, device, **more).check()
         done += 1
+
+
+def test_avx2_kernels_match_fp64():
+    """Selected by PyTorch's variable, also on processors with AVX-512."""
+    code = """
+import fusebackend
+from one_depthwise_convolution import DTYPES, Case
+fusebackend.load_operators()
+for dtype in DTYPES:
+    wide = (1, 16, 1, 300), (1, 7), dict(dilation=(1, 2))
+    for shape, taps, more in (((2, 24, 17, 28), 3, {}), ((2, 20, 15, 33), 5, dict(stride=2)), wide):
+        for channels_last in (False, True):
+            Case(shape, taps, dtype, "cpu", orders=(channels_last,) * 2, **more).check()
+"""
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def test_float64_on_cpus():

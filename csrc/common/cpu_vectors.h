@@ -14,7 +14,7 @@
 #define FUSE_VECTOR_BYTES (FUSE_HAS_AVX2 ? 32 : 16)
 #endif
 
-namespace fusebackend::causal_conv1d {
+namespace fusebackend {
 namespace {
 
 template <typename T, typename A>
@@ -138,4 +138,4 @@ inline void vstore_as(T* p, V<A> v) {
 }
 
 }  // namespace
-}  // namespace fusebackend::causal_conv1d
+}  // namespace fusebackend

@@ -1,6 +1,6 @@
-// Portable loops. A row of results is summed in an array of floats (doubles for float64): along columns, or, in (batch, height, width,
+// A row of results is summed in an array of floats (doubles for float64): along columns, or, in (batch, height, width,
 // channels) order, along channels. Each tap adds one multiple of a row, which compilers turn into vector instructions.
-#include "depthwise_conv/cpu_kernels.h"
+#include "depthwise_conv/cpu_loops.h"
 
 #include <algorithm>
 #include <vector>
@@ -20,9 +20,6 @@ void dispatch(DType dtype, F&& f) {
     default: return f(float{});
   }
 }
-
-// Whether channels, and not columns, should be the inner loop.
-bool along_channels(const Strides& s, int64_t channels, int64_t width) { return s.c == 1 && channels > 1 && (s.w != 1 || width == 1); }
 
 struct Range {
   int64_t begin, end;
@@ -172,24 +169,24 @@ void weight_grad_channels(const WeightGradParams& p, int64_t first, int64_t coun
 
 }  // namespace
 
-int64_t forward_units(const ForwardParams& p) {
+int64_t loops_forward_units(const ForwardParams& p) {
   return p.g.batch * p.g.out.h * (along_channels(p.y_stride, p.g.outputs(), p.g.out.w) ? 1 : p.g.outputs());
 }
-void forward(const ForwardParams& p, int64_t begin, int64_t end) {
+void loops_forward(const ForwardParams& p, int64_t begin, int64_t end) {
   dispatch(p.dtype, [&](auto type) { forward_rows<decltype(type)>(p, begin, end); });
 }
 
-int64_t input_grad_units(const InputGradParams& p) {
+int64_t loops_input_grad_units(const InputGradParams& p) {
   return p.g.batch * p.g.in.h * (along_channels(p.dx_stride, p.g.channels, p.g.in.w) ? 1 : p.g.channels);
 }
-void input_grad(const InputGradParams& p, int64_t begin, int64_t end) {
+void loops_input_grad(const InputGradParams& p, int64_t begin, int64_t end) {
   dispatch(p.dtype, [&](auto type) { input_grad_rows<decltype(type)>(p, begin, end); });
 }
 
-int64_t weight_grad_units(const WeightGradParams& p) {
+int64_t loops_weight_grad_units(const WeightGradParams& p) {
   return gradients_along_channels(p) ? ceil_div(p.g.outputs(), kChannelsOfUnit) : p.g.outputs();
 }
-void weight_grad(const WeightGradParams& p, int64_t begin, int64_t end) {
+void loops_weight_grad(const WeightGradParams& p, int64_t begin, int64_t end) {
   const int64_t each = gradients_along_channels(p) ? kChannelsOfUnit : 1;
   dispatch(p.dtype, [&](auto type) {
     for (int64_t u = begin; u < end; ++u) weight_grad_channels<decltype(type)>(p, u * each, std::min(each, p.g.outputs() - u * each));
