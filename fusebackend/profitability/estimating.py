@@ -13,11 +13,13 @@ from torch._inductor import config as inductor_config
 
 from fusebackend import cache_keys
 from fusebackend import fx_utils as g
-from fusebackend.profitability import triton_access
+from fusebackend.profitability import triton_access, triton_reductions
 from fusebackend.profitability.calibration import Calibration
 from fusebackend.profitability.fresh_inputs import symbols_of
 from fusebackend.profitability.inductor_kernels import generated_kernels
+from fusebackend.profitability.region import device_of
 from fusebackend.profitability.unfit import Unfit
+from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Code, Estimate, Generated, Interval, Level, Work, Workload
 
 
@@ -94,16 +96,25 @@ class Estimator:
         return [kernel for work in workload.inductor for kernel in ([[work]] if isinstance(work, Work) else self._asked(work))]
 
     def _asked(self, work: Generated) -> list[list[Work]]:
+        unknown = self._calibration is not None and triton_reductions.KIND not in self._calibration.models
+        if work.otherwise is not None and unknown and _recording.get() is None:  # of an older calibration
+            return [[work.otherwise]]
         key = _key(work.nodes)
         if key not in self._generated:
             try:
                 self._generated[key] = works_of(work)
             except Unfit as unfit:
                 self._generated[key] = str(unfit)
+            except Exception as error:
+                if work.otherwise is None:
+                    raise
+                self._generated[key] = f"Inductor can't be asked: {type(error).__name__}: {error}"
         found = self._generated[key]
-        if isinstance(found, str):
+        if not isinstance(found, str):
+            return found
+        if work.otherwise is None:
             raise Unfit(found)
-        return found
+        return [[work.otherwise]]
 
 
 def works_of(work: Generated) -> list[list[Work]]:
@@ -112,7 +123,12 @@ def works_of(work: Generated) -> list[list[Work]]:
     Raises:
         Unfit: Inductor can't be asked.
     """
-    return [triton_access.works(kernel) for kernel in generated_kernels(work.nodes)]
+    kernels = generated_kernels(work.nodes, work.outputs)
+    if not work.outputs:
+        return [triton_access.works(kernel) for kernel in kernels]
+    multiprocessors = device_facts(device_of(work.outputs)).multiprocessors
+    found = [triton_reductions.works(kernel, multiprocessors) for kernel in kernels]
+    return triton_reductions.merged(found, g.inputs_of(work.nodes), work.outputs)
 
 
 def _replacing(workload: Workload) -> list[list[Work]]:

@@ -31,31 +31,34 @@ _KERNEL = re.compile(r"^(\w+) = async_compile\.triton\('\w+', '''(.*?)'''", re.D
 _CALL = re.compile(r"^\s*(\w+)\.run\((.*)\)\s*$", re.MULTILINE)
 _LIBRARY_CALL = re.compile(r"^\s*(\w+ = )?(extern_kernels|torch\.ops)\.[\w.]+\(", re.MULTILINE)
 _ASSIGNMENT = re.compile(r"^\s*(\w+) = ([\w\s+*/()-]+)$", re.MULTILINE)
+_HEURISTICS = re.compile(r"@triton_heuristics\.(\w+)\(")
 _SIGNATURE = re.compile(r"'signature': (\{.*?\})")
 
 
 @dataclasses.dataclass(frozen=True)
 class TritonKernel:
-    """A generated pointwise kernel and how it is called.
+    """A generated kernel and how it is called.
 
     Attributes:
         source: its Triton source, with the decorator that names its heuristics.
-        sizes: the values of its integer arguments: ``xnumel``, ``ynumel``, symbolic sizes.
+        sizes: the values of its integer arguments: ``xnumel``, ``ynumel``, ``r0_numel``, symbolic sizes.
         types: the type of each argument as in Triton's signature, e.g. ``"*fp32"``.
+        is_reduction: whether it sums along a dimension of its own.
     """
 
     source: str
     sizes: Mapping[str, int]
     types: Mapping[str, str]
+    is_reduction: bool = False
 
 
-def generated_kernels(nodes: Sequence[fx.Node]) -> list[TritonKernel]:
-    """The kernels that Inductor generates for ``nodes`` by themselves.
+def generated_kernels(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node] = ()) -> list[TritonKernel]:
+    """The kernels that Inductor generates for ``nodes`` by themselves, to compute ``outputs`` (by default all that other nodes read).
 
     Raises:
-        Unfit: the nodes can't be cut out, or Inductor makes something else of them than Triton kernels of elements.
+        Unfit: the nodes can't be cut out, or Inductor makes something else of them than Triton kernels.
     """
-    module, fakes, hints = alone(nodes)
+    module, fakes, hints = alone(nodes, outputs)
     code = _generated_code(module, fakes)
     sources = dict(_KERNEL.findall(code))
     hints = dict(hints)
@@ -108,8 +111,9 @@ def _metrics_kept() -> Iterator[None]:
 
 
 def _kernel(source: str, arguments: str, hints: Mapping[str, int]) -> TritonKernel:
-    if "@triton_heuristics.pointwise" not in source:
-        raise Unfit("Inductor generates a reduction for it")
+    heuristics = _HEURISTICS.search(source)
+    if heuristics is None or heuristics[1] not in ("pointwise", "reduction", "persistent_reduction"):
+        raise Unfit(f"Inductor generates a {'kernel' if heuristics is None else heuristics[1]} of another kind for it")
     signature = _SIGNATURE.search(source)
     if signature is None:
         raise Unfit("a generated kernel has no signature that is known")
@@ -117,7 +121,7 @@ def _kernel(source: str, arguments: str, hints: Mapping[str, int]) -> TritonKern
     given = [a.strip() for a in re.sub(r",\s*stream=.*", "", arguments).split(",")]
     names = [n for n in types if not n.endswith("BLOCK")]
     sizes = {n: _value(text, hints) for n, text in zip(names, given) if not types[n].startswith("*")}
-    return TritonKernel(source, sizes, types)
+    return TritonKernel(source, sizes, types, heuristics[1] != "pointwise")
 
 
 def _value(text: str, hints: Mapping[str, int]) -> int:

@@ -119,13 +119,18 @@ def extract(core: Sequence[fx.Node], emitted: Sequence[fx.Node], renamed: dict[f
     return _region(core, emitted, renamed, _neighbours(set(core), set(emitted)))
 
 
-def alone(nodes: Sequence[fx.Node]) -> tuple[fx.GraphModule, list[Any], dict[str, int]]:
+def alone(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node] = ()) -> tuple[fx.GraphModule, list[Any], dict[str, int]]:
     """Nodes as a graph of their own, without neighbours; its fake inputs; and the hint of each symbol in these, by name.
+
+    Args:
+        outputs: what the graph returns; by default all that other nodes read.
 
     Raises:
         Unfit: they can't be cut out.
     """
     region = _region(nodes, (), {}, set())
+    if outputs:
+        region = dataclasses.replace(region, outputs=tuple(outputs))
     mode, fakes, substitute = fresh_inputs(region.inputs, region.symbols)
     module = region._module(region.original, {}, region.outputs, len(substitute))
     with enable_python_dispatcher():  # decompositions that take symbolic sizes

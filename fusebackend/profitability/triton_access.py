@@ -24,13 +24,13 @@ from fusebackend.rewriting.workload import log2
 
 KIND = "triton"
 
-_SECTOR, _LINE, _VECTOR, _WARP = 32, 128, 16, 32
-_PAGE = 2 << 20  # of the GPU's address translation
+SECTOR, _LINE, _VECTOR, WARP = 32, 128, 16, 32
+PAGE = 2 << 20  # of the GPU's address translation
 _MAX_REQUESTS = 64  # looked at of each access
 #: Where in the grid the blocks stand that are run.
-_SAMPLES = ((0.5, 0.5), (0.31, 0.71))
-_ITEMSIZES = {"fp64": 8, "i64": 8, "u64": 8, "fp32": 4, "i32": 4, "u32": 4, "fp16": 2, "bf16": 2, "i16": 2, "i8": 1, "u8": 1, "i1": 1}
-_DECORATOR = re.compile(r"@triton_heuristics\.pointwise\(\n(.*?)\n\)\n@triton\.jit\n", re.DOTALL)
+SAMPLES = ((0.5, 0.5), (0.31, 0.71))
+ITEMSIZES = {"fp64": 8, "i64": 8, "u64": 8, "fp32": 4, "i32": 4, "u32": 4, "fp16": 2, "bf16": 2, "i16": 2, "i8": 1, "u8": 1, "i1": 1}
+_DECORATOR = re.compile(r"@triton_heuristics\.(pointwise|reduction|persistent_reduction)\(\n(.*?)\n\)\n@triton\.jit\n", re.DOTALL)
 
 
 def works(kernel: TritonKernel) -> list[Work]:
@@ -41,41 +41,41 @@ def works(kernel: TritonKernel) -> list[Work]:
     """
     try:
         with _disable_current_modes():
-            return [_work(kernel, config) for config in _configs(kernel)]
+            return [_work(kernel, config) for config in configurations(kernel)]
     except Unfit:
         raise
     except Exception as error:
         raise Unfit(f"a generated kernel is not understood: {type(error).__name__}: {error}") from error
 
 
-def _configs(kernel: TritonKernel) -> list[Any]:
+def configurations(kernel: TritonKernel) -> list[Any]:
     """Inductor's configurations for the kernel, from its own heuristics."""
     decorator = _DECORATOR.search(kernel.source)
     if decorator is None:
         raise Unfit("a generated kernel has other heuristics than those that are known")
     names = {n: getattr(hints, n) for n in ("TileHint", "DeviceProperties", "AutotuneHint", "ReductionHint") if hasattr(hints, n)}
-    arguments = eval(f"dict({decorator[1]})", {**names, "__file__": None})
+    arguments = eval(f"dict({decorator[2]})", {**names, "__file__": None})
     arguments["filename"] = None
-    configs = triton_heuristics.pointwise(**arguments, return_configs=True)
+    configs = getattr(triton_heuristics, decorator[1])(**arguments, return_configs=True)
     distinct = {repr((sorted(c.kwargs.items()), c.num_warps)): c for c in configs}
     return list(distinct.values())
 
 
 @dataclasses.dataclass
-class _Access:
+class Access:
     is_store: bool
     itemsize: int
     offsets: torch.Tensor  # in bytes, (rows of the tile, columns); -1 where masked
 
 
-class _Language:
+class Language:
     """Stands for ``triton.language`` while a kernel's arithmetic is run: loads and stores are noted, values are zeros."""
 
     constexpr = int1 = int8 = int16 = int32 = int64 = float16 = float32 = float64 = bfloat16 = uint8 = None
 
     def __init__(self, block: tuple[int, int], shape: tuple[int, int], itemsizes: Mapping[str, int]):
         self._block, self._shape, self._itemsizes = block, shape, itemsizes
-        self.accesses: list[_Access] = []
+        self.accesses: list[Access] = []
 
     def program_id(self, axis: int) -> int:
         return self._block[axis] if axis < 2 else 0
@@ -100,7 +100,7 @@ class _Language:
         raise Unfit("a generated kernel adds atomically")
 
     def __getattr__(self, name: str) -> Any:
-        return _Opaque()
+        return Opaque()
 
     def _note(self, is_store: bool, pointer: tuple[str, Any], mask: Any) -> None:
         name, index = pointer
@@ -108,20 +108,20 @@ class _Language:
         offsets = torch.as_tensor(index).broadcast_to(self._shape) * itemsize
         if mask is not None:
             offsets = torch.where(torch.as_tensor(mask).broadcast_to(self._shape), offsets, -1)
-        self.accesses.append(_Access(is_store, itemsize, offsets))
+        self.accesses.append(Access(is_store, itemsize, offsets))
 
 
-class _Opaque:
+class Opaque:
     """A function, or a namespace of functions, of values: what it returns is of no interest."""
 
     def __call__(self, *arguments: Any, **_: Any) -> Any:
         return next((a for a in arguments if isinstance(a, torch.Tensor)), torch.zeros((), dtype=torch.int64))
 
-    def __getattr__(self, name: str) -> _Opaque:
+    def __getattr__(self, name: str) -> Opaque:
         return self
 
 
-class _Pointer:
+class Pointer:
     def __init__(self, name: str):
         self.name = name
 
@@ -129,15 +129,19 @@ class _Pointer:
         return self.name, offset
 
 
+def kernel_body(source: str) -> ast.FunctionDef:
+    return next(n for n in ast.parse(source[source.index("@triton.jit") :]).body if isinstance(n, ast.FunctionDef))
+
+
 def _body(source: str) -> tuple[ast.Module, int]:
     """The statements of the kernel, and how many divisions they have."""
-    function = next(n for n in ast.parse(source[source.index("@triton.jit") :]).body if isinstance(n, ast.FunctionDef))
+    function = kernel_body(source)
     divisions = sum(isinstance(n, ast.BinOp) and isinstance(n.op, (ast.FloorDiv, ast.Mod)) for n in ast.walk(function))
-    module = ast.Module(body=[_Plain().visit(s) for s in function.body], type_ignores=[])
+    module = ast.Module(body=[Plain().visit(s) for s in function.body], type_ignores=[])
     return ast.fix_missing_locations(module), divisions
 
 
-class _Plain(ast.NodeTransformer):
+class Plain(ast.NodeTransformer):
     """Drops conversions: ``x.to(tl.float32)`` is x."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -154,28 +158,28 @@ def _work(kernel: TritonKernel, config: Any) -> Work:
     grid = -(-columns // width), -(-rows // height)
     body, divisions = _body(kernel.source)
     code = compile(body, "<generated kernel>", "exec")
-    itemsizes = {n: _ITEMSIZES[t.removeprefix("*")] for n, t in kernel.types.items() if t.startswith("*")}
+    itemsizes = {n: ITEMSIZES[t.removeprefix("*")] for n, t in kernel.types.items() if t.startswith("*")}
     totals = dict.fromkeys(("read", "written", "lines read", "lines written", "sectors", "pages"), 0.0)
     vectors, moved = [], 0.0
-    for x, y in _SAMPLES:
-        language = _Language((int(grid[0] * x), int(grid[1] * y)), (height, width), itemsizes)
-        arguments: dict[str, Any] = {n: _Pointer(n) for n in itemsizes}
+    for x, y in SAMPLES:
+        language = Language((int(grid[0] * x), int(grid[1] * y)), (height, width), itemsizes)
+        arguments: dict[str, Any] = {n: Pointer(n) for n in itemsizes}
         arguments |= dict(kernel.sizes) | {f"{axis}BLOCK": size for axis, size in blocks.items()}
         # The kernel's first two dimensions are (y, x) in a tile, and x alone in a row.
-        names = {"tl": language, "tl_math": _Opaque(), "libdevice": _Opaque(), "triton_helpers": _Opaque(), "tl_extra": _Opaque()}
+        names = {"tl": language, "tl_math": Opaque(), "libdevice": Opaque(), "triton_helpers": Opaque(), "tl_extra": Opaque()}
         exec(code, {**names, **arguments})
         for access in language.accesses:
-            sectors, lines, requests, vector = _count(access, _WARP * config.num_warps)
+            sectors, lines, requests, vector = count(access, WARP * config.num_warps)
             kind = "written" if access.is_store else "read"
-            totals[kind] += sectors * _SECTOR / len(_SAMPLES)
-            totals[f"lines {kind}"] += lines / len(_SAMPLES)
-            totals["sectors"] += requests / len(_SAMPLES)
-            totals["pages"] += _distinct(access.offsets.reshape(1, -1), _PAGE) / len(_SAMPLES)
+            totals[kind] += sectors * SECTOR / len(SAMPLES)
+            totals[f"lines {kind}"] += lines / len(SAMPLES)
+            totals["sectors"] += requests / len(SAMPLES)
+            totals["pages"] += distinct(access.offsets.reshape(1, -1), PAGE) / len(SAMPLES)
             vectors.append(log2(vector * access.itemsize))
-            moved += int((access.offsets >= 0).sum()) * access.itemsize / len(_SAMPLES)
-    count = math.prod(grid)
-    quantities = {name: amount * count for name, amount in totals.items()}
-    quantities |= {"moved": moved * count, "blocks": float(count), "divisions": float(count * width * height * divisions)}
+            moved += int((access.offsets >= 0).sum()) * access.itemsize / len(SAMPLES)
+    blocks_run = math.prod(grid)
+    quantities = {name: amount * blocks_run for name, amount in totals.items()}
+    quantities |= {"moved": moved * blocks_run, "blocks": float(blocks_run), "divisions": float(blocks_run * width * height * divisions)}
     wide = any(t == "i64" for n, t in kernel.types.items() if n.startswith("ks"))
     shape = {
         "excess read": log2(totals["read"] / max(moved, 1)),
@@ -190,14 +194,14 @@ def _work(kernel: TritonKernel, config: Any) -> Work:
         "warps": float(config.num_warps),
         "rows": min(log2(rows), 16.0),
         "columns": min(log2(columns), 16.0),
-        "edge": log2(count * width * height / (rows * columns)),
+        "edge": log2(blocks_run * width * height / (rows * columns)),
         "divisions an element": float(divisions),
         "64-bit": float(wide and divisions > 0),
     }
     return Work(KIND, quantities, shape)
 
 
-def _count(access: _Access, threads: int) -> tuple[float, float, float, int]:
+def count(access: Access, threads: int) -> tuple[float, float, float, int]:
     """The sectors that a tile touches; the lines and sectors that its warps touch, request by request; and the elements of a vector."""
     tile = access.offsets
     along_columns, across = _vector(tile, access.itemsize), _vector(tile.T, access.itemsize)
@@ -207,14 +211,14 @@ def _count(access: _Access, threads: int) -> tuple[float, float, float, int]:
         vector = along_columns
     vector = min(vector, max(1, tile.numel() // threads))
     flat = tile.reshape(-1)
-    requests = flat.reshape(-1, min(_WARP * vector, flat.numel()))
+    requests = flat.reshape(-1, min(WARP * vector, flat.numel()))
     looked_at = requests[:_MAX_REQUESTS]
     share = len(requests) / len(looked_at)
-    lines, sectors = _distinct(looked_at, _LINE), _distinct(looked_at, _SECTOR)
-    return float(_distinct(flat[None], _SECTOR)), share * lines, share * sectors, vector
+    lines, sectors = distinct(looked_at, _LINE), distinct(looked_at, SECTOR)
+    return float(distinct(flat[None], SECTOR)), share * lines, share * sectors, vector
 
 
-def _distinct(offsets: torch.Tensor, unit: int) -> int:
+def distinct(offsets: torch.Tensor, unit: int) -> int:
     """How many units of memory each row touches, summed."""
     units = torch.where(offsets >= 0, offsets.div(unit, rounding_mode="floor"), -1).sort(dim=1).values
     first = units[:, 0] >= 0

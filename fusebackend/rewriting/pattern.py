@@ -111,9 +111,17 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """The work of what Inductor generates for some nodes by themselves: it is asked."""
+    """The work of what Inductor generates for some nodes by themselves: it is asked.
+
+    Attributes:
+        nodes: the nodes.
+        outputs: those whose values are wanted; all that other nodes read if there are none.
+        otherwise: the work where Inductor can't be asked, or what it generates is not understood; None if it is not known then.
+    """
 
     nodes: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...] = ()
+    otherwise: Work | None = None
 
 
 @dataclasses.dataclass(frozen=True)

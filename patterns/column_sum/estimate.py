@@ -124,15 +124,8 @@ def _facts(site: Site, sizes: list[int]) -> tuple[dict[str, float], dict[str, fl
     rows, columns = (float(math.prod(sizes[a:b])) for a, b in ((site.begin, site.end), (site.end, len(sizes))))
     batch = float(math.prod(sizes[: site.begin]))
     quantities = {"written": batch * columns * out.itemsize}
-    shape = {
-        "rows": log2(rows),
-        "columns": log2(columns),
-        "batch": log2(batch),
-        "log2 itemsize": log2(value.itemsize),
-        "row": log2_run(columns * value.itemsize),
-        "dynamic": float(not all(isinstance(n, int) for n in (*value.shape, *value.stride()))),
-    }
-    return quantities, shape
+    is_dynamic = not all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+    return quantities, _shape(batch, rows, columns, value.dtype, is_dynamic)
 
 
 def _ours(site: Site, sizes: list[int], strides: list[int]) -> Work:
@@ -182,3 +175,24 @@ def _inductor(site: Site, sizes: list[int], producer: Producer) -> Work:
         rows = float(math.prod(sizes[site.begin : site.end]))
         quantities["steps"] = rows * max(1.0, elements / rows / threads)
     return Work("inductor column sum", quantities, shape)
+
+
+def sum_over_rows(batch: int, rows: int, columns: int, dtype: torch.dtype, device: torch.device, is_dynamic: bool) -> Work:
+    """What Inductor makes of the sum over the rows of ``batch`` contiguous matrices, which are in memory."""
+    read, written = (float(batch * n * columns * dtype.itemsize) for n in (rows, 1))
+    if device.type == "cpu":
+        return Work("stream cpu", {"bytes": read + written}, {"log2 itemsize": log2(dtype.itemsize)})
+    shape = _shape(batch, rows, columns, dtype, is_dynamic) | {"nodes": 0.0, "gathers": 0.0}
+    quantities = {"written": written, "read": read, "gathered": 0.0, "computed": 0.0, "launches": 1.0}
+    return Work("inductor column sum", quantities, shape)
+
+
+def _shape(batch: float, rows: float, columns: float, dtype: torch.dtype, is_dynamic: bool) -> dict[str, float]:
+    return {
+        "rows": log2(rows),
+        "columns": log2(columns),
+        "batch": log2(batch),
+        "log2 itemsize": log2(dtype.itemsize),
+        "row": log2_run(columns * dtype.itemsize),
+        "dynamic": float(is_dynamic),
+    }

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.column_sum.estimate import sum_over_rows
 from fusebackend.patterns.contraction.factors import Folded
 from fusebackend.patterns.contraction.legality import goes_away
 from fusebackend.patterns.contraction.operands import Operand, operands
 from fusebackend.patterns.contraction.sites import Site
 from fusebackend.rewriting.device_facts import device_facts
-from fusebackend.rewriting.pattern import Estimate, Work, Workload
+from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
 from fusebackend.rewriting.workload import alignment, log2, log2_run
 
+aten, prims = torch.ops.aten, torch.ops.prims
+
+#: Further operators that Inductor computes where their result is read.
+_INLINED = (
+    *(aten.cat.default, aten.constant_pad_nd.default, aten.clone.default, aten.full.default),
+    *(prims.iota.default, prims.convert_element_type.default),
+)
+#: Of longer chains Inductor keeps a part in memory.
+_MOST_NODES = 64
 #: Elements a side of the tiles by which a library's thread blocks are counted. It has many kernels; most have tiles between these.
 _TILES = (64, 128)
 
@@ -26,17 +39,21 @@ def estimate(site: Site) -> Estimate | Workload:
         return Estimate(False, f"the product is computed all the same, for {g.describe(other)}", "fused_neighbour", other)
     if site.device.type == "cpu" and not _has_cpu_library(site.dtype):
         return Estimate(False, f"PyTorch multiplies {site.dtype} matrices element by element on this CPU")
-    return Workload((_matrix_product(site),), (_loop(site),))
+    ours = [_matrix_product(site)]
+    if site.chunked:
+        ours.append(_sum_of_chunks(site))
+    return Workload(tuple(ours), (_original(site.undivided or site),))
 
 
 def _matrix_product(site: Site) -> Work:
     """The product itself, and a kernel for each operand that is copied or computed first, and for a result in another order."""
     both = operands(site)
-    batch, m, n, k = (site.count(dims) for dims in (site.batch, site.free_x, site.free_y, site.summed))
+    groups = ((*site.batch, *site.chunked), site.free_x, site.free_y, site.summed)
+    batch, m, n, k = (site.count(dims) for dims in groups)
     size, result = site.dtype.itemsize, batch * m * n
     copied = [operand for operand in both if not operand.is_view]
     computed = [operand for operand in both if operand.is_view and _is_computed_in_loop(site, operand)]
-    reordered = result * site.count(site.repeated) if not _is_in_order(site) else 0
+    reordered = result * site.count(site.repeated) if not site.chunked and not _is_in_order(site) else 0
     quantities = {
         f"flops in {8 * size} bits": 2.0 * batch * m * n * k,
         "bytes": float(size * (batch * (m * k + n * k) + result)),
@@ -64,6 +81,19 @@ def _matrix_product(site: Site) -> Work:
             shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
             shape[f"log2 padded to {tile}"] = log2(tiles * tile * tile / (batch * m * n))
     return Work(f"contraction{_suffix(site)}", quantities, shape)
+
+
+def _sum_of_chunks(site: Site) -> Work:
+    """The sum of the chunks' results, which Inductor generates."""
+    batch, chunks, elements = (site.count(dims) for dims in (site.batch, site.chunked, (*site.free_x, *site.free_y)))
+    return sum_over_rows(batch, chunks, elements, site.dtype, site.device, bool(_is_dynamic(site)))
+
+
+def _original(site: Site) -> Work | Generated:
+    """What Inductor makes of the sum: it is asked on a GPU, where what its kernels do decides; described otherwise."""
+    if site.device.type == "cpu":
+        return _loop(site)
+    return Generated(loop_nodes(site), (site.node,), otherwise=_loop(site))
 
 
 def _loop(site: Site) -> Work:
@@ -95,6 +125,26 @@ def _loop(site: Site) -> Work:
     for name, operand, count in zip(("larger", "smaller"), (larger, smaller), elements):
         shape |= _seen_by_loop(site, name, operand, count, products, innermost)
     return Work(f"sum of products{_suffix(site)}", quantities, shape)
+
+
+def loop_nodes(site: Site) -> tuple[fx.Node, ...]:
+    """The sum with all that Inductor computes inside its loop: the products, and what computes the factors element by element."""
+    found = {site.node, *site.between, site.product, *site.parts}
+    stack = [i for node in found for i in node.all_input_nodes]
+    while stack and len(found) < _MOST_NODES:
+        node = stack.pop()
+        if node not in found and (g.is_view(node) or _is_inlined(node)):
+            found.add(node)
+            stack += node.all_input_nodes
+    return tuple(sorted(found))
+
+
+def _is_inlined(node: fx.Node) -> bool:
+    """Whether Inductor computes ``node`` where it is read: an elementwise operation whose result is no output of the graph."""
+    if not g.is_fusable(node) or not g.is_tensor(node) or any(user.op == "output" for user in node.users):
+        return False
+    target: Any = node.target
+    return torch.Tag.pointwise in target.tags or target in _INLINED
 
 
 def _seen_by_loop(site: Site, name: str, operand: Operand, count: int, products: int, innermost: int) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,6 +23,15 @@ _MOVABLE_VIEWS = frozenset({aten.reshape.default, aten.view.default, aten.permut
 
 
 @dataclasses.dataclass(frozen=True)
+class Split:
+    """A dim that is seen as two: ``dim``, along which chunks lie, and ``inner``, a dim of its own of ``length`` elements within a chunk."""
+
+    dim: int
+    length: int
+    inner: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Factor:
     """A factor, seen through what was written out of an expanded tensor: ``repeat_interleave`` (``expand``, ``clone``, ``reshape``), the
     gradient of a mean (``expand``, ``div``).
@@ -33,6 +43,7 @@ class Factor:
         value: the fake tensor of the views.
         dtype: of the factor.
         axes: for each dim of the product that this factor has, its axis. Along the rest it is broadcast.
+        split: a dim that is seen as two; ``value`` and ``axes`` have both.
     """
 
     source: fx.Node
@@ -41,10 +52,27 @@ class Factor:
     value: torch.Tensor
     dtype: torch.dtype
     axes: dict[int, int]
+    split: Split | None = None
 
     @property
     def dims(self) -> set[int]:
         return set(self.axes)
+
+    def divided(self, split: Split) -> Factor:
+        """The same, with one of its dims seen as two: its size is a multiple of the chunk's."""
+        at = self.axes[split.dim]
+        axes = {dim: axis + (axis > at) for dim, axis in self.axes.items()} | {split.inner: at + 1}
+        with self.value.fake_mode:
+            value = self.value.unflatten(at, (self.value.shape[at] // split.length, split.length))
+        return dataclasses.replace(self, value=value, axes=axes, split=split)
+
+    @property
+    def _axes_in_graph(self) -> dict[int, int]:
+        """``axes`` before a dim is seen as two."""
+        if self.split is None:
+            return self.axes
+        at = self.axes[self.split.dim]
+        return {dim: axis - (axis > at) for dim, axis in self.axes.items() if dim != self.split.inner}
 
     @property
     def is_computed(self) -> bool:
@@ -53,7 +81,7 @@ class Factor:
 
     def size(self, emitter: Emitter, dim: int) -> fx.Node:
         """The size of a dim of symbolic size. (Views are left out only where sizes are static.)"""
-        return emitter.call(aten.sym_size.int, self.source, self.axes[dim])
+        return emitter.call(aten.sym_size.int, self.source, self._axes_in_graph[dim])
 
     def axis_order(self, dim: int) -> int:
         """Sorts dims from outermost to innermost in memory."""
@@ -65,11 +93,17 @@ class Factor:
         node = self.source
         for view in self.views:
             node = emitter.call(view.target, node, *view.args[1:], **view.kwargs)
-        for axis in sorted(set(range(self.value.dim())) - set(self.axes.values()), reverse=True):
+        axes = sorted(self._axes_in_graph.values())
+        for axis in sorted(set(range(g.value(node).dim())) - set(axes), reverse=True):
             node = emitter.call(aten.select.int, node, axis, 0)
         for step in self.elementwise:
             if step.target is not aten.clone.default:
                 node = emitter.call(step.target, node, *step.args[1:], **step.kwargs)
+        if self.split is not None:
+            at = axes.index(self._axes_in_graph[self.split.dim])
+            sizes = [size_of(emitter, node, axis) for axis in range(len(axes))]
+            sizes[at : at + 1] = [sizes[at] // self.split.length, self.split.length]
+            node = emitter.call(aten.reshape.default, node, sizes)
         return node
 
     def emitted_axes(self, dims: Sequence[int]) -> list[int]:
@@ -135,6 +169,12 @@ def read_factor(node: fx.Node, shape: Sequence) -> Factor | None:
             return None
         axes[dim] = axis
     return Factor(source, views, elementwise, value, g.value(node).dtype, axes)
+
+
+def size_of(emitter: Emitter, node: fx.Node, axis: int) -> Any:
+    """A size: a number, or a node where it is symbolic."""
+    size = g.value(node).shape[axis]
+    return size if isinstance(size, int) else emitter.call(aten.sym_size.int, node, axis)
 
 
 def same_as_one(size: int | torch.SymInt) -> bool:

@@ -6,12 +6,14 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.contraction.chunks import in_chunks
 from fusebackend.patterns.contraction.sites import FOLLOWED, SUMS, Site, read
 from fusebackend.rewriting.pattern import Reject
 
 aten = torch.ops.aten
 
-#: Of a sum in fp32 or fp64. A matrix product adds one term after another, so that its error grows with their number; a sum adds in a tree.
+#: Of a sum in fp32 or fp64. A matrix product adds one term after another, so that its error grows with their number; a sum adds in a
+#: tree. More are added in chunks.
 MOST_TERMS = 1024
 
 
@@ -31,8 +33,12 @@ def accept(node: fx.Node) -> Site | Reject | None:
         return Reject("the mean of fp16 products: their sum, before it is divided, may be out of fp16's range", node, "illegal")
     terms = None if site.sizes is None else site.count(site.summed)
     if site.dtype.itemsize > 2 and (terms is None or terms > MOST_TERMS):
-        many = "unknown many" if terms is None else f"{terms}"
-        return Reject(f"a sum of {many} terms in {site.dtype}: up to {MOST_TERMS} are added one after another", node)
+        chunked = None if terms is None else in_chunks(site)
+        if chunked is None:
+            many = "unknown many" if terms is None else f"{terms}"
+            reason = f"a sum of {many} terms in {site.dtype}, which can't be divided: up to {MOST_TERMS} are added one after another"
+            return Reject(reason, node)
+        site = chunked
     if site.dtype == torch.float16 and (site.scalings or site.parts):
         return Reject("fp16 products of three factors or scaled by a number: in another order they may overflow", node, "illegal")
     return site

@@ -20,8 +20,9 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.estimate import estimate
+from fusebackend.patterns.contraction.factors import size_of
 from fusebackend.patterns.contraction.legality import accept
-from fusebackend.patterns.contraction.operands import operands, permuted, prims, product_of, size_of
+from fusebackend.patterns.contraction.operands import operands, permuted, prims, product_of
 from fusebackend.patterns.contraction.sites import SUMS, Site
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
@@ -65,10 +66,14 @@ class Contraction(Pattern):
 
 def emit_contraction(emitter: Emitter, site: Site) -> fx.Node:
     left, right = (operand.emit(emitter, site.node) for operand in operands(site))
-    node = emitter.call(aten.bmm.default if site.batch else aten.mm.default, left, right)
-    dims = [*site.batch, *site.free_x, *site.free_y]
+    batch = (*site.batch, *site.chunked)
+    node = emitter.call(aten.bmm.default if batch else aten.mm.default, left, right)
+    dims = [*batch, *site.free_x, *site.free_y]
     if len(dims) != g.value(node).dim():
         node = emitter.call(aten.reshape.default, node, [_size(emitter, site, d) for d in dims])
+    if site.chunked:
+        node = emitter.call(aten.sum.dim_IntList, node, [dims.index(d) for d in site.chunked])
+        dims = [d for d in dims if d not in site.chunked]
     if site.is_mean:
         node = emitter.call(aten.div.Tensor, node, _summed_elements(site))
     if g.value(node).dtype != g.value(site.node).dtype:
@@ -77,14 +82,14 @@ def emit_contraction(emitter: Emitter, site: Site) -> fx.Node:
 
 
 def _summed_elements(site: Site) -> int:
-    return math.prod(g.value(site.product).shape[d] for d in site.summed)
+    return math.prod(site.shape[d] for d in (site.undivided or site).summed)
 
 
 def _size(emitter: Emitter, site: Site, dim: int) -> int | fx.Node:
     """The size of a dim of the product, read from a factor: the product is gone."""
-    size = g.value(site.product).shape[dim]
+    size = site.shape[dim]
     if isinstance(size, int):
-        return size
+        return size if site.split is None or dim != site.split.dim else size // site.split.length
     return (site.x if dim in site.x.dims else site.y).size(emitter, dim)
 
 
@@ -131,4 +136,5 @@ def _note(site: Site) -> str:
     if site.sizes is None:
         return f"as a matrix product; {copies} factors are copied"
     m, n, k = site.count(site.free_x), site.count(site.free_y), site.count(site.summed)
-    return f"{site.count(site.batch)} matrix products {m}x{n}x{k}; {copies} factors are copied"
+    chunks = f", summed over {site.count(site.chunked)} chunks" if site.chunked else ""
+    return f"{site.count((*site.batch, *site.chunked))} matrix products {m}x{n}x{k}{chunks}; {copies} factors are copied"

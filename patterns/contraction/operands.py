@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.factors import Factor, Folded
+from fusebackend.patterns.contraction.factors import Factor, Folded, size_of
 from fusebackend.patterns.contraction.sites import Site
 from fusebackend.rewriting.pattern import Emitter
 
@@ -107,9 +107,10 @@ def operands(site: Site) -> tuple[Operand, Operand]:
     """The two operands of the matrix product that ``site`` is. The smaller one takes the scalings."""
     sizes = [0, 1] if site.sizes is None else [site.count(factor.dims) for factor in (site.x, site.y)]
     left, right = (site.scalings, ()) if sizes[0] <= sizes[1] else ((), site.scalings)
+    batch = (*site.batch, *site.chunked)
     return (
-        Operand(site.x, site.batch, site.free_x, site.summed, site.dtype, left),
-        Operand(site.y, site.batch, site.summed, site.free_y, site.dtype, right),
+        Operand(site.x, batch, site.free_x, site.summed, site.dtype, left),
+        Operand(site.y, batch, site.summed, site.free_y, site.dtype, right),
     )
 
 
@@ -127,12 +128,6 @@ def merged(emitter: Emitter, node: fx.Node, counts: Sequence[int]) -> fx.Node:
         shape.append(product_of(emitter, sizes[:count]))
         sizes = sizes[count:]
     return emitter.call(aten.reshape.default, node, shape)
-
-
-def size_of(emitter: Emitter, node: fx.Node, axis: int) -> Any:
-    """A size: a number, or a node where it is symbolic."""
-    size = g.value(node).shape[axis]
-    return size if isinstance(size, int) else emitter.call(aten.sym_size.int, node, axis)
 
 
 def product_of(emitter: Emitter, sizes: Sequence[Any]) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.factors import SCALINGS, Factor, Folded, is_scaling, read_factor, same_as_one
+from fusebackend.patterns.contraction.factors import SCALINGS, Factor, Folded, Split, is_scaling, read_factor, same_as_one
 from fusebackend.rewriting.pattern import Reject
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -41,6 +41,9 @@ class Site:
         result_dims: for each dim of the sum's result the dims of the product that it runs along, outermost first.
         dtype: in which the matrix product is computed.
         other_users: what else uses the product.
+        chunked: dims that are summed after the matrix product, for which they are batch dims.
+        split: the dim of which a part is among them, and the rest is summed by the product.
+        undivided: the site without these; None if there are none.
     """
 
     node: fx.Node
@@ -58,6 +61,14 @@ class Site:
     result_dims: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
     other_users: tuple[fx.Node, ...]
+    chunked: tuple[int, ...] = ()
+    split: Split | None = None
+    undivided: Site | None = None
+
+    @property
+    def shape(self) -> Sequence[int | torch.SymInt]:
+        """Of the product."""
+        return g.value(self.product).shape
 
     @property
     def device(self) -> torch.device:
@@ -69,8 +80,13 @@ class Site:
 
     @functools.cached_property
     def sizes(self) -> list[int] | None:
-        """Of the product's dims, as they were when the graph was traced; None if one depends on data."""
-        return g.hints(g.value(self.product).shape)
+        """Of the product's dims, as they were when the graph was traced, and of the inner part of one that is split; None if one depends
+        on data."""
+        sizes = g.hints(self.shape)
+        if sizes is not None and self.split is not None:
+            sizes = [*sizes, self.split.length]
+            sizes[self.split.dim] //= self.split.length
+        return sizes
 
     def count(self, dims: Iterable[int]) -> int:
         """The number of elements along ``dims``, by the hints."""

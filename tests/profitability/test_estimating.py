@@ -105,6 +105,31 @@ def test_what_inductor_can_not_be_asked_is_not_known_and_asked_once(monkeypatch)
     assert len(asked) == 1
 
 
+ASKED = Calibration(**{**vars(KNOWN), "models": {**KNOWN.models, "triton reduction": TimeModel(0.0, {"us": 1.0}, 1.0, noise=0.1)}})
+
+
+def test_an_older_calibration_knows_descriptions_alone(monkeypatch):
+    monkeypatch.setattr(estimating, "works_of", lambda work: [[Work("triton reduction", {"us": 20.0})]])
+    monkeypatch.setattr(estimating, "_key", lambda nodes: "a site")
+    workload = Workload((taking(1.0),), (Generated((), otherwise=taking(10.0)),))
+    assert estimate(workload).inductor.expected == 10.0
+    assert estimate(workload, calibration=ASKED).inductor.expected == 20.0
+    with estimating.recording() as found:
+        estimate(workload)
+    assert found[0].inductor == [[Work("triton reduction", {"us": 20.0})]]
+
+
+@pytest.mark.parametrize("error", [estimating.Unfit("no code for it"), AttributeError("of another version")])
+def test_where_inductor_can_not_be_asked_a_description_may_stand(monkeypatch, error):
+    def works_of(work):
+        raise error
+
+    monkeypatch.setattr(estimating, "works_of", works_of)
+    monkeypatch.setattr(estimating, "_key", lambda nodes: "a site")
+    asked = Generated((), otherwise=taking(10.0))
+    assert estimate(Workload((taking(1.0),), (asked,)), calibration=ASKED).inductor.expected == 10.0
+
+
 def test_recording_says_yes_and_keeps_the_work():
     workload = Workload((taking(10.0),), (taking(1.0),))
     with estimating.recording() as found:

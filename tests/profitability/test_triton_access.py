@@ -40,7 +40,7 @@ def work(monkeypatch):
 
     def of(source, sizes, types, warps=4, **blocks):
         config = SimpleNamespace(kwargs=blocks, num_warps=warps)
-        monkeypatch.setattr(triton_access, "_configs", lambda kernel: [config])
+        monkeypatch.setattr(triton_access, "configurations", lambda kernel: [config])
         (found,) = triton_access.works(TritonKernel(source, sizes, types))
         return found
 
@@ -119,7 +119,7 @@ def test_the_sizes_of_a_call_are_evaluated():
 @pytest.mark.parametrize(
     ("source", "arguments", "reason"),
     [
-        (SIGNATURE.replace("pointwise", "reduction"), "a, 1, 2", "a reduction"),
+        (SIGNATURE.replace("pointwise", "split_scan"), "a, 1, 2", "split_scan of another kind"),
         ("@triton_heuristics.pointwise(\n)", "a, 1, 2", "no signature"),
         (SIGNATURE, "a, 1, u0", "the size u0"),
         (SIGNATURE, "a, 1, __import__('os')", "the size"),

@@ -11,7 +11,7 @@ from families.contraction.random_contractions import traced
 from fusebackend.patterns.contraction.bench import CASES, random_cases
 from fusebackend.patterns.contraction.match import Contraction
 from fusebackend.patterns.contraction.sites import SUMS, Site
-from fusebackend.rewriting.pattern import Match, Workload
+from fusebackend.rewriting.pattern import Generated, Match, Workload
 
 
 @pytest.fixture
@@ -38,8 +38,14 @@ def rows(x, y):
 
 
 def described(workload):
-    (ours,), (loop,) = workload.ours, workload.inductor
+    (ours,), loop = workload.ours, described_loop(workload)
     return ours, loop
+
+
+def described_loop(workload):
+    """What is said of the loop where Inductor is not asked: on a CPU, or where it does not answer."""
+    (loop,) = workload.inductor
+    return loop.otherwise if isinstance(loop, Generated) else loop
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -107,10 +113,36 @@ def test_random_cases_are_described(estimates):
     for case in itertools.islice(random_cases(draw, 1e-4), 40):
         arguments = case.inputs(torch.device("meta"))
         for workload in estimates(case.fn, *[(a.shape, a.stride()) for a in arguments], dtype=arguments[0].dtype):
-            works = *workload.ours, *workload.inductor
+            works = *workload.ours, described_loop(workload)
             assert all(amount >= 0 for work in works for amount in work.quantities.values())
             found += 1
     assert found > 20
+
+
+def test_inductor_is_asked_for_all_that_it_computes_in_the_loop(estimates):
+    def fn(x, y):
+        decay = torch.where(x > 0, x, -torch.inf).exp()  # computed for each product anew
+        return (decay[:, :, None] * y[:, None]).sum(-1), decay.sum()
+
+    (workload,) = estimates(fn, (64, 512, 256), (64, 100, 256))
+    (asked,) = workload.inductor
+    names = {n.target._opname for n in asked.nodes}
+    assert {"mul", "sum", "exp", "where"} <= names and asked.outputs == (asked.nodes[-1],)
+
+    def kept(x, y):
+        decay = x.exp()
+        return (decay[:, :, None] * y[:, None]).sum(-1), decay  # a tensor anyway, which is loaded
+
+    (workload,) = estimates(kept, (64, 512, 256), (64, 100, 256))
+    assert "exp" not in {n.target._opname for n in workload.inductor[0].nodes}
+
+
+def test_chunks_and_their_sum_are_described(estimates):
+    (workload,) = estimates(rows, (8, 64, 8192), (8, 100, 8192))
+    product, total = workload.ours
+    assert 2 ** product.shape["log2 batch"] == pytest.approx(8 * 256) and 2 ** product.shape["log2 k"] == pytest.approx(32)
+    assert total.quantities["read"] == 4 * 8 * 256 * 64 * 100 and total.quantities["written"] == 4 * 8 * 64 * 100
+    assert 2 ** described_loop(workload).shape["log2 summed"] == pytest.approx(8192)
 
 
 def test_a_product_that_is_needed_anyway_stays(estimates):
@@ -138,11 +170,11 @@ def test_16_bit_products_need_a_library_on_a_cpu(estimates, monkeypatch, support
 
 
 def test_a_product_stays_where_one_of_its_sums_does(estimates):
-    """The second sum is of 16384 terms, which are not added one after another."""
+    """The second sum is of 61 * 257 terms, which can't be divided into chunks."""
 
     def fn(x, y):
         product = x[:, :, :, None] * y[:, None]
         return product.sum(2), product.sum((0, 2))
 
-    (estimate,) = estimates(fn, (64, 512, 256), (64, 256, 512))
+    (estimate,) = estimates(fn, (61, 512, 257), (61, 257, 512))
     assert estimate.pays is False and estimate.code == "fused_neighbour"

@@ -209,7 +209,7 @@ def test_what_is_no_matrix_product_is_no_candidate(name):
 REFUSED = {
     "a summed dim of one factor": (lambda x, y: (x[:, :, None] * y[None, None, 0, :, :]).sum((0, 3)), "one factor alone"),
     "integers": (lambda x, y: rows(x.long(), y.long()), "torch.int64"),
-    "a long sum": (lambda x, y: rows(x.repeat(1, 1, 129), y.repeat(1, 1, 129)), "a sum of 1032 terms"),
+    "a long sum": (lambda x, y: rows(x.repeat(1, 1, 129)[..., :1031], y.repeat(1, 1, 129)[..., :1031]), "a sum of 1031 terms"),
     "the mean in fp16": (lambda x, y: (x.half()[:, :, None] * y.half()[:, None]).mean(-1), "out of fp16's range"),
 }
 

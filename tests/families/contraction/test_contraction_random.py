@@ -40,13 +40,13 @@ def is_product(drawn):
 
 
 def expected_products(drawn, dtype):
-    """How many of the sum and its two gradients are matrix products: in fp32 and fp64 those that are not long."""
+    """How many of the sum and its two gradients are matrix products at least and at most: in fp32 and fp64 long ones only in chunks."""
     if not is_product(drawn):
-        return 0
+        return 0, 0
     kinds = ("summed", "left", "right")
     terms = [math.prod(n for n, kind in zip(drawn.sizes, drawn.kinds) if kind == wanted) for wanted in kinds]
     wide = any(t.itemsize > 2 for t in (*drawn.dtypes, dtype))
-    return sum(count <= MOST_TERMS or not wide for count in terms)
+    return sum(count <= MOST_TERMS or not wide for count in terms), len(terms)
 
 
 @pytest.mark.parametrize("start", range(0, COUNT, SEEDS_A_TEST))
@@ -65,7 +65,9 @@ def test_random_contractions(start):
         terms = math.prod(drawn.sizes)
         refused = drawn.mean and out.dtype == torch.float16
         matched = len(calls(module.graph, aten.bmm.default, aten.mm.default))
-        assert refused or matched == expected_products(drawn, out.dtype), (seed, outcome.rejections)
+        least, most = expected_products(drawn, out.dtype)
+        assert refused or least <= matched <= most, (seed, outcome.rejections)
+        assert refused or matched == most or all("can't be divided" in r.reason for r in outcome.rejections), seed
         rounds_between = drawn.mean or drawn.out is not None or len(set(drawn.dtypes)) > 1  # the gradient, in eager mode too
         for found, plain, expected, absolute in zip(results, eager, exact, bounds):
             assert found.dtype == plain.dtype and found.stride() == plain.stride(), seed

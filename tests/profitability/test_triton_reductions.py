@@ -1,0 +1,116 @@
+"""What a generated reduction computes and moves, counted by running its code: kernels whose counts are known by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from fusebackend.profitability import triton_reductions
+from fusebackend.profitability.inductor_kernels import TritonKernel
+from fusebackend.profitability.unfit import Unfit
+
+PERSISTENT = """
+@triton.jit
+def triton_per_0(in_ptr0, in_ptr1, out_ptr0, xnumel, r0_numel, XBLOCK : tl.constexpr):
+    R0_BLOCK: tl.constexpr = 32
+    xoffset = tl.program_id(0) * XBLOCK
+    xindex = xoffset + tl.arange(0, XBLOCK)[:, None]
+    xmask = xindex < xnumel
+    r0_index = tl.arange(0, R0_BLOCK)[None, :]
+    r0_mask = r0_index < r0_numel
+    x0 = (xindex % 64)
+    tmp0 = tl.load(in_ptr0 + (r0_index + 17*xindex), r0_mask & xmask, other=0.0)
+    tmp1 = tl.load(in_ptr1 + (x0), xmask, eviction_policy='evict_last')
+    tmp2 = libdevice.exp(tmp0)
+    tmp3 = tmp2 * tmp1
+    tmp4 = tl.broadcast_to(tmp3, [XBLOCK, R0_BLOCK])
+    tmp5 = tl.where(r0_mask & xmask, tmp4, 0)
+    tmp6 = tl.sum(tmp5, 1)[:, None].to(tl.float32)
+    tl.store(out_ptr0 + (xindex), tmp6, xmask)
+"""
+LOOPED = """
+@triton.jit
+def triton_red_1(in_ptr0, in_ptr1, out_ptr0, ynumel, xnumel, r0_numel,
+                 YBLOCK : tl.constexpr, XBLOCK : tl.constexpr, R0_BLOCK : tl.constexpr):
+    yoffset = tl.program_id(1) * YBLOCK
+    yindex = yoffset + tl.arange(0, YBLOCK)[:, None, None]
+    ymask = yindex < ynumel
+    xoffset = tl.program_id(0) * XBLOCK
+    xindex = xoffset + tl.arange(0, XBLOCK)[None, :, None]
+    xmask = xindex < xnumel
+    r0_base = tl.arange(0, R0_BLOCK)[None, None, :]
+    _tmp4 = tl.full([YBLOCK, XBLOCK, R0_BLOCK], 0, tl.float32)
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        r0_index = r0_offset + r0_base
+        r0_mask = r0_index < r0_numel
+        tmp0 = tl.load(in_ptr0 + (xindex + 64*r0_index), r0_mask & xmask, other=0.0).to(tl.float32)
+        tmp1 = tl.load(in_ptr1 + (yindex + 32*r0_index), r0_mask & ymask, other=0.0).to(tl.float32)
+        tmp2 = tmp0 * tmp1
+        _tmp4 = tl.where(r0_mask & xmask & ymask, _tmp4 + tmp2, _tmp4)
+    tmp4 = tl.sum(_tmp4, 2)[:, :, None]
+    tl.store(out_ptr0 + (xindex + 64*yindex), tmp4, xmask & ymask)
+"""
+POINTERS = {"in_ptr0": "*fp32", "in_ptr1": "*fp32", "out_ptr0": "*fp32"}
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """The work of a kernel in one configuration, on a device of 10 multiprocessors."""
+
+    def of(source, sizes, warps=4, **blocks):
+        config = SimpleNamespace(kwargs=blocks, num_warps=warps)
+        monkeypatch.setattr(triton_reductions, "configurations", lambda kernel: [config])
+        (found,) = triton_reductions.works(TritonKernel(source, sizes, POINTERS, True), 10)
+        return found
+
+    return of
+
+
+def test_a_sum_in_one_tile(work):
+    found = work(PERSISTENT, {"xnumel": 1024, "r0_numel": 17}, XBLOCK=32)
+    q = found.quantities
+    assert q["blocks"] == 32 and q["padded terms"] == 1024 * 32  # 17 terms in tiles of 32
+    assert q["moved"] == 4 * (1024 * 17 + 1024 + 1024)  # what is masked is not loaded, and a factor of each row is loaded once
+    assert q["functions"] == 1024 * 32  # one exp an element of the tile, masked or not
+    assert q["divisions"] == 1024  # the index of a row
+    assert found.shape["log2 rows"] == found.shape["log2 columns"] == 5 and found.shape["log2 steps"] == 0
+    assert found.shape["log2 elements a thread"] == 3
+
+
+def test_a_loop_is_run_for_some_of_its_steps(work):
+    found = work(LOOPED, {"ynumel": 32, "xnumel": 64, "r0_numel": 1000}, YBLOCK=8, XBLOCK=16, R0_BLOCK=4)
+    q = found.quantities
+    assert q["blocks"] == 4 * 4 and q["padded terms"] == 32 * 64 * 1000
+    assert q["moved"] == 4 * (16 * 1000 * (8 + 16) + 32 * 64)
+    assert q["written"] == 4 * 32 * 64
+    # One product, one addition, and three masks (two for a row or a column of the tile, counted there), an element each.
+    assert 2 * 32 * 64 * 1000 <= q["operations"] <= 6 * 32 * 64 * 1000
+    assert found.shape["dimensions"] == 2 and 2 ** found.shape["log2 steps"] == pytest.approx(250)
+    assert q["steps in waves"] == 250  # sixteen blocks run at once on ten multiprocessors
+    assert q["elements in waves"] == 250 * 8 * 16 * 4 / 128
+
+
+def test_more_blocks_than_run_at_once_take_turns(work):
+    few = work(PERSISTENT, {"xnumel": 32 * 160, "r0_numel": 17}, XBLOCK=32).quantities
+    many = work(PERSISTENT, {"xnumel": 32 * 1600, "r0_numel": 17}, XBLOCK=32).quantities
+    assert few["steps in waves"] == 1 and many["steps in waves"] == 10  # of 16 blocks of 128 threads on each of ten
+
+
+def test_kernels_of_one_sum_are_one_work(work):
+    first = work(LOOPED, {"ynumel": 32, "xnumel": 64, "r0_numel": 1000}, YBLOCK=8, XBLOCK=16, R0_BLOCK=4)
+    second = work(PERSISTENT, {"xnumel": 1024, "r0_numel": 17}, XBLOCK=32)
+    ((both,),) = triton_reductions.merged([[second], [first]], (), ())
+    assert both.shape == first.shape and both.quantities["launches"] == 2
+    assert both.quantities["read"] == first.quantities["read"] + second.quantities["read"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("tl.sum(tmp5, 1)", "tl.associative_scan(tmp5, 1)"), "calls associative_scan"),
+        (("in_ptr0 + (r0", "in_ptr9 + (r0"), "not understood: NameError"),
+        (("tl.store(", "tl.atomic_add("), "adds atomically"),
+    ],
+)
+def test_what_is_not_understood_is_unfit(work, change, reason):
+    with pytest.raises(Unfit, match=reason):
+        work(PERSISTENT.replace(*change), {"xnumel": 1024, "r0_numel": 17}, XBLOCK=32)
