@@ -33,6 +33,7 @@ class Factor:
         value: the fake tensor of the views.
         dtype: of the factor.
         axes: for each dim of the product that this factor has, its axis. Along the rest it is broadcast.
+        is_mask: whether all elements are known to be 0 or 1.
     """
 
     source: fx.Node
@@ -41,6 +42,7 @@ class Factor:
     value: torch.Tensor
     dtype: torch.dtype
     axes: dict[int, int]
+    is_mask: bool = False
 
     @property
     def dims(self) -> set[int]:
@@ -83,6 +85,12 @@ class Folded:
     """Factors that are multiplied element by element first, and are one factor then."""
 
     parts: tuple[Factor, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether these may be multiplied first, whatever they hold: a product that the graph does not compute may overflow, or vanish,
+        where those that it computes do not. Multiplied by 0 or 1, nothing does."""
+        return sum(not part.is_mask for part in self.parts) <= 1
 
     @property
     def dims(self) -> set[int]:
@@ -134,7 +142,19 @@ def read_factor(node: fx.Node, shape: Sequence) -> Factor | None:
         if not g.same_size(size, shape[dim]):
             return None
         axes[dim] = axis
-    return Factor(source, views, elementwise, value, g.value(node).dtype, axes)
+    return Factor(source, views, elementwise, value, g.value(node).dtype, axes, _is_mask(node))
+
+
+def _is_mask(node: fx.Node) -> bool:
+    """Whether ``node`` is bool, or was converted from that."""
+    while g.value(node).dtype != torch.bool:
+        copied = node.target in (aten.clone.default, prims.convert_element_type.default)
+        if not copied and node.target not in _MOVABLE_VIEWS:
+            return False
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+    return True
 
 
 def same_as_one(size: int | torch.SymInt) -> bool:
@@ -146,6 +166,11 @@ def is_scaling(node: fx.Node) -> bool:
     if node.target not in SCALINGS or not g.is_tensor(node.args[0]) or g.value(node.args[0]).dtype != g.value(node).dtype:
         return False
     return all(isinstance(a, (int, float)) for a in (*node.args[1:], *node.kwargs.values()))
+
+
+def is_sign(scaling: fx.Node) -> bool:
+    """Whether ``scaling``, of a tensor by a number, changes signs at most."""
+    return scaling.target is aten.neg.default or (not scaling.kwargs and abs(scaling.args[1]) == 1)  # type: ignore[arg-type]
 
 
 _Steps = tuple[fx.Node, ...]

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.contraction.factors import Folded, is_sign
 from fusebackend.patterns.contraction.sites import FOLLOWED, SUMS, Site, read
 from fusebackend.rewriting.pattern import Reject
 
@@ -33,8 +34,11 @@ def accept(node: fx.Node) -> Site | Reject | None:
     if site.dtype.itemsize > 2 and (terms is None or terms > MOST_TERMS):
         many = "unknown many" if terms is None else f"{terms}"
         return Reject(f"a sum of {many} terms in {site.dtype}: up to {MOST_TERMS} are added one after another", node)
-    if site.dtype == torch.float16 and (site.scalings or site.parts):
-        return Reject("fp16 products of three factors or scaled by a number: in another order they may overflow", node, "illegal")
+    if any(isinstance(f, Folded) and not f.is_exact for f in (site.x, site.y)):
+        return Reject("products of three factors: in another order they may overflow, or vanish", node, "illegal")
+    scaled = next((s for s in site.scalings if not is_sign(s)), None)
+    if scaled is not None:
+        return Reject(f"{g.describe(scaled)} scales products: a factor that is scaled may overflow, or vanish", scaled, "illegal")
     return site
 
 

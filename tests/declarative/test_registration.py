@@ -49,6 +49,32 @@ def test_registering_wrongly_says_what_to_do(search, replace, example, kwargs, w
 
 
 @pytest.mark.parametrize(
+    "replace",
+    [
+        lambda x, n: torch.tanh(x) * (1 / n),
+        lambda x, n: torch.tanh(x) * (-1 / -n),
+        lambda x, n: torch.tanh(x) / int(n),
+        lambda x, n: torch.tanh(x) / n if n < 1 else torch.tanh(x).div(n).clone(),
+    ],
+)
+def test_a_replacement_that_computes_with_a_number_is_refused(replace):
+    """The trace would hold what was computed of one number, and be used for all."""
+    with pytest.raises(RegistrationError, match="the replacement computes with 'n' .* pin it"):
+        fusebackend.register_replacement(lambda x, n: torch.tanh(x) / n, replace, (A, 2.0), name="test_wrong")
+
+
+def test_a_pinned_number_may_be_computed_with(pattern):
+    name = pattern(lambda x, n: torch.tanh(x) / n, lambda x, n: torch.tanh(x) * (1 / n), (A, 4.0), pin=("n",), verify=True)
+    assert_pattern(lambda x: torch.tanh(x) / 4.0, A, pattern=name, count=1)
+    assert_pattern(lambda x: torch.tanh(x) / 2.0, A, pattern=name, count=0)
+
+
+def test_a_replacement_is_compared_for_other_numbers_too():
+    with pytest.raises(VerificationError, match="other numbers"):
+        fusebackend.register_replacement(lambda x, n: torch.tanh(x) / n, lambda x, n: torch.tanh(x) / 2.0, (A, 2.0), name="test_wrong")
+
+
+@pytest.mark.parametrize(
     ("replace", "words"),
     [
         (lambda x, y: F.silu(x) * y * 1.0001, "largest error"),

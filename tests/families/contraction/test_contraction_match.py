@@ -96,39 +96,72 @@ def test_a_copy_from_before_a_mutation_is_not_read_again():
 
 
 THREE_FACTORS = {
-    "weights of the summed dim": (lambda x, y, w: (x[:, :, None] * y[:, None] * w).sum(-1), (8,), 3),
-    "weights of rows": (lambda x, y, w: (x[:, :, None] * y[:, None] * w[:, :, None]).sum(-1), (3, 5, 1), 2),
-    "weights twice": (lambda x, y, w: (x[:, :, None] * y[:, None] * w * w).sum(-1), (8,), 3),
-    "weights and a number": (lambda x, y, w: (-(x[:, :, None] * y[:, None] * w) * 0.3 / 7).sum(-1), (8,), 3),
+    "a mask of the summed dim": (lambda x, y, m: (x[:, :, None] * y[:, None] * m).sum(-1), (8,), 3),
+    "a mask of rows": (lambda x, y, m: (x[:, :, None] * y[:, None] * m[:, :, None]).sum(-1), (3, 5, 1), 2),
+    "a mask twice": (lambda x, y, m: (x[:, :, None] * y[:, None] * m * m).sum(-1), (8,), 3),
+    "a mask and signs": (lambda x, y, m: (-(x[:, :, None] * y[:, None] * m) * -1).sum(-1), (8,), 3),
 }
 
 
 @pytest.mark.parametrize("name", THREE_FACTORS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_more_than_two_factors(name, dtype):
-    """The small ones are multiplied first. How many of the forward and the gradients of the matrices are matrix products then?"""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_masks_are_multiplied_first(name, dtype):
+    """By 0 and 1. How many of the forward and the gradients of the matrices are matrix products then?"""
     fn, shape, count = THREE_FACTORS[name]
 
-    def forward_and_backward(x, y, w, gradient):
+    def forward_and_backward(x, y, m, gradient):
         x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
-        out = fn(x, y, w)
-        return (out, *torch.autograd.grad(out, (x, y), gradient))
+        out = fn(x, y, m)
+        return (out, *torch.autograd.grad(out, (x, y), gradient.to(out.dtype)))
 
     inputs = [torch.randn(s).to(dtype) for s in ((3, 5, 8), (3, 6, 8), shape, (3, 5, 6))]
+    inputs[2] = inputs[2] > 0
     module, _ = rewritten(forward_and_backward, *inputs)
     assert len(calls(module.graph, *PRODUCTS)) >= count
-    exact = forward_and_backward(*[t.double() for t in inputs])
+    exact = forward_and_backward(*[t.double() if t.is_floating_point() else t for t in inputs])
     eager = forward_and_backward(*inputs)
     for found, plain, wanted in zip(module(*inputs), eager, exact):
         assert (found.double() - wanted).norm() <= 1.5 * (plain.double() - wanted).norm() + torch.finfo(dtype).eps * wanted.norm()
 
 
-def test_three_factors_in_fp16_keep_their_order():
+IN_ORDER = {
+    "weights of the summed dim": (lambda x, y, w: (x[:, :, None] * y[:, None] * w).sum(-1), 1e-30, 1e30),
+    "weights of rows": (lambda x, y, w: (x[:, :, None] * y[:, None] * w[:5, None, None]).sum(-1), 1e-30, 1e30),
+    "a large number": (lambda x, y, w: (x[:, :, None] * y[:, None] * 1e30).sum(-1), 1e20, 1e-20),
+    "a number above one": (lambda x, y, w: (x[:, :, None] * y[:, None] * 4).sum(-1), 2e38, 1e-30),
+    "a small number": (lambda x, y, w: (x[:, :, None] * y[:, None] / 1e30).sum(-1), 1e-12, 1e35),
+}
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_may_overflow_in_another_order_keeps_its_own(name, dtype):
+    fn, size_x, size_y = IN_ORDER[name]
+    x, y, w = torch.ones(3, 5, 8), torch.ones(3, 6, 8), torch.ones(8)
+    _, outcome = rewritten(fn, *(t.to(dtype) for t in (x, y, w)))
+    assert not outcome.substitutions and "may overflow, or vanish" in outcome.rejections[0].reason
+    if dtype != torch.float16:
+        module, _ = rewritten(fn, *(inputs := [t.to(dtype) for t in (size_x * x, size_y * y, size_y * w)]))
+        torch.testing.assert_close(module(*inputs), fn(*inputs))
+
+
+def test_integers_that_are_multiplied_before_may_wrap_around():
     def fn(x, y, w):
         return (x[:, :, None] * y[:, None] * w).sum(-1)
 
-    _, outcome = rewritten(fn, *(torch.randn(s).half() for s in ((3, 5, 8), (3, 6, 8), (8,))))
-    assert not outcome.substitutions and "may overflow" in outcome.rejections[0].reason
+    _, outcome = rewritten(fn, *(torch.full(s, 100, dtype=torch.int8) for s in ((3, 5, 8), (3, 6, 8))), torch.randn(8))
+    assert not outcome.substitutions and "torch.int8" in outcome.rejections[0].reason
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 8), (3, 0, 8), (3, 5, 0)])
+@pytest.mark.parametrize("expanded", [False, True])
+def test_a_product_without_elements_is_left(shape, expanded):
+    def fn(x, y):
+        y = y[:, None].expand(-1, x.shape[1], -1, -1).clone() if expanded else y[:, None]
+        return (x[:, :, None] * y).sum(-1)
+
+    _, outcome = rewritten(fn, torch.randn(shape), torch.randn(shape[0], 6, shape[2]))
+    assert not outcome.substitutions and "without elements" in outcome.rejections[0].reason
 
 
 def test_what_repeats_itself_is_multiplied_once():
