@@ -195,14 +195,4 @@ def same_but_for_numbers(a: Trace, numbers_of_a: Mapping[Any, str], b: Trace, nu
             return False
         if not same(x.args, y.args) or x.kwargs.keys() != y.kwargs.keys() or not all(same(x.kwargs[k], y.kwargs[k]) for k in x.kwargs):
             return False
-        if x.op == "get_attr" and not _holds_the_same(x, y):
-            return False
     return True
-
-
-def _holds_the_same(x: fx.Node, y: fx.Node) -> bool:
-    """Whether two constants of graphs are equal, as far as they can be read."""
-    held = [getattr(n.graph.owning_module, str(n.target), None) for n in (x, y)]
-    with _disable_current_modes():
-        tensors = [t for t in held if type(t) is torch.Tensor and t.device.type == "cpu"]
-        return len(tensors) < 2 or torch.equal(tensors[0], tensors[1])

@@ -89,6 +89,9 @@ class Variant:
         drawn = next((n for n in self.replace.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
         if drawn is not None:
             raise RegistrationError(f"pattern {pattern!r}: the replacement draws random numbers ({g.describe(drawn)})")
+        if self.replace.graph.find_nodes(op="get_attr"):
+            made = "the replacement holds a tensor that is made of a number (torch.tensor): torch.full makes one in the graph"
+            raise RegistrationError(f"pattern {pattern!r}: {made}")
         self._exact = exact
         self._make_matchers()
         # What verification has found on each type of device: why the replacement may not be used there, or None.

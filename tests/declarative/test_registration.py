@@ -23,6 +23,7 @@ TENSOR = torch.randn(8)
         (silu_mul, lambda x, y: other_silu_mul(x, y).t().contiguous().t(), (A, B), {}, "strides"),
         (silu_mul, lambda x, y: (x + 1, y + 1), (A, B), {}, "returns 1 tensors, the replacement 2"),
         (silu_mul, lambda x: x, (A, B), {}, "takes (x, y), the replacement (x)"),
+        (silu_mul, lambda x, y: other_silu_mul(x, y) * torch.tensor(1.0), (A, B), {}, "torch.full makes one"),
         (silu_mul, other_silu_mul, (A,), {}, "do not fit the search function"),
         (silu_mul, other_silu_mul, (1.0, 2.0), {}, "must hold a tensor"),
         (silu_mul, other_silu_mul, (A, B), {"pin": ("z",)}, "pin names 'z'; the arguments are x, y"),
