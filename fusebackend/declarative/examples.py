@@ -46,6 +46,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def stand_in(index: int, kind: type) -> int | float:
-    """A number that no program contains by chance. Where a trace contains it, it stands for the ``index``-th number argument."""
-    return 0.5317 + 1e-9 * (7919 * index + 1) if kind is float else 7368787 + 104729 * index
+def stand_in(index: int, kind: type, other: bool = False) -> int | float:
+    """A number that no program contains by chance. Where a trace contains it, it stands for the ``index``-th number argument.
+
+    Args:
+        other: another one, to which no rule leads that also leads to the first.
+    """
+    if kind is float:
+        return (11.3719 if other else 0.5317) + 1e-9 * (7919 * index + 1)
+    return (3571913 if other else 7368787) + 104729 * index

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -182,3 +182,28 @@ def _trace_of(graph: fx.Graph, positions: list[int], count: int) -> Trace:
     gradients = dict(zip(primals, results[forward_outputs:]))
     outputs = [*results[:forward_outputs], *(gradients.get(n) if n is not None else None for n in inputs)]
     return Trace(graph, inputs, tangents, tuple(outputs), forward_outputs)
+
+
+def same_but_for_numbers(a: Trace, numbers_of_a: Mapping[Any, str], b: Trace, numbers_of_b: Mapping[Any, str]) -> bool:
+    """Whether two traces of one function are the same but for its number arguments: where the one holds one of its ``numbers``, the other
+    holds its own number of that name."""
+    places = [{n: i for i, n in enumerate(t.graph.nodes)} for t in (a, b)]
+
+    def same(x: Any, y: Any) -> bool:
+        if isinstance(x, fx.Node) and isinstance(y, fx.Node):
+            return places[0][x] == places[1][y]
+        if type(x) in (int, float) and type(y) in (int, float):
+            name = numbers_of_a.get(x)
+            return numbers_of_b.get(y) == name if name is not None else type(x) is type(y) and (x == y or x != x and y != y)
+        if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
+            return len(x) == len(y) and all(map(same, x, y))
+        return type(x) is type(y) and x == y
+
+    if len(places[0]) != len(places[1]):
+        return False
+    for x, y in zip(a.graph.nodes, b.graph.nodes):
+        if (x.op, x.target if x.op == "call_function" else "") != (y.op, y.target if y.op == "call_function" else ""):
+            return False
+        if not same(x.args, y.args) or x.kwargs.keys() != y.kwargs.keys() or not all(same(x.kwargs[k], y.kwargs[k]) for k in x.kwargs):
+            return False
+    return True

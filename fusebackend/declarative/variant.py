@@ -22,7 +22,7 @@ from fusebackend.declarative.partial_match import SubgraphMatch
 from fusebackend.declarative.precision import in_single
 from fusebackend.declarative.specialization import Form
 from fusebackend.declarative.subgraph_matcher import Loose, SubgraphMatcher
-from fusebackend.declarative.trace import Trace, trace
+from fusebackend.declarative.trace import Trace, TraceError, same_but_for_numbers, trace
 from fusebackend.rewriting.pattern import Emitter, Level, Match, Reject
 
 
@@ -85,11 +85,15 @@ class Variant:
         self.derived = derive_backward and bool(self.search.tangents)
         self.replace = (self._derived if self.derived else self._trace)(replace_fn)
         self._check_scalars(pattern)
+        self._check_numbers_of_replacement(pattern, {**example, **stand_ins}, level)
         self._check_inputs(pattern)
         self._check_outputs(pattern)
         drawn = next((n for n in self.replace.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
         if drawn is not None:
             raise RegistrationError(f"pattern {pattern!r}: the replacement draws random numbers ({g.describe(drawn)})")
+        if self.replace.graph.find_nodes(op="get_attr"):
+            made = "the replacement holds a tensor that is made of a number (torch.tensor): torch.full makes one in the graph"
+            raise RegistrationError(f"pattern {pattern!r}: {made}")
         self._exact = exact
         # What verification has found on each type of device: why the replacement may not be used there, or None.
         self.verified: dict[str, str | None] = {}
@@ -167,6 +171,26 @@ class Variant:
                     f"(another number is derived from it, or it decides a shape); pin it: pin=({name!r},) makes {self.example[name]!r} "
                     "part of the pattern"
                 )
+
+    def _check_numbers_of_replacement(self, pattern: str, arguments: Mapping[str, Any], level: Level) -> None:
+        """Its trace must hold for all numbers: none is computed from a number argument, nor decides one what is called."""
+        numbers = list(dict.fromkeys(self.scalars.values()))
+        if not numbers:
+            return
+        others = {n: stand_in(i, type(self.example[n]), other=True) for i, n in enumerate(numbers)}
+        known = {v: n for n, given in others.items() for v in dict.fromkeys((given, in_single(given)))}
+        try:
+            again = (self._derived if self.derived else self._trace)(self.replace_fn, {**arguments, **others}, level)
+            same = same_but_for_numbers(self.replace, self.scalars, again, known)
+        except TraceError:
+            same = False
+        if not same:
+            which = " or ".join(map(repr, numbers))
+            raise RegistrationError(
+                f"pattern {pattern!r}: the replacement computes with {which} before it gives that to an operator, or decides by it what "
+                f"it calls; a trace holds one such number. Compute with it inside of an operator, or pin it: pin=({numbers[0]!r},) makes "
+                f"{self.example[numbers[0]]!r} part of the pattern"
+            )
 
     def _check_inputs(self, pattern: str) -> None:
         unused = [n for n, p in zip(self.tensors, self.search.inputs) if p is None]
@@ -258,6 +282,8 @@ class Variant:
                 bound = found.inputs[searched]
                 node = bound.node
                 for view in bound.views:
+                    if view.target is torch.ops.aten.view.default:
+                        node = _as_viewed(e, node, view.args[1])
                     node = e.call(cast(Callable, view.target), node, *view.args[1:], **view.kwargs)
                 values[replaced] = node
         dims = [(p, d, s.node.expr) for p in self.replace.inputs if p is not None for d, s in sizes.symbolic(g.value(p).shape)]
@@ -285,9 +311,9 @@ class Variant:
                     values[node] = size
                     continue
             args, kwargs = tree_map(resolve, (node.args, node.kwargs))
-            if node.target is torch.ops.aten.view.default and not _can_be_viewed(g.value(args[0]), args[1]):
-                # In the trace its operand was contiguous; what stands for that here lies in another order.
-                args = (e.call(torch.ops.aten.clone.default, args[0], memory_format=torch.contiguous_format), *args[1:])
+            if node.target is torch.ops.aten.view.default:
+                # In the trace its operand was contiguous; what stands for that here may lie in another order.
+                args = (_as_viewed(e, args[0], args[1]), *args[1:])
             values[node] = e.call(node.target, *args, **kwargs)
         results = {old: values[new] for old, new in zip(self.search.outputs, self.replace.outputs) if old and new}
         for term in found.other_terms:
@@ -316,6 +342,13 @@ def _in_order_of(e: Emitter, original: fx.Node, new: fx.Node) -> fx.Node:
     turned = e.call(torch.ops.aten.permute.default, new, order)
     copied = e.call(torch.ops.aten.clone.default, turned, memory_format=torch.contiguous_format)
     return e.call(torch.ops.aten.permute.default, copied, inverse)
+
+
+def _as_viewed(e: Emitter, node: fx.Node, shape: Any) -> fx.Node:
+    """``node``, or a copy of it where it can't be seen in this shape."""
+    if _can_be_viewed(g.value(node), shape):
+        return node
+    return e.call(torch.ops.aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
 def _can_be_viewed(tensor: torch.Tensor, shape: Sequence[Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fusebackend.declarative.examples import is_number
 from fusebackend.declarative.replica import like as _like
 
 #: What tells most: enough for another dtype or rank of what was compared on all.
@@ -51,6 +52,9 @@ def _all(variant: Any, example: dict[str, Any]) -> Iterator[tuple[str, dict[str,
     matrices = [n for n in placeholders if base[n].dim() > 1]
     for name in matrices if len(placeholders) > 1 else []:  # a kernel may take one input's strides for all
         yield f"transposed storage of {name} alone", {**base, name: _like(base[name], _transposed(base[name].detach()))}
+    numbers = {n: v for n, v in base.items() if is_number(v) and n in variant.scalars.values()}
+    if numbers:  # the pattern is found with any
+        yield "other numbers", {**base, **{n: v + 1 if isinstance(v, int) else 1.5 * v + 0.25 for n, v in numbers.items()}}
     for how, change in _VALUES.items():
         floats = {n for n, v in base.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
         yield how, {n: _like(v, change(v.detach())) if n in floats else v for n, v in base.items()}

@@ -184,7 +184,7 @@ class _Rewriting:
         new = (emitted,) if isinstance(emitted, fx.Node) else tuple(emitted)
         problem = checks.difference(match, new, emitter)
         if not problem and pattern.level == "joint" and g.is_joint(self.graph):
-            problem = checks.mutated_input(emitter)
+            problem = checks.mutated_input(emitter) or checks.needs_gradients(match, new)
         return Reject(f"the replacement is not the same: {problem}", min(match.outputs), "illegal") if problem else new
 
     def commit(

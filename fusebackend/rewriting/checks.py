@@ -70,6 +70,20 @@ def difference(match: Match, new: tuple[fx.Node, ...], emitter: Emitter) -> str 
     return None
 
 
+def needs_gradients(match: Match, new: tuple[fx.Node, ...]) -> str | None:
+    """Why the nodes ``new`` may not take the place of the outputs of ``match`` in a joint graph; None if they may.
+
+    What a forward returns is computed before there are any gradients.
+    """
+    graph = match.outputs[0].graph
+    found = {n for n in graph.find_nodes(op="placeholder") if n.name.startswith("tangents")}
+    for node in graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    early = next((old for old, replacement in zip(match.outputs, new) if replacement in found and old not in found), None)
+    return None if early is None else f"it computes {early.name}, which the forward returns, from gradients"
+
+
 def mutated_input(emitter: Emitter) -> str | None:
     """Why a replacement in a joint graph may not read what it reads; None if it may.
 

@@ -62,6 +62,9 @@ def addends(terms: tuple[Bias | Mask, ...]) -> list[Addend] | Reject:
         elif term.fill > ABSORBS and len(terms) > 1:
             reason = f"a mask that fills in {term.fill} beside another bias or mask: a row that both hide would differ"
             return Reject(reason, term.node, "illegal")
+        elif term.fill > ABSORBS and term.shifted:
+            reason = f"a mask that fills in {term.fill}, beside scores to which a number was added: they may be as low"
+            return Reject(reason, term.node, "illegal")
         else:
             found = [Addend((*(t for a in found for t in a.terms), term))]
     return found

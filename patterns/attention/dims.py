@@ -139,6 +139,8 @@ def broadcast(dims: Dims, operand: fx.Node) -> Dims | None:
 
 _COPIES = frozenset({aten.clone.default, aten.alias.default, aten.detach.default})
 _CASTS = frozenset({prims.convert_element_type.default, aten._to_copy.default})
+#: A conversion to fewer bits than these is no rounding to leave out: whoever writes it means it.
+_CAST_BETWEEN = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 _RESHAPES = frozenset(
     {
         aten.view.default,
@@ -170,7 +172,7 @@ def is_cast(node: Any) -> bool:
     if not isinstance(node, fx.Node) or node.target not in _CASTS or not g.is_tensor(node) or not g.is_tensor(node.args[0]):
         return False
     values = g.value(node), g.value(node.args[0])
-    return all(v.dtype.is_floating_point for v in values) and values[0].device == values[1].device
+    return all(v.dtype in _CAST_BETWEEN for v in values) and values[0].device == values[1].device
 
 
 def is_view(node: Any) -> bool:

@@ -157,7 +157,7 @@ def _read_scores_gradient(
     forward: Forward, softmax: SoftmaxGradient, grad: Operand, values: Result | None, needed: list[fx.Node]
 ) -> Backward | Reject:
     """Follows the gradient of the scores to the gradients of queries, keys and biases."""
-    conditions = {mask.condition for mask in forward.masks}
+    conditions = {(mask.condition, mask.hides) for mask in forward.masks}
     reached: dict[fx.Node, tuple[Dims, float]] = {softmax.result: (forward.held[softmax.of], 1.0)}
     queries: Result | None = None
     keys: Result | None = None
@@ -208,7 +208,7 @@ def _ignores(user: fx.Node, node: fx.Node) -> bool:
     return user.target is aten.copy.default and user.args[0] is node and user.args[1] is not node
 
 
-def _followed(user: fx.Node, node: fx.Node, dims: Dims, factor: float, conditions: set[fx.Node]) -> tuple[Dims, float] | None:
+def _followed(user: fx.Node, node: fx.Node, dims: Dims, factor: float, conditions: set[tuple[Any, bool]]) -> tuple[Dims, float] | None:
     """(dims, factor) of ``user`` if it holds the gradient of the scores too."""
     scaled = scaling(user)
     if scaled is not None and scaled[0] is node:
@@ -221,9 +221,10 @@ def _followed(user: fx.Node, node: fx.Node, dims: Dims, factor: float, condition
         return (dims, factor) if uniform(other) == 0.0 else None
     if user.target is aten.copy.default and user.args[1] is node and g.difference(g.value(user), g.value(node)) is None:
         return dims, factor
-    if user.target is aten.where.self and user.args[0] in conditions:
-        kept, other = (user.args[1], user.args[2]) if user.args[1] is node else (user.args[2], user.args[1])
-        if kept is node and uniform(other) == 0.0 and _has_shape_of(user, node):
+    if user.target is aten.where.self:
+        hides = user.args[1] is not node
+        kept, other = (user.args[2], user.args[1]) if hides else (user.args[1], user.args[2])
+        if (user.args[0], hides) in conditions and kept is node and uniform(other) == 0.0 and _has_shape_of(user, node):
             return dims, factor
     return None
 

@@ -118,9 +118,13 @@ def read_site(anchor: fx.Node) -> Site | Reject | None:
 
 def _why_gradients_differ(forward: Forward, backward: Backward) -> Reject | None:
     """A mask that fills in a finite number has no gradient where it hides; what is added to all keys of a row has. They differ in rows that
-    are hidden wholly, which are known where nothing else hides."""
+    are hidden wholly, which are known where nothing else hides. Under -inf, all gradients of such rows are NaN here; in eager mode those of
+    the values are."""
     finite = next((m for m in forward.masks if not math.isinf(m.fill)), None)
     if finite is None:
+        if forward.masks and not forward.softmax.is_safe and backward.values is None:
+            reason = "the gradient of a mask that fills in -inf, without that of the values: of rows that are hidden wholly it would be NaN"
+            return Reject(reason, forward.masks[0].node, "illegal")
         return None
     terms = [term for term in forward.scores.terms if term is not finite]
     others = [Addend((term,)) for term in terms if not is_of_positions(term.node)]

@@ -32,13 +32,18 @@ class Bias:
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """``fill`` in place of the scores where ``condition`` is ``hides``; ``node`` is the ``where``."""
+    """``fill`` in place of the scores where ``condition`` is ``hides``; ``node`` is the ``where``.
+
+    Attributes:
+        shifted: whether a number, which is left out, was added to the scores that it does not hide.
+    """
 
     node: fx.Node
     condition: fx.Node
     dims: Dims
     hides: bool
     fill: float
+    shifted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +79,8 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """``node`` is computed from ``inner``, elements of which it scales by ``factor``; then a term may be added, or elements be replaced."""
+    """``node`` is computed from ``inner``, elements of which it scales by ``factor``; then a term may be added, or elements be replaced.
+    ``shifts``: a number is added to all, which changes no softmax."""
 
     node: fx.Node
     inner: fx.Node
@@ -84,6 +90,7 @@ class _Step:
     condition: fx.Node | None = None
     hides: bool = True
     fill: float = 0.0
+    shifts: bool = False
 
 
 def read_scores(last: fx.Node) -> Scores | Reject | None:
@@ -116,11 +123,13 @@ def read_scores(last: fx.Node) -> Scores | Reject | None:
         if beta != 0:
             terms.append(Bias(given["self"], added, beta * scale))
         scale *= alpha
+    shifted = False
     for step, outer in zip(reversed(steps), reversed(factor_after)):
         assert dims is not None
         dims = after(step.node, dims) if step.added is None and step.condition is None else dims
         if dims is None:
             return Reject(f"{g.describe(step.node)} arranges the scores in a way that is not followed", step.node)
+        shifted |= step.shifts
         other = step.added if step.added is not None else step.condition
         if other is None:
             continue
@@ -131,7 +140,7 @@ def read_scores(last: fx.Node) -> Scores | Reject | None:
             terms.append(Bias(step.added, other_dims, outer * step.added_factor))
         else:
             assert step.condition is not None
-            terms.append(Mask(step.node, step.condition, other_dims, step.hides, outer * step.fill))
+            terms.append(Mask(step.node, step.condition, other_dims, step.hides, outer * step.fill, shifted))
     nodes = (product, *(step.node for step in reversed(steps)))
     return Scores(product, left, right, left_dims, right_dims, scale, tuple(terms), nodes, dims)
 
@@ -202,7 +211,7 @@ def _sums(node: fx.Node) -> Iterator[_Step]:
             continue
         number = uniform(added)
         if number is not None and math.isfinite(number) and abs(number) < 1e4:
-            yield _Step(node, inner, factor)  # softmax does not change by what is added to all scores
+            yield _Step(node, inner, factor, shifts=number != 0)
         elif g.is_tensor(added):
             yield _Step(node, inner, factor, added, added_factor)
 

@@ -27,6 +27,10 @@ aten = torch.ops.aten
 #: What is convolved, and the complex dtype that ``torch.fft`` makes of it.
 _DTYPES = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
+#: The largest factor, and one by the smallest. It scales the taps, which may overflow, or vanish, where the spectra that the graph scales
+#: do not. A transform itself makes numbers as many times larger as it has points.
+MOST_SCALE = 2.0**20
+
 
 @dataclasses.dataclass(frozen=True)
 class Output:
@@ -243,6 +247,8 @@ def _product(term: Term, output: Output) -> Product | Reject:
         return Reject("an FFT is added to a product of FFTs", node)
     if term.power != 0 or not abs(term.scale) < float("inf"):
         return Reject("the result is scaled by a power of a symbolic length", node)
+    if not 1 / MOST_SCALE <= abs(term.scale) <= MOST_SCALE:
+        return Reject(f"the result is scaled by {term.scale:.3g}: taps that are scaled may overflow, or vanish", node, "illegal")
     first, second = term.factors
     if first.conjugated and second.conjugated:
         return Reject("both FFTs are conjugated: the result is reversed in time", node)

@@ -166,6 +166,8 @@ class SpectrumReader:
             factors = tuple(dataclasses.replace(f, conjugated=not f.conjugated) for f in term.factors)
             return dataclasses.replace(term, factors=factors)
 
+        if not g.is_tensor(node.args[0]):
+            raise Unreadable("the conjugate of a number", node)
         found = self.read(node.args[0])
         if found.bins is None:
             raise Unreadable("the conjugate of an inverse FFT", node, found.is_product)

@@ -43,6 +43,7 @@ class Factor:
         value: the fake tensor of the views.
         dtype: of the factor.
         axes: for each dim of the product that this factor has, its axis. Along the rest it is broadcast.
+        is_mask: whether all elements are known to be 0 or 1.
         split: a dim that is seen as two; ``value`` and ``axes`` have both.
     """
 
@@ -52,6 +53,7 @@ class Factor:
     value: torch.Tensor
     dtype: torch.dtype
     axes: dict[int, int]
+    is_mask: bool = False
     split: Split | None = None
 
     @property
@@ -119,6 +121,12 @@ class Folded:
     parts: tuple[Factor, ...]
 
     @property
+    def is_exact(self) -> bool:
+        """Whether these may be multiplied first, whatever they hold: a product that the graph does not compute may overflow, or vanish,
+        where those that it computes do not. Multiplied by 0 or 1, nothing does."""
+        return sum(not part.is_mask for part in self.parts) <= 1
+
+    @property
     def dims(self) -> set[int]:
         return set().union(*(part.dims for part in self.parts))
 
@@ -168,7 +176,19 @@ def read_factor(node: fx.Node, shape: Sequence) -> Factor | None:
         if not g.same_size(size, shape[dim]):
             return None
         axes[dim] = axis
-    return Factor(source, views, elementwise, value, g.value(node).dtype, axes)
+    return Factor(source, views, elementwise, value, g.value(node).dtype, axes, _is_mask(node))
+
+
+def _is_mask(node: fx.Node) -> bool:
+    """Whether ``node`` is bool, or was converted from that."""
+    while g.value(node).dtype != torch.bool:
+        copied = node.target in (aten.clone.default, prims.convert_element_type.default)
+        if not copied and node.target not in _MOVABLE_VIEWS:
+            return False
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+    return True
 
 
 def size_of(emitter: Emitter, node: fx.Node, axis: int) -> Any:
@@ -186,6 +206,14 @@ def is_scaling(node: fx.Node) -> bool:
     if node.target not in SCALINGS or not g.is_tensor(node.args[0]) or g.value(node.args[0]).dtype != g.value(node).dtype:
         return False
     return all(isinstance(a, (int, float)) for a in (*node.args[1:], *node.kwargs.values()))
+
+
+def number_of(scaling: fx.Node) -> float:
+    """By what ``scaling`` multiplies."""
+    if scaling.target is aten.neg.default:
+        return -1.0
+    number: Any = scaling.args[1]
+    return 1 / number if scaling.target is aten.div.Tensor and number else float(number)
 
 
 _Steps = tuple[fx.Node, ...]

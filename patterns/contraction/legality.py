@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.chunks import in_chunks
+from fusebackend.patterns.contraction.factors import Folded, number_of
 from fusebackend.patterns.contraction.sites import FOLLOWED, SUMS, Site, read
 from fusebackend.rewriting.pattern import Reject
 
@@ -15,6 +18,8 @@ aten = torch.ops.aten
 #: Of a sum in fp32 or fp64. A matrix product adds one term after another, so that its error grows with their number; a sum adds in a
 #: tree. More are added in chunks.
 MOST_TERMS = 1024
+#: Of a factor: one of 2**-116 keeps all its digits.
+LEAST_SCALE = 2.0**-10
 
 
 def accept(node: fx.Node) -> Site | Reject | None:
@@ -39,9 +44,22 @@ def accept(node: fx.Node) -> Site | Reject | None:
             reason = f"a sum of {many} terms in {site.dtype}, which can't be divided: up to {MOST_TERMS} are added one after another"
             return Reject(reason, node)
         site = chunked
-    if site.dtype == torch.float16 and (site.scalings or site.parts):
-        return Reject("fp16 products of three factors or scaled by a number: in another order they may overflow", node, "illegal")
-    return site
+    is_reordered = any(isinstance(f, Folded) and not f.is_exact for f in (site.x, site.y))
+    if site.dtype == torch.float16 and is_reordered:
+        return Reject("fp16 products of three factors: in another order they may overflow, or vanish", node, "illegal")
+    return _why_not_scaled(site) or site
+
+
+def _why_not_scaled(site: Site) -> Reject | None:
+    """A number that enlarges scales the result: what overflows then overflows in the graph too. One that is a little smaller than 1
+    scales a factor, so that no sum overflows; of a much smaller one a factor might vanish."""
+    numbers = [abs(number_of(s)) for s in site.scalings]
+    if all(1 <= n < math.inf for n in numbers):
+        return None
+    if all(n <= 1 for n in numbers) and math.prod(numbers) >= LEAST_SCALE and site.dtype != torch.float16:
+        return None
+    scaled = next(s for s, n in zip(site.scalings, numbers) if n != 1)
+    return Reject(f"{g.describe(scaled)} scales products: in another order they may overflow, or vanish", scaled, "illegal")
 
 
 def why_less_exact(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -76,6 +76,8 @@ def emit_contraction(emitter: Emitter, site: Site) -> fx.Node:
         dims = [d for d in dims if d not in site.chunked]
     if site.is_mean:
         node = emitter.call(aten.div.Tensor, node, _summed_elements(site))
+    for scaling in site.scalings if site.scales_result else ():
+        node = emitter.call(scaling.target, node, *scaling.args[1:], **scaling.kwargs)
     if g.value(node).dtype != g.value(site.node).dtype:
         node = emitter.call(prims.convert_element_type.default, node, g.value(site.node).dtype)
     return _in_place_of(emitter, site, node, dims)

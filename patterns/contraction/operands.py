@@ -104,9 +104,10 @@ def _are_one(factor: Factor, dims: Sequence[int]) -> bool:
 
 
 def operands(site: Site) -> tuple[Operand, Operand]:
-    """The two operands of the matrix product that ``site`` is. The smaller one takes the scalings."""
+    """The two operands of the matrix product that ``site`` is. The smaller one is scaled by what scales no result."""
     sizes = [0, 1] if site.sizes is None else [site.count(factor.dims) for factor in (site.x, site.y)]
-    left, right = (site.scalings, ()) if sizes[0] <= sizes[1] else ((), site.scalings)
+    scalings = () if site.scales_result else site.scalings
+    left, right = (scalings, ()) if sizes[0] <= sizes[1] else ((), scalings)
     batch = (*site.batch, *site.chunked)
     return (
         Operand(site.x, batch, site.free_x, site.summed, site.dtype, left),

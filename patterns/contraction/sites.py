@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.factors import SCALINGS, Factor, Folded, Split, is_scaling, read_factor, same_as_one
+from fusebackend.patterns.contraction.factors import SCALINGS, Factor, Folded, Split, is_scaling, number_of, read_factor, same_as_one
 from fusebackend.rewriting.pattern import Reject
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -78,6 +78,11 @@ class Site:
     def is_mean(self) -> bool:
         return self.node.target is aten.mean.dim
 
+    @property
+    def scales_result(self) -> bool:
+        """Whether the numbers scale the result rather than a factor."""
+        return all(abs(number_of(s)) >= 1 for s in self.scalings)
+
     @functools.cached_property
     def sizes(self) -> list[int] | None:
         """Of the product's dims, as they were when the graph was traced, and of the inner part of one that is split; None if one depends
@@ -102,6 +107,8 @@ def read(node: fx.Node) -> Site | Reject | None:
     product, between, dims = found
     kept, summed, result_dims = _reduced(node, dims)
     shape = g.value(product).shape
+    if any(g.same_size(n, 0) for n in shape):
+        return Reject("a product without elements", node)
     factors, parts = _factors(product)
     read_ones = [read_factor(f, shape) for f in factors]
     known = [f for f in read_ones if f is not None]
@@ -116,7 +123,7 @@ def read(node: fx.Node) -> Site | Reject | None:
     if not summed & real <= both:
         return Reject("a summed dim belongs to one factor alone, or to none: it is no dim of a matrix product", node)
     value = g.value(node)
-    dtypes = [g.value(n).dtype for n in (product, *between, node)]
+    dtypes = [g.value(n).dtype for n in (*parts, product, *between, node)]
     if any(t not in _FLOATS for t in dtypes):
         return Reject(f"dtypes {sorted(set(map(str, dtypes)))}; bf16, fp16, fp32 and fp64 are accepted", node)
     if value.device.type not in DEVICES:
@@ -166,8 +173,9 @@ def _is_broadcast_product(node: fx.Node, shape: Sequence) -> bool:
 
 
 def _grouped(factors: list[Factor], kept: set[int], summed: set[int], shape: Sequence) -> tuple[Factor | Folded, Factor | Folded] | None:
-    """Two factors of a matrix product, each of which may be several that are multiplied first: those of the fewest elements."""
-    best, least = None, math.inf
+    """Two factors of a matrix product, each of which may be several that are multiplied first: exactly if that can be, of the fewest
+    elements."""
+    best, least = None, (True, math.inf)
     first, rest = factors[0], factors[1:]
     for count in range(len(rest)):
         for others in itertools.combinations(rest, count):
@@ -175,9 +183,10 @@ def _grouped(factors: list[Factor], kept: set[int], summed: set[int], shape: Seq
             right = [f for f in rest if not any(f is other for other in others)]
             y = Folded(tuple(right)) if len(right) > 1 else right[0]
             both, alone_x, alone_y = x.dims & y.dims, x.dims - y.dims, y.dims - x.dims
-            elements = _elements(x, shape) + _elements(y, shape)
-            if both & summed and alone_x & kept and alone_y & kept and elements < least:
-                best, least = (x, y), elements
+            reorders = not all(f.is_exact for f in (x, y) if isinstance(f, Folded))
+            cost = reorders, _elements(x, shape) + _elements(y, shape)
+            if both & summed and alone_x & kept and alone_y & kept and cost < least:
+                best, least = (x, y), cost
     return best
 
 

@@ -24,6 +24,12 @@ def test_seen_through_views_between_pointwise_operators(pattern):
     assert_pattern(lambda x, y: F.silu(x.t().sin()).t() * y, torch.randn(4, 5), torch.randn(4, 5), pattern=name, count=1)
 
 
+def test_a_view_is_moved_over_gaps_by_a_copy(pattern):
+    """What is computed of a slice is dense, so that it can be viewed as the slice can't."""
+    name = pattern(silu_mul, other_silu_mul, pair(4, 8))
+    assert_pattern(lambda x, y: F.silu(x[:, :4]).view(2, 8) * y, torch.randn(4, 8), torch.randn(2, 8), pattern=name, count=1)
+
+
 def test_a_view_that_cannot_be_moved_is_a_reason(pattern):
     name = pattern(silu_mul, other_silu_mul, pair(4, 8))
     fn = lambda x, y: F.silu(x.sum(0, keepdim=True).expand(3, 8).sin() + x)[:, :4] * y  # noqa: E731

@@ -23,6 +23,7 @@ TENSOR = torch.randn(8)
         (silu_mul, lambda x, y: other_silu_mul(x, y).t().contiguous().t(), (A, B), {}, "strides"),
         (silu_mul, lambda x, y: (x + 1, y + 1), (A, B), {}, "returns 1 tensors, the replacement 2"),
         (silu_mul, lambda x: x, (A, B), {}, "takes (x, y), the replacement (x)"),
+        (silu_mul, lambda x, y: other_silu_mul(x, y) * torch.tensor(1.0), (A, B), {}, "torch.full makes one"),
         (silu_mul, other_silu_mul, (A,), {}, "do not fit the search function"),
         (silu_mul, other_silu_mul, (1.0, 2.0), {}, "must hold a tensor"),
         (silu_mul, other_silu_mul, (A, B), {"pin": ("z",)}, "pin names 'z'; the arguments are x, y"),
@@ -46,6 +47,32 @@ def test_registering_wrongly_says_what_to_do(search, replace, example, kwargs, w
         fusebackend.register_replacement(search, replace, example, **{"name": "test_wrong", **kwargs})
     assert words in str(error.value)
     assert "test_wrong" not in registry.known_names()
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda x, n: torch.tanh(x) * (1 / n),
+        lambda x, n: torch.tanh(x) * (-1 / -n),
+        lambda x, n: torch.tanh(x) / int(n),
+        lambda x, n: torch.tanh(x) / n if n < 1 else torch.tanh(x).div(n).clone(),
+    ],
+)
+def test_a_replacement_that_computes_with_a_number_is_refused(replace):
+    """The trace would hold what was computed of one number, and be used for all."""
+    with pytest.raises(RegistrationError, match="the replacement computes with 'n' .* pin it"):
+        fusebackend.register_replacement(lambda x, n: torch.tanh(x) / n, replace, (A, 2.0), name="test_wrong")
+
+
+def test_a_pinned_number_may_be_computed_with(pattern):
+    name = pattern(lambda x, n: torch.tanh(x) / n, lambda x, n: torch.tanh(x) * (1 / n), (A, 4.0), pin=("n",), verify=True)
+    assert_pattern(lambda x: torch.tanh(x) / 4.0, A, pattern=name, count=1)
+    assert_pattern(lambda x: torch.tanh(x) / 2.0, A, pattern=name, count=0)
+
+
+def test_a_replacement_is_compared_for_other_numbers_too():
+    with pytest.raises(VerificationError, match="other numbers"):
+        fusebackend.register_replacement(lambda x, n: torch.tanh(x) / n, lambda x, n: torch.tanh(x) / 2.0, (A, 2.0), name="test_wrong")
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,51 @@ def test_finite_numbers_that_are_not_the_same_are_refused():
     refused(filled(-1e9), args, "beside another bias", training=False, code="illegal")
     fixed = (*heads(), randn(4, 9, 9, grad=False), visible(2, 1, 1, 9))
     refused(filled(LOWEST), fixed, "beside what may hide too", training=True, code="illegal")
+
+
+@pytest.mark.parametrize("factor", [1, 100])
+def test_a_number_that_is_added_below_a_finite_mask_counts(factor):
+    """Visible scores are lower than hidden ones here."""
+
+    def below(q, k, v, seen):
+        return torch.where(seen, (q @ k.mT * 0.25 - 9990 / factor) * factor, -9500.0).softmax(-1) @ v
+
+    def above(q, k, v, seen):
+        return (torch.where(seen, q @ k.mT * 0.25, -9500.0) - 99).softmax(-1) @ v
+
+    args = (*heads(), visible(9, 9))
+    refused(below, args, "to which a number was added", training=False, code="illegal")
+    check(above, args, training=True)
+
+
+def test_infinity_without_a_gradient_of_the_values_is_refused():
+    """Rows that are hidden wholly have no finite gradient of the values in eager mode; the others are zero."""
+
+    def fn(q, k, v, seen):
+        return torch.where(seen, q @ k.mT * 0.25, -math.inf).softmax(-1) @ v.detach()
+
+    q, k, v = heads()
+    refused(fn, (q, k, v.detach(), visible(9, 9)), "would be NaN", training=True, code="illegal")
+
+
+class KeepsGradient(torch.autograd.Function):
+    """Of what a mask hides, or of what it does not."""
+
+    @staticmethod
+    def forward(ctx, x, kept):
+        ctx.save_for_backward(kept)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.where(ctx.saved_tensors[0], grad, 0.0), None
+
+
+def test_gradients_of_the_other_side_of_a_mask_are_others():
+    def fn(q, k, v, hidden):
+        scores = KeepsGradient.apply(q @ k.mT * 0.25, hidden)
+        return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+    args = (*heads(), ~visible(9, 9))
+    (_, dq, dk, dv), _ = compiled(fn, args, True)
+    assert not dq.any() and not dk.any() and dv.any()

@@ -83,3 +83,29 @@ def test_a_softmax_of_a_layer_is_no_attention():
 
     _, report = compiled(fn, (randn(2, 9, 16), randn(16, 7), randn(2, 7, 16)), False)
     assert not report.substitutions and not report.rejections
+
+
+@pytest.mark.parametrize("place", ["scores", "probabilities"])
+def test_a_rounding_to_8_bits_stays(place):
+    def fn(q, k, v):
+        scores = (q @ k.mT * 0.25).float()
+        if place == "scores":
+            scores = scores.to(torch.float8_e4m3fn).float()
+        p = scores.softmax(-1)
+        if place == "probabilities":
+            p = p.to(torch.float8_e4m3fn)
+        return p.to(v.dtype) @ v
+
+    q, k, v = heads()
+    ours, report = compiled(fn, (q, k, v), False)
+    assert not report.substitutions
+    torch.testing.assert_close(ours[0], fn(q, k, v), rtol=0.02, atol=0.02)
+
+
+def test_probabilities_that_are_summed_over_the_queries_are_no_attention():
+    """The backward's product with them is one of an attention, but what it would give is a result of the forward."""
+
+    def fn(q, k, v):
+        return (q @ k.mT * 0.25).softmax(-1).mT @ v
+
+    refused(fn, tuple(heads()), "from gradients", training=True, code="illegal")

@@ -412,6 +412,29 @@ def test_other_products_are_left():
     assert "a part of an FFT" in reasons(of_half, x, k())
 
 
+@pytest.mark.parametrize("scale", [1e30, 1e-30])
+@pytest.mark.parametrize("place", ["product", "rows"])
+def test_huge_and_tiny_factors_are_left(scale, place):
+    """The replacement scales the taps, which then overflow, or vanish, though the result does neither."""
+
+    def fn(x, w):
+        a, b = rfft(x, n=2 * LENGTH), rfft(w, n=2 * LENGTH)
+        spectrum = a * b * scale if place == "product" else a * scale * b
+        return irfft(spectrum, n=2 * LENGTH)[..., :LENGTH]
+
+    huge, tiny = (1e20, 1e-30) if scale > 1 else (1e-12, 1e30)
+    x, w = u().detach() * tiny, k().detach() * huge
+    assert "may overflow, or vanish" in reasons(fn, x, w)
+    torch.testing.assert_close(compiled(fn)(x, w), fn(x, w))
+
+
+def test_complex_factors_are_left():
+    def fn(x, w):
+        return irfft(rfft(x, n=2 * LENGTH) * rfft(w, n=2 * LENGTH) * 1j, n=2 * LENGTH)[..., :LENGTH]
+
+    reasons(fn, u(), k())  # its backward holds the conjugate of a number
+
+
 def test_fourier_transforms_that_are_no_convolutions_are_not_reported():
     weight = torch.randn(CHANNELS, LENGTH // 2 + 1)
 
