@@ -258,11 +258,12 @@ class TracedPattern(Pattern):
             raise RegistrationError(f"pattern {self.name!r}: the example inputs do not fit the search function: {error}") from error
 
     def _check_arguments(self) -> None:
-        searched = list(inspect.signature(self.search_fn).parameters)
+        searched = self._arguments_of("the search function", self.search_fn)
         others = [("the replacement", self.replace_fn), *(("a spelling", s) for s in self.spellings)]
         for what, function in others:
-            if list(inspect.signature(function).parameters) != searched:
-                takes = f"the search function takes ({', '.join(searched)}), {what} ({', '.join(inspect.signature(function).parameters)})"
+            taken = self._arguments_of(what, function)
+            if taken != searched:
+                takes = f"the search function takes ({', '.join(searched)}), {what} ({', '.join(taken)})"
                 raise RegistrationError(f"pattern {self.name!r}: {takes}")
         for argument, names in (("pin", self.pin), ("optional", self.optional)):
             unknown = [p for p in names if p not in searched]
@@ -272,6 +273,13 @@ class TracedPattern(Pattern):
         if self.roundings not in ("fewer", "exact"):
             raise RegistrationError(f"pattern {self.name!r}: roundings={self.roundings!r}; 'fewer' or 'exact' is accepted")
         self._identity_of_check()
+
+    def _arguments_of(self, what: str, function: Callable) -> list[str]:
+        try:
+            return list(inspect.signature(function).parameters)
+        except ValueError:
+            cure = "write a function or a lambda that calls it"
+            raise RegistrationError(f"pattern {self.name!r}: {what} is built in, and its arguments can't be told; {cure}") from None
 
     def _identity_of_check(self) -> str:
         try:
