@@ -32,6 +32,7 @@ _THREADS = 2048
 _UNKNOWN = ("associative_scan", "dot", "reduce", "sort")
 #: Where in a loop the steps stand that are run.
 _STEPS = (0.3, 0.6)
+_SIMPLE = ("sum", "maximum", "minimum", "abs", "floor", "ceil", "promote_to_tensor")  # of calls; others compute functions such as exp
 _NO_ARITHMETIC = ("load", "store", "arange", "full", "program_id", "broadcast_to", "range", "where")
 
 
@@ -121,12 +122,16 @@ class _Counted(Plain):
         named = [n for n in calls if n.func.attr not in (*_NO_ARITHMETIC, "to", "bitcast")]  # type: ignore[attr-defined]
         binary = [n for n in ast.walk(node.value) if isinstance(n, (ast.BinOp, ast.Compare, ast.UnaryOp))]
         divisions = sum(isinstance(n, ast.BinOp) and isinstance(n.op, (ast.FloorDiv, ast.Mod)) for n in binary)
-        functions = sum(isinstance(n.func, ast.Attribute) and isinstance(n.func.value, ast.Name) and n.func.value.id != "tl" for n in named)
+        functions = sum(n.func.attr not in _SIMPLE for n in named)  # type: ignore[attr-defined]
         new = self.generic_visit(node)
         target = node.targets[0]
         if not isinstance(target, ast.Name):
             return new
-        numbers: list[ast.expr] = [ast.Constant(len(binary) - divisions), ast.Constant(divisions), ast.Constant(functions)]
+        numbers: list[ast.expr] = [
+            ast.Constant(len(binary) + len(named) - divisions - functions),
+            ast.Constant(divisions),
+            ast.Constant(functions),
+        ]
         note = ast.Call(ast.Attribute(ast.Name("tl", ast.Load()), "computed", ast.Load()), [ast.Name(target.id, ast.Load()), *numbers], [])
         return [new, ast.Expr(note)]
 
@@ -168,7 +173,7 @@ def _work(kernel: TritonKernel, code: Any, config: Any, multiprocessors: int) ->
             totals["sectors"] += share * requests
             totals["pages"] += share * triton_access.distinct(access.offsets.reshape(1, -1), triton_access.PAGE)
             totals["moved"] += share * int((access.offsets >= 0).sum()) * access.itemsize
-            vectors.append(log2(vector * access.itemsize))
+            vectors.append(log2(vector))
         for name, amount in language.operations.items():
             operations[name] = operations.get(name, 0.0) + amount / len(SAMPLES)
         steps = language.steps
@@ -197,7 +202,6 @@ def _work(kernel: TritonKernel, code: Any, config: Any, multiprocessors: int) ->
         "excess read": log2(totals["read"] / max(totals["moved"], 1)),
         "least vector": min(vectors),
         "itemsize": log2(max(itemsizes.values())),
-        "accesses": float(len(itemsizes)),
         "operations a term": math.log2(1 + sum(operations.values()) / (tile * steps)),
         "64-bit": float(any(t == "i64" for n, t in kernel.types.items() if n.startswith("ks"))),
     }

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fusebackend.profitability import triton_reductions
+from fusebackend.profitability import calibration, estimating, triton_reductions
 from fusebackend.profitability.inductor_kernels import TritonKernel
 from fusebackend.profitability.unfit import Unfit
 
@@ -101,6 +101,51 @@ def test_kernels_of_one_sum_are_one_work(work):
     ((both,),) = triton_reductions.merged([[second], [first]], (), ())
     assert both.shape == first.shape and both.quantities["launches"] == 2
     assert both.quantities["read"] == first.quantities["read"] + second.quantities["read"]
+
+
+#: What Inductor of torch 2.11 makes of Mamba-2's recurrence over 17 chunks (96 products of 17 x 8192 and 17 x 17 matrices), backward.
+RECURRENCE = """
+@triton.jit
+def triton_per_2(in_ptr0, in_ptr1, in_ptr2, in_ptr3, out_ptr0, xnumel, r0_numel, XBLOCK : tl.constexpr):
+    R0_BLOCK: tl.constexpr = 32
+    xoffset = tl.program_id(0) * XBLOCK
+    xindex = xoffset + tl.arange(0, XBLOCK)[:, None]
+    xmask = tl.full([XBLOCK], True, tl.int1)[:, None]
+    r0_index = tl.arange(0, R0_BLOCK)[None, :]
+    r0_mask = r0_index < r0_numel
+    r0_4 = r0_index
+    x3 = xindex // 3342336
+    x5 = (xindex % 196608)
+    x2 = ((xindex // 196608) % 17)
+    x1 = ((xindex // 8192) % 24)
+    x6 = xindex
+    tmp0 = tl.load(in_ptr0 + (x5 + 196608*r0_4 + 3342336*x3), r0_mask, eviction_policy='evict_last', other=0.0)
+    tmp1 = tl.load(in_ptr1 + (x2 + 17*r0_4), r0_mask, eviction_policy='evict_last', other=0.0).to(tl.int1)
+    tmp2 = tl.load(in_ptr2 + (0))
+    tmp3 = tl.broadcast_to(tmp2, [1, 1])
+    tmp4 = tl.load(in_ptr3 + (x2 + 17*r0_4 + 289*x1 + 6936*x3), r0_mask, eviction_policy='evict_last', other=0.0)
+    tmp5 = tl.where(tmp1, tmp3, tmp4)
+    tmp6 = libdevice.exp(tmp5)
+    tmp7 = tmp0 * tmp6
+    tmp8 = tl.broadcast_to(tmp7, [XBLOCK, R0_BLOCK])
+    tmp10 = tl.where(r0_mask, tmp8, 0)
+    tmp11 = tl.sum(tmp10, 1)[:, None].to(tl.float32)
+    tl.store(out_ptr0 + (x6), tmp11, None)
+"""
+
+
+def test_the_shipped_calibration_knows_what_is_computed_for_each_product(monkeypatch):
+    """It took 1500 us on an H200; by the number of products alone it was expected to take 240."""
+    configs = [SimpleNamespace(kwargs={"XBLOCK": x}, num_warps=warps) for x, warps in ((1, 2), (8, 2), (32, 8), (128, 8))]
+    monkeypatch.setattr(triton_reductions, "configurations", lambda kernel: configs)
+    types = {**{f"in_ptr{i}": "*fp32" for i in (0, 2, 3)}, "in_ptr1": "*i1", "out_ptr0": "*fp32"}
+    kernel = TritonKernel(RECURRENCE, {"xnumel": 13369344, "r0_numel": 17}, types, True)
+    works = triton_reductions.merged([triton_reductions.works(kernel, 132)], (), ())
+    assert works[0][0].quantities["functions"] == 13369344 * 32
+    found = calibration._read(calibration.FOLDER / "NVIDIA-H200-torch2.11.json")
+    assert found is not None
+    time = estimating.total(found[1], works)
+    assert 400 < time.expected < 2000 and time.low > 250
 
 
 @pytest.mark.parametrize(
