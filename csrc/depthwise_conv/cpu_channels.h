@@ -114,14 +114,14 @@ void correlate_columns(Vec* sums, const WeightGradParams& p, const T* grad, cons
   }
 }
 
-// A unit is some vectors of channels of a part of the batch. Sums of a row are added up in fp32 for an image, and in double for the
-// batch, whose parts go to partial[part][channel][tap], the bias's gradient being the last tap's.
+// A unit is some vectors of channels of a part of the batch. Sums of a row are added up in fp32 for an image (the bias's gradient: in double), and in
+// double for the batch, whose parts go to partial[part][channel][tap], the bias's gradient being the last tap's.
 template <typename T>
 void weight_grad_channels(const WeightGradParams& p, double* partial, int64_t parts, int64_t begin, int64_t end) {
   const Geometry& g = p.g;
   const int64_t channels = g.channels, vectors = (channels + kLanes - 1) / kLanes, taps = p.dw ? g.tap_count() : 0, blocks = channel_blocks(channels);
   const int64_t most = taps_of_part(g.taps.w), columns = kVectorsOfUnit * kLanes;
-  std::vector<float> image((taps + 1) * columns);
+  std::vector<float> image(taps * columns);
   std::vector<double> sums((taps + 1) * columns);
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t part = unit / blocks, first = unit % blocks * kVectorsOfUnit, count = std::min(kVectorsOfUnit, vectors - first);
@@ -150,11 +150,11 @@ void weight_grad_channels(const WeightGradParams& p, double* partial, int64_t pa
           if (!p.db) continue;
           Vec row[kTaps] = {};
           for (int64_t j = 0; j < g.out.w; ++j) row[j % kTaps] += vload_as<float>(grad + j * p.grad_stride.w);
-          float* to = totals + taps * columns;
-          vstore(to, vload(to) + ((row[0] + row[1]) + (row[2] + row[3])));
+          const Vec all = (row[0] + row[1]) + (row[2] + row[3]);
+          for (int lane = 0; lane < kLanes; ++lane) sums[taps * columns + v * kLanes + lane] += double(all[lane]);
         }
       }
-      for (size_t s = 0; s < sums.size(); ++s) sums[s] += image[s];
+      for (size_t s = 0; s < image.size(); ++s) sums[s] += image[s];
     }
     for (int64_t v = 0; v < count; ++v) {
       const int64_t c = first_channel(first + v, channels);

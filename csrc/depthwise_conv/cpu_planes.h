@@ -236,14 +236,14 @@ void weight_grad_planes(const WeightGradParams& p, double* partial, int64_t part
   const int64_t taps = p.dw ? g.tap_count() : 0, outputs = g.outputs(), tiles = plan.tiles();
   TilePlan grads = plan;
   grads.pitch = grads.width = plan.grad_pitch();
-  std::vector<float> tile(plan.tile_floats()), grad_tile(plan.rows * grads.pitch), sums((taps + 1) * kLanes);
+  std::vector<float> tile(plan.tile_floats()), grad_tile(plan.rows * grads.pitch), sums(taps * kLanes);
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t part = unit / outputs, o = unit % outputs;
     double* to = partial + unit * (taps + 1);
     std::fill(to, to + taps + 1, 0.);
     int64_t summed = 0;
     const auto flush = [&] {
-      for (int64_t t = 0; t <= taps; ++t) {
+      for (int64_t t = 0; t < taps; ++t) {
         for (int lane = 0; lane < kLanes; ++lane) to[t] += sums[t * kLanes + lane];
       }
       std::fill(sums.begin(), sums.end(), 0.f);
@@ -257,9 +257,11 @@ void weight_grad_planes(const WeightGradParams& p, double* partial, int64_t part
         const int64_t rows = std::min(plan.rows, g.out.h - i), columns = std::min(plan.columns, g.out.w - j), x_rows = plan.x_rows(g, rows);
         load_tile(grad_tile.data(), grad, p.grad_stride.h, g.out.h, j + columns, i, rows, j, 1, grads);
         if (p.db) {
-          Vec all = {};
-          for (int64_t k = 0; k < rows * grads.pitch; k += kLanes) all += vload(grad_tile.data() + k);
-          vstore(sums.data() + taps * kLanes, vload(sums.data() + taps * kLanes) + all);
+          for (int64_t r = 0; r < rows; ++r) {
+            Vec all = {};
+            for (int64_t k = 0; k < grads.pitch; k += kLanes) all += vload(grad_tile.data() + r * grads.pitch + k);
+            for (int lane = 0; lane < kLanes; ++lane) to[taps] += double(all[lane]);
+          }
         }
         if (taps > 0) {
           load_tile(tile.data(), x, p.x_stride.h, g.in.h, g.in.w, i * g.stride.h - g.pad.h, x_rows, j * g.stride.w - g.pad.w, g.stride.w, plan);

@@ -51,8 +51,8 @@ def layout_of(conv: Convolution) -> Layout | None:
         return Layout(orders, orders)
     given = _is_given(conv.x)
     leaves = all(user.op == "output" for user in conv.node.users)
-    # Our operator is no convolution to Inductor: where no other is left, everything stays as it is in the graph.
-    x_order = orders[0] if given or not _has_others(conv.node) else True
+    # Our operator is no convolution to Inductor: where none is left behind it, everything stays as it is in the graph.
+    x_order = orders[0] if given or not _is_followed(conv.node) else True
     ours = (x_order, orders[1] if orders[0] != orders[1] else x_order)
     return Layout(ours, (True, True), given and not orders[0], leaves and not orders[1], True)
 
@@ -78,9 +78,11 @@ def _is_given(node: fx.Node) -> bool:
     return node.op in ("placeholder", "get_attr")
 
 
-def _has_others(node: fx.Node) -> bool:
-    """Whether the graph has convolutions that are not depthwise."""
-    for other in node.graph.nodes:
+def _is_followed(node: fx.Node) -> bool:
+    """Whether a convolution that is not depthwise stands after ``node``: up to the last one Inductor prefers channels last."""
+    for other in reversed(node.graph.nodes):
+        if other is node:
+            return False
         if other.target is node.target:
             args = g.arguments(other)
             if not g.same_size(args["groups"], g.value(args["input"]).shape[1]):

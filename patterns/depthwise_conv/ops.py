@@ -126,10 +126,13 @@ depthwise_conv = ops.define(
     "depthwise_conv(Tensor x, Tensor weight, Tensor? bias, int[] stride, SymInt[] padding, int[] dilation, bool? channels_last) -> Tensor",
     fake=_fake,
 )
+# Where an operator takes any strides, Inductor stores what it computes for it as contiguous. A backward's graph has the order in which
+# x was saved; a gradient in the other one would have to be transposed.
 depthwise_conv_backward = ops.define(
     "depthwise_conv_backward(Tensor grad, Tensor x, Tensor weight, int[] stride, SymInt[] padding, int[] dilation, bool? channels_last,"
     " bool weight_channels_last, bool need_x, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
     fake=_fake_backward,
+    layout=torch.Tag.needs_fixed_stride_order,
 )
 
 # Implemented by csrc/depthwise_conv/bind.cpp. It does not appear in graphs.

@@ -116,16 +116,18 @@ def test_where_inductor_chooses_another_memory_order_it_copies_what_is_given(dev
     assert both.inductor[0].quantities["reordered bytes"] == 0 and not both.untimed
 
 
-def test_between_other_convolutions_ours_gets_their_order(monkeypatch):
+@pytest.mark.parametrize("followed", [False, True])
+def test_before_another_convolution_ours_gets_its_order(followed, monkeypatch):
     def block(x, w, v):
-        return torch.sin(F.conv2d(torch.cos(F.conv2d(x, v)), w, padding=3, groups=32))
+        y = torch.sin(F.conv2d(torch.cos(F.conv2d(x, v)), w, padding=3, groups=32))
+        return F.conv2d(y, v) if followed else y
 
     args = (*inputs(), torch.empty(32, 32, 1, 1, dtype=torch.bfloat16))
     optimised(monkeypatch, True, True)
     graph = traced_joint(block, args)
     (both,) = [found for found in block_estimates(graph) if isinstance(found, Workload)]
     assert both.inductor[0].quantities["reordered bytes"] == 0 and both.inductor[0].quantities["launches"] == 1
-    assert both.ours[0].shape["channels last"] == both.ours[0].shape["result channels last"] == 1 and both.untimed
+    assert both.ours[0].shape["channels last"] == both.ours[0].shape["result channels last"] == followed and both.untimed
 
 
 def block_estimates(graph):

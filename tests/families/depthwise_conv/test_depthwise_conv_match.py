@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from traced_graphs import traced
 
 import fusebackend
@@ -192,3 +193,32 @@ def test_generated_code(channels_last):
     args = image(channels_last=channels_last), weight(3, 3), torch.randn(16, C, 1, 1, requires_grad=True)
     report = both(fn, *args, tolerance=1e-5, **{"fuse.interpret": False})
     assert found(report) == [FORWARD, BACKWARD]
+
+
+class _Operands(TorchDispatchMode):
+    """Notes whether the operands of backwards are channels last."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.fusebackend.depthwise_conv_backward.default:
+            self.seen.append([a.is_contiguous(memory_format=torch.channels_last) for a in args[:2]])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.codegen
+def test_a_backward_gets_its_operands_in_one_memory_order():
+    """Where an operator takes any strides, Inductor stores what it computes for it as contiguous."""
+
+    def fn(x, v, w):
+        return F.conv2d(torch.sin(F.conv2d(torch.cos(F.conv2d(x, v)), w, padding=1, groups=C)), v)
+
+    args = image(), torch.randn(C, C, 1, 1, requires_grad=True), weight(3, 3)
+    step = compiled(fn, **{"fuse.interpret": False})
+    step(*args).sum().backward()
+    y = step(*args)
+    with _Operands() as operands:
+        y.sum().backward()
+    assert operands.seen == [[True, True]]
