@@ -85,7 +85,7 @@ class Variant:
         self.derived = derive_backward and bool(self.search.tangents)
         self.replace = (self._derived if self.derived else self._trace)(replace_fn)
         self._check_scalars(pattern)
-        self._check_numbers_of_replacement(pattern, {**example, **stand_ins}, level)
+        self._check_numbers_of_replacement(pattern)
         self._check_inputs(pattern)
         self._check_outputs(pattern)
         drawn = next((n for n in self.replace.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
@@ -172,15 +172,17 @@ class Variant:
                     "part of the pattern"
                 )
 
-    def _check_numbers_of_replacement(self, pattern: str, arguments: Mapping[str, Any], level: Level) -> None:
+    def _check_numbers_of_replacement(self, pattern: str) -> None:
         """Its trace must hold for all numbers: none is computed from a number argument, nor decides one what is called."""
         numbers = list(dict.fromkeys(self.scalars.values()))
         if not numbers:
             return
         others = {n: stand_in(i, type(self.example[n]), other=True) for i, n in enumerate(numbers)}
         known = {v: n for n, given in others.items() for v in dict.fromkeys((given, in_single(given)))}
+        other = copy.copy(self)
+        other._traced_with = {**self._traced_with, **others}
         try:
-            again = (self._derived if self.derived else self._trace)(self.replace_fn, {**arguments, **others}, level)
+            again = (other._derived if self.derived else other._trace)(self.replace_fn)
             same = same_but_for_numbers(self.replace, self.scalars, again, known)
         except TraceError:
             same = False
