@@ -38,6 +38,8 @@ def attention(b: Builder) -> bool | None:
         return False
     if scaled > 2:
         scores = b.emit(b.pick((f"{scores} * {1 / root}", f"{scores} / {root}"))) or scores
+    if b.chance(10):
+        scores = b.emit(f"{scores} {b.pick(('- 9990', '+ 7', '- 0.5'))}") or scores
     for _ in range(b.pick((1, 0, 1, 2, 3))):
         scores = _with_term(b, scores, (*batch, queries, keys), dtype) or scores
     if b.chance(4):
@@ -55,6 +57,9 @@ def attention(b: Builder) -> bool | None:
         return
     if b.chance(5):
         p = b.emit(b.pick((f"{p} * 2", f"{p} + 1", f"{p}.relu()"))) or p
+    if queries == keys and b.chance(8):  # summed over the queries
+        b.emit(f"{p}.mT @ {v}")
+        return
     y = b.emit(b.pick((f"{p} @ {v}", f"torch.einsum('...ts,...sd->...td', {p}, {v})", f"({v}.mT @ {p}.mT).mT")))
     if y is not None and len(batch) > 1 and b.chance(50):
         b.emit(f"{y}.transpose(-3, -2).flatten(-2)")
@@ -83,7 +88,7 @@ def _with_term(b: Builder, scores: str, shape: tuple[int, ...], dtype: torch.dty
         hidden = b.emit(f"{bias} > {b.pick(('1.5', '0.5', '3'))}")
     if hidden is None:
         return None
-    fill = b.pick(("torch.finfo(torch.bfloat16).min", "-1e9", "-100.0", "-30000.0"))
+    fill = b.pick(("torch.finfo(torch.bfloat16).min", "-1e9", "-100.0", "-30000.0", "-9500.0"))
     return b.emit(
         b.pick((f"{scores}.masked_fill({hidden}, {fill})", f"torch.where({hidden}, {fill}, {scores})", f"{scores} + {hidden} * -1000.0"))
     )

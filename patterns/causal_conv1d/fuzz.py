@@ -66,6 +66,8 @@ def by_fft(b: Builder) -> bool | None:
     k_f = b.emit(f"torch.fft.{forward}({k}, n={points}{norm})")
     if u_f is None or k_f is None:
         return False
+    if b.chance(8):  # a number that would overflow the taps
+        u_f = b.emit(f"torch.fft.{forward}({u} * 1e-38, n={points}{norm}) * 1e38") or u_f
     scaled = b.pick((k_f, k_f, f"({k_f} / {n})", f"(2 * {k_f})", f"{k_f}.conj()"))
     y = b.emit(f"torch.fft.{inverse}({u_f} * {scaled}, n={points}{norm}){'.real' if whole else ''}")
     part = f":{b.size_of(length)}" if (start, stop) == (0, length) else f"{start}:{stop}"

@@ -20,9 +20,18 @@ def contraction(b: Builder) -> bool | None:
     sizes = [1 if kind == "one" else b.pick((2, 3, 5, 4, 7, 8, 1)) for kind in kinds]
     x = _factor(b, kinds, sizes, {"batch", "left", "summed", "summed alone"})
     y = _factor(b, kinds, sizes, {"batch", "right", "summed"})
+    large = b.chance(10)  # a number that would overflow the factor that is not as small
+    if large:
+        x = b.emit(f"{x} * 1e-38") or x
     product = b.emit(f"{x} * {y}")
     if product is None:
         return False
+    if large:
+        product = b.emit(f"{product} * {b.pick(('1e38', '-5e37', '1e37'))}") or product
+    if b.chance(15):
+        mask = _factor(b, kinds, sizes, set(b.pick((("summed",), ("batch", "left"), ("left", "summed"), ("right",)))))
+        mask = b.emit(f"{mask} > 0") or mask
+        product = b.emit(f"{product} * {mask}") or product
     if b.chance(20):
         weights = _factor(b, kinds, sizes, set(b.pick((("summed",), ("batch", "left"), ("left", "summed"), ("right",)))))
         product = b.emit(f"{product} * {weights}") or product
