@@ -88,12 +88,22 @@ def computes_again(node: Any, other: fx.Node, depth: int = 3) -> list[fx.Node] |
     return found
 
 
+def has_value_of(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two nodes have one value: one is a copy of the other, or both compute it, and nothing is written in between."""
+    if computes_again(a, b) is None and not is_copy_of(a, b):
+        return False
+    return g.mutation_between(*sorted((a, b))) is None
+
+
+def nodes_of_same_value(node: fx.Node) -> set[fx.Node]:
+    """``node``, and the nodes beside it that compute it once more."""
+    beside = {u for n in node.all_input_nodes[:1] for u in n.users if u.target is node.target}
+    return {node} | {u for u in beside if has_value_of(u, node)}
+
+
 def is_copy_of(a: fx.Node, b: fx.Node) -> bool:
-    """Whether one of two nodes is a copy of the other in whatever memory order, and nothing is written in between."""
-    for copy, source in ((a, b), (b, a)):
-        if copy.target is aten.clone.default and copy.args[0] is source:
-            return g.mutation_between(*sorted((a, b))) is None
-    return False
+    """Whether one of two nodes is a copy of the other, in whatever memory order."""
+    return any(copy.target is aten.clone.default and copy.args[0] is source for copy, source in ((a, b), (b, a)))
 
 
 def same_constant(name: str, expected: Any, actual: Any, pattern_node: fx.Node, node: fx.Node) -> bool:

@@ -28,9 +28,10 @@ from fusebackend.declarative.node_comparison import (
     as_power_of,
     computes_again,
     equivalent_targets,
-    is_copy_of,
+    has_value_of,
     is_plain_sum,
     is_pointwise_of_one_shape,
+    nodes_of_same_value,
     same_constant,
     same_target,
     sum_terms,
@@ -225,8 +226,9 @@ class SubgraphMatcher:
         known = partial.inputs.get(expected, binding)
         if known == binding:
             yield dataclasses.replace(partial, inputs={**partial.inputs, expected: binding})
-        elif views == known.views and is_copy_of(known.node, node):
-            yield partial  # PyTorch's norms copy what lies in another order for their forward, and not for their backward
+        elif views == known.views and has_value_of(node, known.node):
+            # A program may compute it twice; PyTorch's norms copy what lies in another order, for their forward and not for their backward.
+            yield partial
         else:
             self._fail(partial, f"{expected.name} stands for two different tensors", node)
 
@@ -350,6 +352,7 @@ def _output_candidates(output: fx.Node, partial: PartialMatch) -> list[fx.Node]:
             partial.inputs[n].node for n in level if n in partial.inputs
         }
         if reached:
+            reached = {n for r in reached for n in nodes_of_same_value(r)}
             for _ in range(edges):
                 reached = _with_casts({u for n in _with_casts(reached) for u in n.users})
             return sorted(reached)

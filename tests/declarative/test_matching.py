@@ -78,6 +78,12 @@ def test_an_extra_user_of_the_interior_is_a_reason(pattern):
     assert_pattern(fn, *pair(4, 8), pattern=name, rejected="aten.tanh.default inside the match is also used by output")
 
 
+def test_outputs_whose_common_input_is_computed_for_each(pattern):
+    name = pattern(lambda x: (torch.sin(x), torch.cos(x)), lambda x: (torch.sin(x), torch.cos(x)), (torch.randn(4, 8),))
+    assert_pattern(lambda x: (x.exp().cos(), x.exp().sin()), torch.randn(5, 7), pattern=name, count=1)
+    assert_pattern(lambda x: (x.exp().cos(), x.exp2().sin()), torch.randn(5, 7), pattern=name, count=0)
+
+
 def test_a_mutated_input_in_between_is_not_passed_over(pattern):
     name = pattern(lambda x, y: torch.tanh(x) * y, lambda x, y: y * torch.tanh(x), pair(4, 8))
 
