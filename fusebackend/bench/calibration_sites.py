@@ -320,7 +320,15 @@ def _compiled(case: Case, way: str, device: torch.device, how: dict[str, Any]) -
         else:
             with mock.patch.object(CompiledFxGraph, "__call__", _stop), torch.no_grad(), contextlib.suppress(_CompiledOnly):
                 compiled(*_empty_inputs(case, device))
-    return compiled, [r for r in found if not case.backward or "backward" in r.ours[0][0].kind]
+    return compiled, [r for r in map(_of_backward, found) if r is not None] if case.backward else found
+
+
+def _of_backward(recorded: Recorded) -> Recorded | None:
+    """What of a site's work is in the backward graph, which alone is timed: a part where forward and backward are replaced together."""
+    if "backward" in recorded.ours[0][0].kind:
+        return recorded
+    ours, inductor = ([k for k in kernels or () if "backward" in k[0].kind] for kernels in (recorded.ours, recorded.inductor))
+    return Recorded(ours, inductor or None) if ours else None
 
 
 def _stop(self: CompiledFxGraph, inputs: Sequence[Any]) -> Any:

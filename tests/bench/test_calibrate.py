@@ -17,6 +17,7 @@ from fusebackend.bench.calibration_sites import Measured
 from fusebackend.bench.fit_times import LEAST_SITES, Sample
 from fusebackend.profitability import calibration
 from fusebackend.profitability.calibration import Calibration
+from fusebackend.profitability.estimating import Recorded
 from fusebackend.profitability.time_model import TimeModel
 from fusebackend.rewriting.pattern import Work
 from fusebackend.rewriting.workload import log2
@@ -370,3 +371,12 @@ def test_a_site_is_compiled_and_timed(library, family):
     if family == calibration_sites.STREAM:
         (((work,),),) = (m.kernels for m in found.values())
         assert work.quantities["bytes"] > 0 and 1 <= work.shape["log2 itemsize"] <= log2(8)
+
+
+def test_of_sites_that_are_replaced_forward_and_backward_together_the_backward_is_kept():
+    forward, backward, product = ([Work(kind, {"flops": 1.0})] for kind in ("sdpa cpu", "sdpa backward cpu", "cublas 16 bits"))
+    of_backward = calibration_sites._of_backward
+    assert of_backward(Recorded([forward, backward], [forward, backward])) == Recorded([backward], [backward])
+    assert of_backward(Recorded([forward, backward], [product, product])) == Recorded([backward], None)
+    assert of_backward(Recorded([backward, forward], [product])) == Recorded([backward, forward], [product])
+    assert of_backward(Recorded([forward], [product])) is None
