@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import fx
@@ -14,6 +15,8 @@ from fusebackend.rewriting.pattern import Work
 aten = torch.ops.aten
 
 _LINE = 128  # bytes of a cache line
+#: Elements a side of the tiles by which the thread blocks of a library's product are counted. It has many kernels; most have tiles between.
+_LIBRARY_TILES = (64, 128)
 _LONGEST_RUN = 8192  # bytes; longer runs are alike
 #: Operators that read as many elements as they compute, from a tensor that may be much larger.
 _READ_A_PART = (aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default)
@@ -32,6 +35,14 @@ def alignment(byte_counts: int) -> float:
 def log2_run(byte_count: float) -> float:
     """log2 of the bytes that lie one behind the other; those of long runs are alike."""
     return log2(min(byte_count, _LONGEST_RUN))
+
+
+def library_tiles(batch: int, m: int, n: int, multiprocessors: int) -> Iterator[tuple[int, int, int]]:
+    """For two kernels that a library may choose for a product of ``batch`` results of m by n: (elements a side of a tile, tiles, how many
+    of them one multiprocessor computes one after the other)."""
+    for side in _LIBRARY_TILES:
+        tiles = batch * -(-m // side) * -(-n // side)
+        yield side, tiles, -(-tiles // multiprocessors)
 
 
 def stream(neighbour: fx.Node) -> Work:

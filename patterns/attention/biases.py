@@ -98,11 +98,12 @@ def dtype_of(addend: Addend, dtype: torch.dtype, *, wide: bool) -> torch.dtype:
     if wide or len(addend.terms) > 1:
         return torch.float32
     if isinstance(term, Mask):
-        return dtype if _holds(dtype, _fill(term)) else torch.float32
+        return dtype if _holds(dtype, fill_of(term)) else torch.float32
     return dtype if g.value(term.node).dtype == dtype and _is_exact(term.factor) else torch.float32
 
 
-def _fill(mask: Mask) -> float:
+def fill_of(mask: Mask) -> float:
+    """What is added where the mask hides."""
     return mask.fill if mask.fill < ABSORBS else _LOWEST
 
 
@@ -150,7 +151,7 @@ def _emit_mask(
     e: Emitter, term: Mask, source: tuple[fx.Node, Dims], below: fx.Node | None, layout: tuple[Dim, ...], dtype: torch.dtype
 ) -> fx.Node:
     condition = arrange(e, *source, layout, repeat=False)
-    fill = _fill(term)
+    fill = fill_of(term)
     held = dtype if below is None and _holds(dtype, fill) else torch.float32
     shown = number(e, condition, 0.0, held) if below is None else converted(e, below, held)
     hidden = number(e, condition, fill, held)

@@ -99,15 +99,15 @@ class Site:
         return result.node, result.dims
 
 
-def batch_dims(forward: Forward, addends: tuple[Addend, ...], queries: Link) -> tuple[Dim, ...]:
-    """The batch axes as two or three dims of the operator, of which the last is that of the heads."""
+def batch_dims(forward: Forward, addends: tuple[Addend, ...], queries: Link, most: int) -> tuple[Dim, ...]:
+    """The batch axes as two dims of the operator, or ``most``, of which the last is that of the heads."""
     axes = [(axis,) for axis in leaves(forward.batch)]
-    while len(axes) > 3:
+    while len(axes) > most:
         merged = next((i for i in range(len(axes) - 1) if _are_alike(axes[i], axes[i + 1], addends)), 0)
         axes[merged : merged + 2] = [axes[merged] + axes[merged + 1]]
     if len(axes) == 3:
         return tuple(axes)
-    if axes and _is_inside_tokens(axes[-1], forward, queries):
+    if len(axes) == 1 and _is_inside_tokens(axes[-1], forward, queries):
         return (*[()] * (2 - len(axes)), *axes)
     return tuple(axes) if len(axes) == 2 else (*axes, *[()] * (2 - len(axes)))
 
@@ -133,20 +133,20 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     """The values of ``site.outputs``."""
     forward, backward = site.forward, site.backward
     rows, columns = forward.rows, forward.columns
-    query = _operand(e, site, site.queries, (rows, forward.depth))
-    key = _operand(e, site, site.keys, (columns, forward.depth))
-    value = _operand(e, site, site.values, (columns, forward.width))
+    query = operand(e, site, site.queries, (rows, forward.depth))
+    key = operand(e, site, site.keys, (columns, forward.depth))
+    value = operand(e, site, site.values, (columns, forward.width))
     wide = site.wide_slots
     biases = [emit_addend(e, a, site.scores_layout, forward.dtype, wide=i in wide) for i, a in enumerate(site.addends)]
     made = e.call(attention, query, key, value, biases, site.scale, False)
     out, statistics = e.call(operator.getitem, made, 0), e.call(operator.getitem, made, 1)
     if forward.softmax.is_safe and site.addends:
         out, statistics = _without_hidden_rows(e, out, statistics)
-    found = [_placed(e, site, forward.out, out)]
+    found = [placed(e, site, forward.out, out)]
     if backward is None:
         return found
     assert site.grad is not None
-    grad = given = _operand(e, site, site.grad, (rows, forward.width))
+    grad = given = operand(e, site, site.grad, (rows, forward.width))
     hidden = emit_hidden_rows(e, site.addends[-1], site.scores_layout) if any(not math.isinf(m.fill) for m in forward.masks) else None
     if hidden is not None:
         grad = e.call(aten.where.self, hidden, number(e, given, 0.0, forward.dtype), given)
@@ -157,7 +157,7 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
             gradient = e.call(operator.getitem, gradients, i)
             if hidden is not None and result is backward.values:
                 gradient = _with_hidden_rows(e, gradient, given, hidden, product(a.size for a in columns))
-            found.append(_placed(e, site, result, gradient))
+            found.append(placed(e, site, result, gradient))
     picked = e.call(operator.getitem, gradients, 3) if any(wanted) else None
     for slot, bias in zip(site.slots, backward.biases):
         assert picked is not None
@@ -167,12 +167,12 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     return found
 
 
-def _operand(e: Emitter, site: Site, link: Link, inner: tuple[Dim, Dim]) -> fx.Node:
+def operand(e: Emitter, site: Site, link: Link, inner: tuple[Dim, Dim]) -> fx.Node:
     node = arrange(e, link.node, link.dims, (*site.batch, *inner), repeat=True)
     return converted(e, node, site.forward.dtype)
 
 
-def _placed(e: Emitter, site: Site, result: Result, node: fx.Node) -> fx.Node:
+def placed(e: Emitter, site: Site, result: Result, node: fx.Node) -> fx.Node:
     layout = site.layout_of(result)
     assert layout is not None
     place, dims = site.placed(result)

@@ -10,10 +10,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.work import Attended, work
 from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
-from fusebackend.rewriting.workload import alignment, log2
-
-#: Elements a side of the tiles by which cuBLAS's thread blocks are counted.
-_CUBLAS_TILES = (64, 128)
+from fusebackend.rewriting.workload import alignment, library_tiles, log2
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.bmm.default, _aten.mm.default, _aten.baddbmm.default, _aten.addmm.default)
@@ -66,9 +63,7 @@ def _cublas(product: fx.Node, dynamic: bool) -> Work | None:
         "dynamic": float(dynamic),
     }
     multiprocessors = _multiprocessors(product)
-    for tile in _CUBLAS_TILES:
-        tiles = batch * -(-m // tile) * -(-n // tile)
-        waves = -(-tiles // multiprocessors)
+    for tile, tiles, waves in library_tiles(batch, m, n, multiprocessors):
         quantities[f"depth in waves of {tile}"] = float(waves * k)
         shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
         shape[f"log2 padded to {tile}"] = log2(tiles * tile * tile / max(batch * m * n, 1))

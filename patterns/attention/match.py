@@ -38,6 +38,9 @@ class Attention(Pattern):
         site = read_site(node)
         if not isinstance(site, Site):
             return site
+        unlike = None if site.backward is None else _why_gradients_differ(site.forward, site.backward)
+        if unlike is not None:
+            return unlike
         device = g.value(site.forward.product).device
         no_kernel = unavailable(device)
         if no_kernel:
@@ -46,8 +49,8 @@ class Attention(Pattern):
         def build(emitter: Emitter) -> Sequence[fx.Node]:
             return emit(emitter, site)
 
-        interior = _interior(site)
-        return interior if isinstance(interior, Reject) else Match(site.outputs, build, interior, _note(site), site=site)
+        interior = read_interior(site)
+        return interior if isinstance(interior, Reject) else Match(site.outputs, build, interior, describe_biases(site), site=site)
 
     def examples(self) -> list[tuple[Callable, tuple]]:
         # In fp32 between the operands and the result: where eager mode rounds to 16 bits between, results are not to be compared.
@@ -75,9 +78,14 @@ class Attention(Pattern):
         return workload(facts, site.backward is not None, match.nodes)
 
 
-def read_site(anchor: fx.Node) -> Site | Reject | None:
-    """The attention whose softmax has its exponential at ``anchor``; why it is not replaced; or None if there is none."""
-    forward = read_forward(anchor)
+def read_site(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES, most_batch_dims: int = 3) -> Site | Reject | None:
+    """The attention whose softmax has its exponential at ``anchor``; why it is not replaced; or None if there is none.
+
+    Args:
+        dtypes: what the operators take: the first of the queries' dtypes, from the product back, that is among them.
+        most_batch_dims: before queries and keys, 2 or 3.
+    """
+    forward = read_forward(anchor, dtypes)
     if not isinstance(forward, Forward):
         return forward
     backward = read_backward(forward)
@@ -89,10 +97,6 @@ def read_site(anchor: fx.Node) -> Site | Reject | None:
     added = addends(forward.scores.terms)
     if isinstance(added, Reject):
         return added
-    if backward is not None:
-        unlike = _why_gradients_differ(forward, backward)
-        if unlike is not None:
-            return unlike
     found = _slots(added, backward)
     if isinstance(found, Reject):
         return found
@@ -111,7 +115,7 @@ def read_site(anchor: fx.Node) -> Site | Reject | None:
         if not grads:
             return Reject(f"a {g.value(backward.grad.node).dtype} gradient of a {dtype} result", backward.grad.node)
         grad = grads[0]
-    batch = batch_dims(forward, tuple(added), queries)
+    batch = batch_dims(forward, tuple(added), queries, most_batch_dims)
     scale = forward.scores.scale * queries.factor * keys.factor
     return Site(forward, backward, queries, keys, values, grad, scale, batch, tuple(added), tuple(slots))
 
@@ -160,7 +164,7 @@ def _holder(added: list[Addend], gradient: BiasGradient) -> int | None:
     return min(fitting, key=lambda i: len(added[i].axes), default=None)
 
 
-def _interior(site: Site) -> tuple[fx.Node, ...] | Reject:
+def read_interior(site: Site) -> tuple[fx.Node, ...] | Reject:
     """What the replacement makes unnecessary; or which other node uses the scores or the probabilities."""
     forward, backward = site.forward, site.backward
     needed = {*forward.needed, *forward.held}
@@ -190,7 +194,7 @@ def _until(result: Result, output: fx.Node) -> set[fx.Node]:
     return set()
 
 
-def _note(site: Site) -> str:
+def describe_biases(site: Site) -> str:
     count = len(site.addends)
     what = "without a bias" if not count else f"with {count} bias{'es' if count > 1 else ''}"
     learned = sum(i in site.slots for i in range(count))

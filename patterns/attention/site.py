@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import fx
@@ -91,8 +92,8 @@ class Forward:
         return tuple(t for t in self.scores.terms if isinstance(t, Mask))
 
 
-def read_forward(anchor: fx.Node) -> Forward | Reject | None:
-    """The attention whose softmax has its exponential at ``anchor``."""
+def read_forward(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES) -> Forward | Reject | None:
+    """The attention whose softmax has its exponential at ``anchor``, with operands of one of ``dtypes``."""
     softmax = read_softmax(anchor)
     if softmax is None:
         return None
@@ -135,9 +136,10 @@ def read_forward(anchor: fx.Node) -> Forward | Reject | None:
     value_dims = (*batch_dim, columns, width_dim) if probabilities_first else (*batch_dim, width_dim, columns)
     out_dims = (*batch_dim, rows, width_dim) if probabilities_first else (*batch_dim, width_dim, rows)
     values = read_operand(other, value_dims)
-    dtype = next((g.value(k.node).dtype for k in queries.links if g.value(k.node).dtype in DTYPES), None)
+    dtype = next((g.value(k.node).dtype for k in queries.links if g.value(k.node).dtype in dtypes), None)
     if dtype is None:
-        return Reject(f"{g.value(scores.left).dtype} queries: bfloat16 and float16 are supported", scores.product)
+        supported = " and ".join(str(d).removeprefix("torch.") for d in dtypes)
+        return Reject(f"{g.value(scores.left).dtype} queries: {supported} are supported", scores.product)
     out = end_of(product, out_dims, 1.0, dtype)
     if isinstance(out, Reject):
         return out

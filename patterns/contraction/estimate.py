@@ -15,7 +15,7 @@ from fusebackend.patterns.contraction.operands import Operand, operands
 from fusebackend.patterns.contraction.sites import Site
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
-from fusebackend.rewriting.workload import alignment, log2, log2_run
+from fusebackend.rewriting.workload import alignment, library_tiles, log2, log2_run
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -26,8 +26,6 @@ _INLINED = (
 )
 #: Of longer chains Inductor keeps a part in memory.
 _MOST_NODES = 64
-#: Elements a side of the tiles by which a library's thread blocks are counted. It has many kernels; most have tiles between these.
-_TILES = (64, 128)
 
 
 def estimate(site: Site) -> Estimate | Workload:
@@ -75,9 +73,8 @@ def _matrix_product(site: Site) -> Work:
     }
     if site.device.type == "cuda":
         multiprocessors = device_facts(site.device).multiprocessors
-        for tile in _TILES:
-            tiles = batch * -(-m // tile) * -(-n // tile)
-            quantities[f"depth in waves of {tile}"] = float(-(-tiles // multiprocessors) * k)
+        for tile, tiles, waves in library_tiles(batch, m, n, multiprocessors):
+            quantities[f"depth in waves of {tile}"] = float(waves * k)
             shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
             shape[f"log2 padded to {tile}"] = log2(tiles * tile * tile / (batch * m * n))
     return Work(f"contraction{_suffix(site)}", quantities, shape)

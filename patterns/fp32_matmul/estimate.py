@@ -14,10 +14,8 @@ from fusebackend.patterns.fp32_matmul.products import Product
 from fusebackend.patterns.fp32_matmul.work import kernel_work
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Estimate, Work, Workload
-from fusebackend.rewriting.workload import alignment, log2
+from fusebackend.rewriting.workload import alignment, library_tiles, log2
 
-#: Elements a side of the tiles of C by which cuBLAS's thread blocks are counted. It has many kernels; most have tiles between these.
-_CUBLAS_TILES = (64, 128)
 _ELEMENT = 4
 
 
@@ -125,9 +123,7 @@ def _cublas(sizes: tuple[int, int, int, int], strides: Sequence[Sequence[int]], 
         "bytes": float(_ELEMENT * batch * (m * k + k * n + m * n) + addend_bytes),
     }
     shape = _common_shape(sizes, strides, addend_bytes) | {"batched": float(batch > 1)}
-    for tile in _CUBLAS_TILES:
-        tiles = batch * -(-m // tile) * -(-n // tile)
-        waves = -(-tiles // multiprocessors)
+    for tile, tiles, waves in library_tiles(batch, m, n, multiprocessors):
         # Each tile takes a time by its depth, however few there are. Products without a batch may be split along k instead.
         quantities[f"{'batched ' if batch > 1 else ''}depth in waves of {tile}"] = float(waves * k)
         shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
