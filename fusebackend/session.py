@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -32,7 +31,7 @@ from fusebackend.report.model import Report
 from fusebackend.rewriting import describe, interpret, provenance
 from fusebackend.rewriting.fuel import Fuel, fuel_for
 from fusebackend.rewriting.inductor_pass import SLOTS, FusePass, chained
-from fusebackend.rewriting.outcome import GraphOutcome, Source
+from fusebackend.rewriting.outcome import GraphOutcome
 from fusebackend.rewriting.pattern import Level, Pattern
 from fusebackend.rewriting.switches import select
 
@@ -135,29 +134,34 @@ class Session:
             self.inner_compile = racing(gate, passes["post_grad"], without, joint)
 
     def add(self, outcome: GraphOutcome) -> None:
-        """Puts the outcome of a graph into the report, in place of an earlier one, and keeps the report."""
+        """Puts the outcome of a graph into the report, in place of an earlier one."""
         began = time.perf_counter()
         self._outcomes[outcome.graph] = outcome
         self._update_report()
-        if self._key:
-            store.save(self.report, self._key)
-            self._record.save()
-        if self._ended:  # a backward, compiled at its first call: this compile was traced without it
+        if self._ended:  # a backward, compiled at its first call: this compile was kept and traced without it
+            self._keep()
             store.trace(self.report)
         self._seconds += time.perf_counter() - began
         self.report.seconds += time.perf_counter() - began
 
     def end(self) -> None:
-        """Once Inductor has compiled: completes the report with graphs whose code came from Inductor's cache."""
-        if self._key:
-            self._complete_from_cache(self._key)
+        """Once Inductor has compiled: completes the report with graphs whose code came from Inductor's cache, and keeps it."""
+        compiled_here = bool(self._outcomes)
+        if self._key and self._complete_from_cache(self._key) and compiled_here:
+            self._keep()
         store.trace(self.report)
         self._ended, self._gm = True, None
 
-    def _complete_from_cache(self, key: str) -> None:
-        """Our passes do not see a graph whose code comes from the cache: its outcome is in the kept report."""
-        kept = store.load(key)
+    def _complete_from_cache(self, key: str) -> bool:
+        """Our passes do not see a graph whose code comes from the cache: its outcome is in the kept report.
+
+        Returns:
+            Whether the report is complete.
+        """
         seen = {name for name, outcome in self._outcomes.items() if outcome.code is not None}
+        if "forward" in seen:  # and whatever comes after it is compiled anew
+            return True
+        kept = store.load(key)
         lines = describe.lines_of(self._gm) if kept is not None and self._gm is not None else set()
         modules = provenance.modules_of(self._gm) if kept is not None and self._gm is not None else set()
         for outcome in _outcomes_of(kept) if kept is not None else ():
@@ -170,14 +174,17 @@ class Session:
             self._outcomes[outcome.graph] = outcome
             _log_kept(outcome)
         self._update_report()
-        if "forward" not in seen:
-            self.report.from_cache = True
-            if kept is None:
-                note = "the compiled code came from Inductor's cache, and the report of that compile is not kept"
-                self.report.notes.append(note)
-                log.info(note)
-        else:
-            store.save(self.report, key)
+        self.report.from_cache = True
+        if kept is None:
+            note = "the compiled code came from Inductor's cache, and the report of that compile is not kept"
+            self.report.notes.append(note)
+            log.info(note)
+        return kept is not None
+
+    def _keep(self) -> None:
+        if self._key:
+            store.save(self.report, self._key)
+            self._record.save()
 
     def _update_report(self) -> None:
         outcomes = self._outcomes.values()
@@ -246,14 +253,17 @@ def _with_owners(outcome: GraphOutcome, lines: set[tuple[str, int]], modules: se
     another program's modules."""
 
     def owned(items: tuple) -> tuple:
-        return tuple(dataclasses.replace(i, source=owner(i.source), **path(i)) for i in items)
+        return tuple(map(own, items))
 
-    def path(item: Any) -> dict[str, str]:
-        return {"module": ""} if getattr(item, "module", "") not in {"", *modules} else {}
+    def own(item: Any) -> Any:
+        source = item.source
+        elsewhere = bool(source.file) and (source.file, source.line) not in lines
+        changed: dict[str, Any] = {} if elsewhere is source.elsewhere else {"source": dataclasses.replace(source, elsewhere=elsewhere)}
+        if getattr(item, "module", "") not in known:
+            changed["module"] = ""
+        return dataclasses.replace(item, **changed) if changed else item  # most of thousands of nodes stay as they are
 
-    @functools.cache
-    def owner(source: Source) -> Source:
-        return dataclasses.replace(source, elsewhere=bool(source.file) and (source.file, source.line) not in lines)
+    known = {"", *modules}
 
     code = outcome.code
     if code is not None:

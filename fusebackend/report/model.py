@@ -113,13 +113,20 @@ class Report:
         sources = decoded(list[Source], data["sources"])
 
         def node(item: dict[str, Any]) -> GraphNode:  # thousands of them: not by `decoded`
-            name, target, spec, inputs = item["name"], item["target"], item["spec"], item["inputs"]
-            if type(inputs) is not list or not all(type(text) is str for text in (name, target, spec, *inputs)):
-                raise TypeError(f"a node of {name}, {target}, {spec}, {inputs}")
-            return GraphNode(name, target, tuple(inputs), spec, sources[item["source"]], decoded(str, item.get("label", "")))
+            name, target, spec, inputs, label = item["name"], item["target"], item["spec"], item["inputs"], item.get("label", "")
+            if type(inputs) is not list or not all(type(text) is str for text in (name, target, spec, label, *inputs)):
+                raise TypeError(f"a node of {name}, {target}, {spec}, {label}, {inputs}")
+            return GraphNode(name, target, tuple(inputs), spec, sources[item["source"]], label)
 
         def graph(item: dict[str, Any]) -> GraphCode:
-            nodes = {k: tuple(map(node, item[k])) for k in ("nodes_before", "nodes_after")}
+            before = tuple(map(node, item["nodes_before"]))
+            known = {old["name"]: (old, made) for old, made in zip(item["nodes_before"], before)}
+
+            def after(new: dict[str, Any]) -> GraphNode:  # most nodes are as they were
+                old, made = known.get(new["name"], (None, None))
+                return made if made is not None and new == old else node(new)
+
+            nodes = {"nodes_before": before, "nodes_after": tuple(map(after, item["nodes_after"]))}
             return dataclasses.replace(decoded(GraphCode, {k: v for k, v in item.items() if k not in nodes}), **nodes)
 
         return cls(
