@@ -43,7 +43,7 @@ def reference(
         backward. The latter means nothing where a row of the mask is below ``LEAST``.
     """
     scores = _scores(q, k, mask, scale, causal)
-    return _by_tokens(scores.softmax(-1) @ v.float(), q.dtype), scores.logsumexp(-1).transpose(1, 2).contiguous().transpose(1, 2)
+    return _by_tokens(scores.softmax(-1) @ v.float(), q.dtype), _by_tokens(scores.logsumexp(-1), torch.float32)
 
 
 def reference_backward(
@@ -65,7 +65,14 @@ def _scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: 
 
 
 def _by_tokens(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return x.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)
+    """``x``, (batch, heads, tokens, ...), with the heads of a token one behind the other, and the strides of dims of size 1 too."""
+    _, heads, tokens, *width = (max(size, 1) for size in x.shape)
+    each = math.prod(width)
+    strides = (tokens * heads * each, each, heads * each, *[1] * len(width))
+    x = x.to(dtype)
+    if all(size == 1 or stride == wanted for size, stride, wanted in zip(x.shape, x.stride(), strides)):
+        return x.as_strided(x.shape, strides)
+    return x.new_empty_strided(x.shape, strides).copy_(x)
 
 
 def _hides_rows(mask: torch.Tensor | None) -> bool:
@@ -74,18 +81,24 @@ def _hides_rows(mask: torch.Tensor | None) -> bool:
 
 
 def _kernel(q, k, v, mask, scale, causal, sees_all_rows):
-    if not sees_all_rows and _hides_rows(mask):
+    _check("sdpa", q, k, v, mask, causal)
+    if _is_empty(q, k) or (not sees_all_rows and _hides_rows(mask)):
         return reference(q, k, v, mask, scale, causal, sees_all_rows)
     out, logsumexp = _FLASH(_rows(q), _rows(k), _rows(v), 0.0, causal, attn_mask=_along_keys(mask), scale=scale)
-    return _by_tokens(out, q.dtype), logsumexp
+    return _by_tokens(out, q.dtype), _by_tokens(logsumexp, torch.float32)
 
 
 def _kernel_backward(grad, q, k, v, mask, out, logsumexp, scale, causal, sees_all_rows):
-    if not sees_all_rows and _hides_rows(mask):
+    _check_backward(grad, q, k, v, mask, out, logsumexp, causal)
+    if _is_empty(q, k) or (not sees_all_rows and _hides_rows(mask)):
         return reference_backward(grad, q, k, v, mask, scale, causal)
     operands = _rows(grad), _rows(q), _rows(k), _rows(v), out, logsumexp
     found = _FLASH_BACKWARD(*operands, 0.0, causal, attn_mask=_along_keys(mask), scale=scale)
     return tuple(_by_tokens(x, q.dtype) for x in found)
+
+
+def _is_empty(q: torch.Tensor, k: torch.Tensor) -> bool:
+    return q.numel() == 0 or k.numel() == 0
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -132,15 +145,20 @@ def _fake(q, k, v, mask, scale, causal, sees_all_rows):
     return _empty(q), q.new_empty((batch, queries, heads), dtype=torch.float32).transpose(1, 2)
 
 
-def _fake_backward(grad, q, k, v, mask, out, logsumexp, scale, causal, sees_all_rows):
+def _check_backward(grad, q, k, v, mask, out, logsumexp, causal) -> None:
     name = "sdpa_backward"
     _check(name, q, k, v, mask, causal)
     for tensor in (grad, out):
         arguments.check_device(name, q, tensor=tensor)
         arguments.check_dtype(name, q, tensor=tensor)
         torch._check(arguments.same_sizes(tensor.shape, q.shape), lambda: f"{name}: the sizes of grad and out do not fit")
+    arguments.check_device(name, q, logsumexp=logsumexp)
     right = logsumexp.dtype == torch.float32 and arguments.same_sizes(logsumexp.shape, q.shape[:-1])
     torch._check(right, lambda: f"{name}: this is not the logsumexp of sdpa")
+
+
+def _fake_backward(grad, q, k, v, mask, out, logsumexp, scale, causal, sees_all_rows):
+    _check_backward(grad, q, k, v, mask, out, logsumexp, causal)
     return _empty(q), _empty(k), _empty(v)
 
 

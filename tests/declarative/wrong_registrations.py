@@ -188,6 +188,10 @@ CASES = {
     "pin": wrong(twice, twice, X, pin="z"),
     "optional": wrong(twice, twice, X, optional=["z"]),
     "roundings": wrong(twice, twice, X, roundings="none"),
+    "the replacement computes with a number": wrong(lambda x, n: torch.sin(x) * n, lambda x, n: torch.sin(x) / (1 / n), X, 3.0),
+    "the replacement makes a tensor of a number": wrong(
+        lambda x, n: torch.sin(x) * n, lambda x, n: torch.sin(x) * torch.tensor(3.0), X, 3.0
+    ),
     "a check that reads a tensor": wrong(twice, twice, X, when=lambda c, held=HELD: True),
     "replace_module of an instance": lambda: fusebackend.replace_module(nn.RMSNorm(8), lambda x: x, example=(nn.RMSNorm(8), X)),
     "replace_module without a layer": lambda: fusebackend.replace_module(nn.RMSNorm, lambda x: x, example=(X,)),
