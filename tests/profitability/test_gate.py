@@ -9,55 +9,21 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import pytest
 import torch
-from torch import nn
+from slow_product import Replace, compiled, mm, slow_mm, square
 
 import fusebackend
 from fusebackend.__main__ import main
 from fusebackend.native import loader
-from fusebackend.profitability import calibration, distributed, graph_race, measurement_store, region, region_timing, timer
+from fusebackend.profitability import calibration, distributed, measurement_store, region, region_timing, timer
 from fusebackend.profitability.distributed import Answer
 from fusebackend.profitability.measurement_store import Measurement
-from fusebackend.profitability.unfit import Unfit
 from fusebackend.report.model import Report
-from fusebackend.rewriting.pattern import Estimate, Match, Pattern
+from fusebackend.rewriting.pattern import Estimate, Match
 
 aten = torch.ops.aten
-
-library = torch.library.Library("test_gate", "FRAGMENT")
-library.define("slow_mm(Tensor x, Tensor y) -> Tensor")
-torch.library.register_fake("test_gate::slow_mm", lambda x, y: x.new_empty(x.shape[0], y.shape[1]), lib=library)
-
-
-@torch.library.impl(library, "slow_mm", "CompositeExplicitAutograd")
-def _slow_mm(x, y):
-    if x.is_cuda:
-        torch.cuda._sleep(20_000_000)
-    else:
-        time.sleep(0.02)
-    return x @ y
-
-
-torch.library.register_autograd(
-    "test_gate::slow_mm",
-    lambda ctx, grad: (grad @ ctx.saved_tensors[1].t(), ctx.saved_tensors[0].t() @ grad),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-    lib=library,
-)
-mm, slow_mm = aten.mm.default, torch.ops.test_gate.slow_mm.default
-
-
-class Replace(Pattern):
-    """Replaces one matrix product by the other. Inductor calls a library for both, so no test here waits for a compiler."""
-
-    def __init__(self, name, old, new, unproven=""):
-        self.name, self.anchors, self.new, self.unproven = name, (old,), new, unproven
-
-    def match(self, node):
-        return Match((node,), lambda e: e.call(self.new, *node.args), unproven=self.unproven)
 
 
 class Unwanted(Replace):
@@ -81,43 +47,8 @@ class Unwanted(Replace):
         return self.name
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    built = loader.load().path
-    if built is not None:
-        monkeypatch.setenv("FUSEBACKEND_LIBRARY", str(built.parent))
-    monkeypatch.setenv("FUSEBACKEND_CACHE_DIR", str(tmp_path / "verdicts"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-
-
+pytestmark = pytest.mark.usefixtures("own_cache", "the_long_way")
 IS_CALLS = region.Region.is_calls
-
-
-@pytest.fixture(autouse=True)
-def the_long_way(monkeypatch, request):
-    """Regions are compiled by Inductor although these are calls of libraries."""
-    if "cuda" not in request.keywords:
-        monkeypatch.setattr(region.Region, "is_calls", False)
-
-
-@pytest.fixture
-def slow(temporary_pattern):
-    return temporary_pattern(Replace("test_slow", mm, slow_mm))
-
-
-@pytest.fixture
-def fast(temporary_pattern):
-    return temporary_pattern(Replace("test_fast", slow_mm, mm))
-
-
-def compiled(fn, gate_mode, patterns, **options):
-    options = {"fuse.gate": gate_mode, "fuse.patterns": patterns, "fuse.strict": True, **options}
-    return torch.compile(fn, backend="fuse", options=options)
-
-
-def square(n=16):
-    return torch.randn(n, n), torch.randn(n, n)
-
 
 # ---- what is chosen ----
 
@@ -178,67 +109,12 @@ def test_the_users_own_calibration_is_believed_of_portable_kernels(whose, monkey
     assert bool(report.substitutions) is (whose == "the user's")
 
 
-def test_a_race_sees_what_the_regions_did_not(slow, monkeypatch):
-    monkeypatch.setattr(region_timing, "MARGIN", 0.0)  # every region seems to pay
-    x, y = square()
-    torch.testing.assert_close(compiled(torch.mm, "race", ["test_slow"])(x, y), x @ y)
-    found = fusebackend.last_report()
-    assert not found.substitutions and "the graph was gated out: " in str(found)
-    assert all(c.before == c.after for c in found.graphs)
-
-
-class Trained(nn.Module):
-    """The norm's statistics are mutated, the embedding has indices, the backward is compiled late."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.linear, self.norm = nn.Embedding(50, 32), nn.Linear(32, 32, bias=False), nn.BatchNorm1d(32)
-
-    def forward(self, tokens):
-        return self.norm(self.linear(self.embedding(tokens))).square().mean()
-
-
-@pytest.mark.codegen
-def test_a_race_in_training_leaves_no_trace(slow, monkeypatch):
-    monkeypatch.setattr(region_timing, "MARGIN", 0.0)
-    model, tokens = Trained(), torch.randint(50, (64,))
-    start = {k: v.clone() for k, v in model.state_dict().items()}
-
-    def step(fn):
-        model.load_state_dict(start)
-        model.zero_grad()
-        torch.manual_seed(1)
-        loss = fn(tokens)
-        loss.backward()
-        return [loss.detach(), torch.rand(2), *(p.grad for p in model.parameters()), *(b.clone() for b in model.buffers())]
-
-    raced = step(compiled(model, "race", ["test_slow"]))
-    found = fusebackend.last_report()
-    assert {v.graph for v in found.verdicts if not v.pattern} == {"forward", "backward"}
-    assert not found.substitutions and all(v.replaced_ms is not None for v in found.verdicts)
-    torch.testing.assert_close(raced, step(model))
-
-
 def test_library_calls_are_called_as_they_are(slow, monkeypatch):
     monkeypatch.setattr(region.Region, "is_calls", IS_CALLS)
     monkeypatch.setattr(region_timing, "compile_apart", lambda *_: pytest.fail("compiled"))
     x, y = square()
     torch.testing.assert_close(compiled(torch.mm, "measure", ["test_slow"])(x, y), x @ y)
     assert "gated out: " in str(fusebackend.last_report())
-
-
-def test_a_race_that_contradicts_its_regions_is_not_believed(fast, monkeypatch):
-    real = timer.medians_ms
-
-    def medians_ms(*a, launches=None, **k):  # only a race says whether launches count
-        times = real(*a, launches=bool(launches), **k)
-        return times if launches is None else [100.0, times[1] / 100]
-
-    monkeypatch.setattr(timer, "medians_ms", medians_ms)
-    x, y = square()
-    torch.testing.assert_close(compiled(slow_mm, "race", ["test_fast"])(x, y), x @ y)
-    found = fusebackend.last_report()
-    assert found.counts() == {"test_fast": 1} and "but its regions gained" in str(found)
 
 
 def test_symbolic_sizes_are_timed_at_their_hints(slow):
@@ -350,18 +226,19 @@ SCRIPT = textwrap.dedent(
     """
     import json, sys, torch, fusebackend
     sys.path.insert(0, sys.argv[1])
-    import test_gate
-    from test_gate import Replace, mm, slow_mm
+    from slow_product import Replace, compiled, mm, slow_mm, square
+
+    from fusebackend.profitability import timer
 
     fusebackend.register(Replace("test_slow", mm, slow_mm))
     fusebackend.register(Replace("test_fast", slow_mm, mm))
     if "cached" in sys.argv:
         def fail(*_, **__):
             raise AssertionError("timed again")
-        test_gate.timer.medians_ms = fail
+        timer.medians_ms = fail
     found = {}
     for name, old in ("test_slow", mm), ("test_fast", slow_mm):
-        test_gate.compiled(lambda x, y, old=old: old(x, y), "race", [name])(*test_gate.square())
+        compiled(lambda x, y, old=old: old(x, y), "race", [name])(*square())
         report = fusebackend.last_report()
         found[name] = [report.counts(), report.from_cache, [str(v) for v in report.verdicts]]
     print(json.dumps(found))
@@ -458,17 +335,6 @@ def test_rank_0_decides_for_all(monkeypatch):
         assert exchange.received is None, "nobody waits for ever"
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-def test_graphs_with_collectives_are_not_raced():
-    graph_ = torch.fx.Graph()
-    x = graph_.placeholder("x")
-    graph_.output((graph_.call_function(torch.ops._c10d_functional.wait_tensor.default, (x,)),))
-    module = torch.fx.GraphModule(nn.Module(), graph_)
-    own = fusebackend.rewriting.inductor_pass.FusePass("post_grad", (), None)
-    with pytest.raises(Unfit, match="needs the other ranks"):
-        graph_race._Race(None, own, {}, module, [], {}).key()
-
-
 def test_random_state_and_modes_are_as_before():
     state = torch.get_rng_state()
     with timer.undisturbed(torch.device("cpu")):
@@ -492,24 +358,3 @@ def test_auto_times_library_calls_on_cuda(slow, fast, kind):
     (verdict,) = found.verdicts
     assert verdict.why == "measured" and verdict.applied == (kind == "fast")
     assert next(v for _, v in measurement_store.stored()).how == "calls"
-
-
-@pytest.mark.cuda
-@pytest.mark.codegen
-def test_a_race_under_cuda_graphs(slow, fast, monkeypatch):
-    monkeypatch.setattr(region_timing, "MARGIN", 0.0)
-    weights = [torch.randn(256, 256, device="cuda", requires_grad=True) for _ in range(2)]  # mm's backward has mm's
-    for pattern in ("test_slow", "test_fast"):
-        torch._dynamo.reset()
-        product = torch.mm if pattern == "test_slow" else slow_mm
-        fn = compiled(lambda x, a, b, product=product: torch.relu(product(x, a)) @ b, "race", [pattern], mode="reduce-overhead")
-        for _ in range(4):
-            torch.compiler.cudagraph_mark_step_begin()
-            x = torch.randn(256, 256, device="cuda")
-            for w in weights:
-                w.grad = None
-            out = fn(x, *weights)
-            out.sum().backward()
-            torch.testing.assert_close(out, torch.relu(x @ weights[0]) @ weights[1], rtol=1e-4, atol=1e-2)
-        assert bool(fusebackend.last_report().substitutions) == (pattern == "test_fast")
-        assert [v for v in fusebackend.last_report().verdicts if not v.pattern]

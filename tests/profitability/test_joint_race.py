@@ -4,36 +4,15 @@ No test here judges a time: what is slow on purpose is slower by orders of magni
 waits for a compiler.
 """
 
-import time
-
 import pytest
 import torch
+from slow_product import mm, slow_mm
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 import fusebackend
-from fusebackend.native import loader
 from fusebackend.profitability import region_timing, timer
 from fusebackend.rewriting.pattern import Match, Pattern
-
-library = torch.library.Library("test_joint_race", "FRAGMENT")
-library.define("slow_mm(Tensor x, Tensor y) -> Tensor")
-torch.library.register_fake("test_joint_race::slow_mm", lambda x, y: x.new_empty(x.shape[0], y.shape[1]), lib=library)
-
-
-@torch.library.impl(library, "slow_mm", "CompositeExplicitAutograd")
-def _slow_mm(x, y):
-    time.sleep(0.02)
-    return x @ y
-
-
-torch.library.register_autograd(
-    "test_joint_race::slow_mm",
-    lambda ctx, grad: (grad @ ctx.saved_tensors[1].t(), ctx.saved_tensors[0].t() @ grad),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-    lib=library,
-)
-mm, slow_mm = torch.ops.aten.mm.default, torch.ops.test_joint_race.slow_mm.default
 
 
 class Product(Pattern):
@@ -52,13 +31,7 @@ def reads_tangents(node):
     return "tangents" in node.name or any(map(reads_tangents, node.all_input_nodes))
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    built = loader.load().path
-    if built is not None:
-        monkeypatch.setenv("FUSEBACKEND_LIBRARY", str(built.parent))
-    monkeypatch.setenv("FUSEBACKEND_CACHE_DIR", str(tmp_path / "verdicts"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(autouse=True)
