@@ -107,7 +107,7 @@ def test_the_error_is_no_larger_than_eagers(name, dtype, device, library):
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_where_one_key_has_nearly_all_the_weight_the_error_is_no_larger_than_eagers(dtype, library):
-    """What is left of the scores' gradients is less than the rounding of the result times its gradient: they can't be computed from that. On GPUs they are."""
+    """What is left of the scores' gradients is less than the rounding of the result times its gradient, from which GPUs compute them."""
     q, k, v, grad = (torch.randint(-4, 5, (8, 2, 5, 16)).to(dtype) for _ in range(4))
     check(4 * q, k, v, [torch.randint(-4, 5, (1, 2, 5, 5)).to(dtype)], grad)
 
