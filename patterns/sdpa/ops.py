@@ -20,7 +20,7 @@ aten = torch.ops.aten
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 #: Those of PyTorch's kernel, but for float64.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-#: A row whose largest mask is less is computed as it was written: fp32 keeps 13 bits of the logarithm of a sum beside it.
+#: A row whose largest mask is less is taken for one that hides all keys, and computed as it was written.
 LEAST = -1024.0
 
 
@@ -44,15 +44,13 @@ def reference(
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
     if mask is not None:
         scores = scores + mask.float()
-    return _by_tokens(scores.softmax(-1) @ v.float(), q.dtype)
+    return _by_tokens((scores.softmax(-1) @ v.float()).to(q.dtype))
 
 
-def _by_tokens(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``x``, (batch, heads, tokens, ...), with the heads of a token one behind the other, and the strides of dims of size 1 too."""
-    _, heads, tokens, *width = (max(size, 1) for size in x.shape)
-    each = math.prod(width)
-    strides = (tokens * heads * each, each, heads * each, *[1] * len(width))
-    x = x.to(dtype)
+def _by_tokens(x: torch.Tensor) -> torch.Tensor:
+    """``x``, (batch, heads, tokens, D), with the heads of a token one behind the other, and the strides of dims of size 1 too."""
+    _, heads, tokens, width = (max(size, 1) for size in x.shape)
+    strides = (tokens * heads * width, width, heads * width, 1)
     if all(size == 1 or stride == wanted for size, stride, wanted in zip(x.shape, x.stride(), strides)):
         return x.as_strided(x.shape, strides)
     return x.new_empty_strided(x.shape, strides).copy_(x)
@@ -64,11 +62,11 @@ def _hides_rows(mask: torch.Tensor | None) -> bool:
 
 
 def _kernel(q, k, v, mask, scale, causal, sees_all_rows):
-    _check("sdpa", q, k, v, mask, causal)
+    _check(q, k, v, mask, causal)
     if _is_empty(q, k) or (not sees_all_rows and _hides_rows(mask)):
         return reference(q, k, v, mask, scale, causal, sees_all_rows)
     out, _ = _FLASH(_rows(q), _rows(k), _rows(v), 0.0, causal, attn_mask=_along_keys(mask), scale=scale)
-    return _by_tokens(out, q.dtype)
+    return _by_tokens(out)
 
 
 def _is_empty(q: torch.Tensor, k: torch.Tensor) -> bool:
@@ -84,7 +82,9 @@ def _along_keys(mask: torch.Tensor | None) -> torch.Tensor | None:
     return mask if mask is None or mask.shape[-1] == 1 or mask.stride(-1) == 1 else mask.contiguous()
 
 
-def _check(name: str, q, k, v, mask, causal) -> None:
+def _check(q, k, v, mask, causal) -> None:
+    name = "sdpa"
+
     def check(holds: bool, message: str) -> None:
         torch._check(holds, lambda: f"{name}: {message}")
 
@@ -109,7 +109,7 @@ def _check(name: str, q, k, v, mask, causal) -> None:
 
 
 def _fake(q, k, v, mask, scale, causal, sees_all_rows):
-    _check("sdpa", q, k, v, mask, causal)
+    _check(q, k, v, mask, causal)
     batch, heads, queries, width = q.shape
     return q.new_empty((batch, queries, heads, width)).transpose(1, 2)
 
