@@ -14,12 +14,22 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
 from fusebackend.profitability import triton_access
 from fusebackend.profitability.inductor_kernels import TritonKernel
-from fusebackend.profitability.triton_access import ITEMSIZES, SAMPLES, WARP, Access, Language, Opaque, Plain, Pointer, configurations
+from fusebackend.profitability.triton_access import (
+    ITEMSIZES,
+    SAMPLES,
+    WARP,
+    Access,
+    Language,
+    Opaque,
+    Plain,
+    Pointer,
+    configurations,
+    understanding,
+)
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.pattern import Work
 from fusebackend.rewriting.workload import log2
@@ -43,14 +53,9 @@ def works(kernel: TritonKernel, multiprocessors: int) -> list[Work]:
     Raises:
         Unfit: its source is not understood.
     """
-    try:
-        with _disable_current_modes():
-            code = _body(kernel.source)
-            return [_work(kernel, code, config, multiprocessors) for config in configurations(kernel)]
-    except Unfit:
-        raise
-    except Exception as error:
-        raise Unfit(f"a generated reduction is not understood: {type(error).__name__}: {error}") from error
+    with understanding("reduction"):
+        code = _body(kernel.source)
+        return [_work(kernel, code, config, multiprocessors) for config in configurations(kernel)]
 
 
 class _Reduction(Language):
