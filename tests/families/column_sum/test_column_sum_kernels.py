@@ -210,3 +210,24 @@ def test_side_streams_and_cuda_graphs():
     x.mul_(2)
     graph.replay()
     assert torch.equal(found, 2 * wanted)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("shape", "begin", "end"),
+    [
+        ((8_500_000, 256), 0, 1),
+        ((2_200_000_000, 1), 0, 1),
+        ((40_000, 7, 8000), 1, 2),  # as many results as the terms leave, in as many groups
+        ((2, 1_200_000_000), 0, 1),
+        ((3, 700_003, 1027), 1, 2),  # misaligned rows
+    ],
+    ids=str,
+)
+def test_more_than_2_to_the_31_elements(shape, begin, end):
+    if torch.cuda.mem_get_info()[0] < 40 << 30:
+        pytest.skip("needs 40 GiB of GPU memory")
+    x = torch.empty(shape, dtype=bf16, device="cuda").bernoulli_(0.5)
+    assert x.numel() > 2**31
+    # Counts of ones are exact in fp32 up to 2^24, and nearly so beyond, since the order of the sums is that of a tree.
+    torch.testing.assert_close(op(x, begin, end, False, f32).long(), x.sum(begin, dtype=torch.int64), rtol=1e-6, atol=0)

@@ -163,3 +163,30 @@ def test_side_streams_and_cuda_graphs():
     a.mul_(2)
     graph.replay()
     assert torch.equal(found, 2 * wanted)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("transposed", ORDERS, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "k"),
+    [
+        (140_000_000, 4, 4, 4),
+        (9_000_000, 16, 16, 16),
+        (2_200_000, 32, 32, 32),
+        (9_000_000, 15, 17, 16),  # nothing aligned
+    ],
+)
+def test_more_than_2_to_the_31_elements(batch, m, n, k, transposed):
+    if torch.cuda.mem_get_info()[0] < 40 << 30:
+        pytest.skip("needs 40 GiB of GPU memory")
+
+    def drawn(rows, columns, by_columns):
+        matrices = torch.empty((batch, columns, rows) if by_columns else (batch, rows, columns), dtype=bf16, device="cuda").normal_()
+        return matrices.mT if by_columns else matrices
+
+    a, b = drawn(m, k, transposed[0]), drawn(k, n, transposed[1])
+    found = op(a, b)
+    assert max(a.numel(), b.numel(), found.numel()) > 2**31
+    for first in (0, batch // 2, batch - 1000):
+        part = slice(first, first + 1000)
+        assert torch.equal(found[part], op(a[part], b[part]))
