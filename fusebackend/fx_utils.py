@@ -65,6 +65,11 @@ def value(node: fx.Node) -> Any:
     return node.meta.get("val")
 
 
+def has_value(node: fx.Node) -> bool:
+    """Whether a shape and a dtype are known; a pass may have made the node without them."""
+    return node.op != "call_function" or "val" in node.meta
+
+
 def is_tensor(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(value(node), torch.Tensor)
 

@@ -182,6 +182,9 @@ class _Rewriting:
     def build(self, pattern: Pattern, match: Match, emitter: Emitter) -> tuple[fx.Node, ...] | Reject:
         emitted = match.emit(emitter)
         new = (emitted,) if isinstance(emitted, fx.Node) else tuple(emitted)
+        unknown = checks.unknown_order(emitter)
+        if unknown:
+            return Reject(unknown, min(match.outputs), "unsupported")
         problem = checks.difference(match, new, emitter)
         if not problem and pattern.level == "joint" and g.is_joint(self.graph):
             problem = checks.mutated_input(emitter) or checks.needs_gradients(match, new)
@@ -208,6 +211,9 @@ class _Rewriting:
         except Refusal as refusal:
             return Reject(f"the operator refuses it: {refusal}", node, "unsupported")
         except Exception as error:
+            unknown = next((n for n in self.graph.nodes if n.users and not g.has_value(n)), None)
+            if unknown is not None:
+                return checks.without_value(unknown)
             if self.strict:
                 raise
             reason = f"{doing} raised {type(error).__name__}: {error}"

@@ -18,6 +18,9 @@ from fusebackend.rewriting.pattern import Emitter, Match, Reject
 def why_not_replaceable(match: Match) -> Reject | None:
     """Why the matched nodes may not be replaced by anything; None if they may."""
     inside = set(match.nodes)
+    unknown = next((n for m in match.nodes for n in (m, *m.all_input_nodes) if not g.has_value(n)), None)
+    if unknown is not None:
+        return without_value(unknown)
     for node in match.interior:
         outsider = next((u for u in node.users if u not in inside), None)
         if outsider is not None:
@@ -28,6 +31,24 @@ def why_not_replaceable(match: Match) -> Reject | None:
     mutation = g.mutation_between(min(inside), max(inside))
     if mutation is not None:
         return Reject(f"{g.describe(mutation)} mutates memory between the matched nodes", mutation, "illegal")
+    return None
+
+
+def without_value(node: fx.Node) -> Reject:
+    """The refusal of what depends on a node of which a pass of the user did not say what it is."""
+    return Reject(f"a pass made {g.describe(node)} without its shape and dtype (meta['val'])", node, "unsupported")
+
+
+def unknown_order(emitter: Emitter) -> str | None:
+    """Why Inductor could not lower an emitted call: it brings its inputs into an order of strides that only the program's data decide.
+
+    torch 2.11 compares such strides when it lowers an operator that is tagged ``needs_fixed_stride_order``, and fails.
+    """
+    for node in emitter.nodes:
+        if torch.Tag.needs_fixed_stride_order in getattr(node.target, "tags", ()):
+            unknown = next((i for i in node.all_input_nodes if g.is_tensor(i) and g.hints(g.value(i).stride()) is None), None)
+            if unknown is not None:
+                return f"the strides of {g.describe(unknown)} are not known before run time (unbacked symbols)"
     return None
 
 

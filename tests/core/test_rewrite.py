@@ -217,6 +217,25 @@ def test_a_match_across_a_mutation_is_refused():
     assert "aten.neg_.default mutates memory" in outcome.rejections[0].reason
 
 
+class Wide(Replace):
+    """Reads the shape of its argument's argument, as the families' matchers do."""
+
+    def match(self, node):
+        assert g.value(node.args[0]).dim()
+        return super().match(node)
+
+
+@pytest.mark.parametrize("pattern", [Replace, Wide])
+@pytest.mark.parametrize("unknown", [0, 1])
+def test_a_node_that_a_pass_made_without_a_value_is_left_alone(pattern, unknown):
+    graph = traced_graph(aten.cos.default, aten.sin.default, aten.cos.default)
+    node = list(graph.nodes)[1 + unknown]
+    del node.meta["val"]
+    outcome = rewrite(graph, [pattern(lambda e, x: e.call(aten.sin.default, x))], "forward", strict=True)
+    assert not outcome.substitutions and [r.code for r in outcome.rejections] == ["unsupported"]
+    assert f"a pass made {node.target} without its shape and dtype" in outcome.rejections[0].reason
+
+
 def test_reading_a_size_is_not_fusable():
     """Inductor fuses loops; a size, which some versions keep in the graph as a node, is read on the host."""
     graph = torch.fx.Graph()

@@ -301,6 +301,14 @@ def test_what_is_converted_to_float32_is_rounded_as_float32(monkeypatch):
     assert check_spoilt(monkeypatch, program, "output 0", lambda t: t * (1 + 100 * eps)).wrong
 
 
+def test_a_program_that_draws_random_numbers_tells_nothing():
+    """Compiled code, and the program in float64, draw others."""
+    program = Program((Spec((3, 4)),), ("v0 = F.dropout(x0, 0.5)", "v1 = v0.t().contiguous()"), ("v1",))
+    state = torch.get_rng_state()
+    assert "draws random numbers" in check(program).skipped
+    assert torch.equal(state, torch.get_rng_state())
+
+
 @pytest.mark.parametrize("why, body", [("raises", ("v0 = x0.to(f64)", "v0.add_(v0)")), ("shares", ("v0 = x0.to(f64)",))])
 def test_values_without_a_reference_in_float64_are_not_judged(monkeypatch, why, body):
     judged = wrote_to_a_copy("to(f64, copy=True)")

@@ -127,6 +127,27 @@ def test_sizes_are_judged_without_guards():
     assert calls(graph, ops.matmul.default) and len(mode.shape_env.guards) == guards
 
 
+@pytest.mark.parametrize(("rows", "depth"), [("unknown", 1024), (2048, "unknown")])
+def test_strides_that_only_the_data_decide_are_refused(rows, depth):
+    """Inductor of torch 2.11 can not bring such operands into an order of strides; rows are no part of any stride."""
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        unknown = mode.shape_env.create_unbacked_symint()
+        torch._check(unknown >= 2)
+        m, k = (unknown if n == "unknown" else n for n in (rows, depth))
+        graph = torch.fx.Graph()
+        a, b = graph.placeholder("a"), graph.placeholder("b")
+        product = graph.call_function(aten.mm.default, (a, b))
+        graph.output((product,))
+        a.meta["val"], b.meta["val"] = torch.empty(m, k, device="cuda"), torch.empty(k, 3072, device="cuda")
+        product.meta["val"] = torch.empty(m, 3072, device="cuda")
+        torch.fx.GraphModule(torch.nn.Module(), graph)
+        outcome = apply.rewrite(graph, [match.Fp32Matmul()], "forward", strict=True)
+    if rows == "unknown":
+        assert calls(graph, ops.matmul.default)
+    else:
+        assert "are not known before run time (unbacked symbols)" in outcome.rejections[0].reason
+
+
 @pytest.mark.parametrize("setting", ["highest", "high", "medium"])
 def test_the_float32_matmul_precision(setting):
     before = torch.get_float32_matmul_precision()
