@@ -35,6 +35,13 @@ bool can_run_row_products(const WeightGradParams& p);
 int row_products_splits(const WeightGradParams& p);
 cudaError_t launch_row_products(const WeightGradParams& p, cudaStream_t stream);
 
+// Windows that roll down columns (rolling_window.cuh): channels-last tensors, and fp32 planes.
+bool can_run_rolling_window(const ForwardParams& p);
+cudaError_t launch_rolling_window(const ForwardParams& p, cudaStream_t stream);
+bool can_run_rolling_window(const WeightGradParams& p);
+int rolling_window_splits(const WeightGradParams& p);
+cudaError_t launch_rolling_window(const WeightGradParams& p, cudaStream_t stream);
+
 // fp32 in (batch, channels, height, width) order: windows of a tile in registers (register_window.cuh).
 bool can_run_register_window(const ForwardParams& p);
 cudaError_t launch_register_window(const ForwardParams& p, cudaStream_t stream);

@@ -14,7 +14,8 @@ struct WorkParams {
 };
 
 // "name=value" pairs, separated by spaces.
-//   band, toeplitz, window      1 for the kind of kernel (rolling_band.cuh, toeplitz.cuh, register_window.cu); none for direct.cu
+//   band, rolling, toeplitz,    1 for the kind of kernel (rolling_band.cuh, rolling_window.cuh, toeplitz.cuh, register_window.cu); none for direct.cu
+//   window
 //   blocks                      thread blocks
 //   shared_bytes                that a block has in shared memory
 //   loaded                      elements that all blocks load, with their halos

@@ -68,13 +68,13 @@ ROUTES = {
     "planes 14x14": (dict(shape=(8, 32, 14, 14)), ("band", "band", "rows")),
     "planes of an odd width": (dict(shape=(8, 32, 57, 57)), ("band", "band", "rows")),
     "planes 9x9": (dict(taps=9), ("toeplitz", "toeplitz", "outer")),
-    "channels last": (dict(channels_last=True), ("toeplitz", "toeplitz", "outer")),
-    "channels last 3x3": (dict(channels_last=True, taps=3), ("toeplitz", "toeplitz", "outer")),
+    "channels last": (dict(channels_last=True), ("rolling", "rolling", "rolling")),
+    "channels last 3x3": (dict(channels_last=True, taps=3), ("rolling", "rolling", "rolling")),
     "channels last 3x3 of odd channels": (dict(shape=(8, 33, 56, 56), channels_last=True, taps=3), ("toeplitz", "toeplitz", "outer")),
     "channels last 9x9": (dict(channels_last=True, taps=9), ("toeplitz", "toeplitz", "outer")),
-    "fp32 planes": (dict(dtype=FP32), ("window", "window", "window")),
+    "fp32 planes": (dict(dtype=FP32), ("rolling", "rolling", "rolling")),
     "fp32 planes of an odd width": (dict(shape=(8, 32, 57, 57), dtype=FP32), ("window", "window", "window")),
-    "fp32 channels last": (dict(dtype=FP32, channels_last=True), ("window", "window", "window")),
+    "fp32 channels last": (dict(dtype=FP32, channels_last=True), ("rolling", "rolling", "rolling")),
     "fp32 9x9": (dict(dtype=FP32, taps=9), ("direct", "direct", "direct")),
 }
 

@@ -12,6 +12,7 @@ from one_depthwise_convolution import Case
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PLANES = ("depthwise_rolling_band", "depthwise_rolling_band", "depthwise_row_products")
+WINDOW = ("depthwise_rolling_window", "depthwise_rolling_window", "depthwise_rolling_weight_grad")
 TILES = ("depthwise_toeplitz", "depthwise_toeplitz", "depthwise_outer_products")
 
 
@@ -42,6 +43,19 @@ def test_16_bit_planes_roll_on_tensor_cores(taps, dtype):
     for shape in ((3, 16, 17, 28), (1, 130, 25, 60), (5, 2, 120, 202), (1, 1, 300, 4), *small, *odd):
         check_routes(Case(shape, taps, dtype, "cuda"), PLANES)
     check_routes(Case((2, 16, 20, 28), taps, dtype, "cuda", offset=1), PLANES)
+
+
+@pytest.mark.parametrize("taps", [3, 5, 7])
+def test_channels_last_rolls_down_columns(taps):
+    shapes = (3, 16, 17, 29), (9, 34, 7, 7), (1, 130, 25, 61), (5, 2, 120, 31), (2, 144, 3, 5), (40, 6, 9, 1)
+    for dtype, shape in itertools.product((BF16, FP16, FP32), shapes):
+        check_routes(Case(shape, taps, dtype, "cuda", orders=(True, True)), WINDOW)
+
+
+@pytest.mark.parametrize("taps", [3, 5, 7])
+def test_fp32_planes_roll_down_columns(taps):
+    for shape in ((3, 16, 17, 28), (9, 33, 7, 8), (1, 130, 25, 60), (5, 2, 120, 200), (17, 3, 2, 12), (2, 1, 300, 4)):
+        check_routes(Case(shape, taps, FP32, "cuda"), WINDOW)
 
 
 def test_what_these_do_not_take_runs_on_tiles():
