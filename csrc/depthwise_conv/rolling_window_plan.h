@@ -9,9 +9,9 @@ constexpr int kRollingThreads = 128;
 
 // What a thread computes, by the taps of a row: neighbouring channels (where these are innermost in memory) times neighbouring columns.
 FUSE_HOST_DEVICE constexpr int rolling_channels(int taps, bool planes) { return taps == 3 && !planes ? 2 : 1; }
-FUSE_HOST_DEVICE constexpr int rolling_columns(int taps, bool planes) { return taps == 3 || planes ? 4 : 7; }
+FUSE_HOST_DEVICE constexpr int rolling_columns(int taps, bool planes) { return planes ? 4 : 7; }
 // Thread blocks that a multiprocessor has registers for.
-FUSE_HOST_DEVICE constexpr int rolling_blocks(int taps, bool planes) { return taps == 3 ? 5 : taps == 5 ? 4 : planes ? 4 : 3; }
+FUSE_HOST_DEVICE constexpr int rolling_blocks(int taps, bool planes) { return taps == 7 && !planes ? 3 : 4; }
 FUSE_HOST_DEVICE constexpr int rolling_grad_blocks(int taps) { return taps == 3 ? 4 : 3; }
 
 struct RollingWindowPlan {
