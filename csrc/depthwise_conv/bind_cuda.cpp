@@ -6,6 +6,8 @@ namespace fusebackend::depthwise_conv {
 namespace {
 
 cudaError_t forward(const ForwardParams& p, cudaStream_t stream) {
+  if (can_run_rolling_band(p)) return launch_rolling_band(p, stream);
+  if (can_run_rolling_window(p)) return launch_rolling_window(p, stream);
   if (can_run_toeplitz(p)) return launch_toeplitz(p, stream);
   if (can_run_register_window(p)) return launch_register_window(p, stream);
   return launch_direct_forward(p, stream);
@@ -26,32 +28,36 @@ ForwardParams reversed(const InputGradParams& p) {
 }
 
 cudaError_t input_grad(const InputGradParams& p, cudaStream_t stream) {
+  const bool is_forward = p.g.stride.h == 1 && p.g.stride.w == 1 && p.g.multiplier == 1;
+  const ForwardParams f = is_forward ? reversed(p) : ForwardParams{};
+  if (is_forward && can_run_rolling_band(f)) return launch_rolling_band(f, stream);
+  if (is_forward && can_run_rolling_window(f)) return launch_rolling_window(f, stream);
   if (can_run_toeplitz(p)) return launch_toeplitz(p, stream);
-  if (p.g.stride.h == 1 && p.g.stride.w == 1 && p.g.multiplier == 1) {
-    const ForwardParams f = reversed(p);
-    if (can_run_register_window(f)) return launch_register_window(f, stream);
-  }
+  if (is_forward && can_run_register_window(f)) return launch_register_window(f, stream);
   return launch_direct_input_grad(p, stream);
 }
 
-enum class WeightGradRoute { kOuterProducts, kRegisterWindow, kDirect };
+// A kernel of the weight's gradient: how many partial sums it writes, and what launches it.
+struct WeightGradRoute {
+  int splits;
+  cudaError_t (*launch)(const WeightGradParams& p, cudaStream_t stream);
+};
 
 WeightGradRoute route_of(const WeightGradParams& p) {
-  if (can_run_outer_products(p)) return WeightGradRoute::kOuterProducts;
-  return can_run_register_window(p) ? WeightGradRoute::kRegisterWindow : WeightGradRoute::kDirect;
+  if (can_run_row_products(p)) return {row_products_splits(p), launch_row_products};
+  if (can_run_rolling_window(p)) return {rolling_window_splits(p), launch_rolling_window};
+  if (can_run_outer_products(p)) return {outer_products_splits(p), launch_outer_products};
+  if (can_run_register_window(p)) return {register_window_splits(p), launch_register_window};
+  return {direct_weight_grad_splits(p), launch_direct_weight_grad};
 }
 
 cudaError_t weight_grad(WeightGradParams& p, const Tensor& like, cudaStream_t stream) {
   const WeightGradRoute route = route_of(p);
-  p.splits = route == WeightGradRoute::kOuterProducts    ? outer_products_splits(p)
-             : route == WeightGradRoute::kRegisterWindow ? register_window_splits(p)
-                                                         : direct_weight_grad_splits(p);
+  p.splits = route.splits;
   const int64_t numbers = p.splits * p.g.outputs() * (p.g.tap_count() + 1);
   const Tensor partial = empty_like_sized(like, {numbers * 4 / element_size(p.dtype)});
   p.partial = static_cast<float*>(partial.data_ptr());
-  const cudaError_t e = route == WeightGradRoute::kOuterProducts    ? launch_outer_products(p, stream)
-                        : route == WeightGradRoute::kRegisterWindow ? launch_register_window(p, stream)
-                                                                    : launch_direct_weight_grad(p, stream);
+  const cudaError_t e = route.launch(p, stream);
   return e == cudaSuccess ? launch_reduce(p, stream) : e;
 }
 

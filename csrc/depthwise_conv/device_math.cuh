@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "depthwise_conv/params.h"
@@ -36,6 +37,18 @@ template <>
 __device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
   const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+// The floats of a word that holds two 16-bit ones.
+template <typename T>
+__device__ __forceinline__ float low_half(uint32_t both) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __uint_as_float(both << 16);
+  else return __half2float(__ushort_as_half(uint16_t(both)));
+}
+template <typename T>
+__device__ __forceinline__ float high_half(uint32_t both) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __uint_as_float(both & 0xffff0000u);
+  else return __half2float(__ushort_as_half(uint16_t(both >> 16)));
 }
 
 template <typename F>

@@ -21,10 +21,26 @@ bool can_run_toeplitz(const InputGradParams& p);
 cudaError_t launch_toeplitz(const ForwardParams& p, cudaStream_t stream);
 cudaError_t launch_toeplitz(const InputGradParams& p, cudaStream_t stream);
 
+// 16-bit planes on tensor cores, from registers (rolling_band.cuh). For x's gradient, of the incoming gradient with reversed taps.
+bool can_run_rolling_band(const ForwardParams& p);
+cudaError_t launch_rolling_band(const ForwardParams& p, cudaStream_t stream);
+
 // The weight's gradient of 16-bit floats on tensor cores (outer_products.cuh).
 bool can_run_outer_products(const WeightGradParams& p);
 int outer_products_splits(const WeightGradParams& p);
 cudaError_t launch_outer_products(const WeightGradParams& p, cudaStream_t stream);
+
+// The weight's gradient of 16-bit planes on tensor cores, from registers (row_products.cuh).
+bool can_run_row_products(const WeightGradParams& p);
+int row_products_splits(const WeightGradParams& p);
+cudaError_t launch_row_products(const WeightGradParams& p, cudaStream_t stream);
+
+// Windows that roll down columns (rolling_window.cuh): channels-last tensors, and fp32 planes.
+bool can_run_rolling_window(const ForwardParams& p);
+cudaError_t launch_rolling_window(const ForwardParams& p, cudaStream_t stream);
+bool can_run_rolling_window(const WeightGradParams& p);
+int rolling_window_splits(const WeightGradParams& p);
+cudaError_t launch_rolling_window(const WeightGradParams& p, cudaStream_t stream);
 
 // fp32 in (batch, channels, height, width) order: windows of a tile in registers (register_window.cuh).
 bool can_run_register_window(const ForwardParams& p);

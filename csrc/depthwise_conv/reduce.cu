@@ -8,7 +8,7 @@
 namespace fusebackend::depthwise_conv {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 256;
 
 // The sum over the block of each thread's part of one tap of channel o, for all threads.
 template <typename T>
@@ -35,19 +35,29 @@ __device__ float sum_tap(const WeightGradParams& p, int64_t o, int tap, float* s
   return sum;
 }
 
-// A block has one channel.
+// A block has one channel. Its threads lie along the taps, and share the splits where there are fewer taps than threads.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) depthwise_reduce(const __grid_constant__ WeightGradParams p) {
   const int taps = int(p.g.tap_count()), all = taps + 1;
   const int64_t o = blockIdx.x, pitch = p.g.outputs() * all;
   __shared__ float sums[kThreads];
+  __shared__ double parts[kThreads];
   __shared__ int not_finite;
   if (threadIdx.x == 0) not_finite = 0;
-  __syncthreads();
   T *dw = static_cast<T*>(p.dw), *db = static_cast<T*>(p.db);
-  for (int tap = threadIdx.x; tap < all; tap += kThreads) {
+  const int width = min(all, kThreads), slices = kThreads / width, slice = int(threadIdx.x) / width;
+  for (int first = 0; first < all; first += width) {
+    const int tap = first + int(threadIdx.x) % width;
     double sum = 0;
-    for (int s = 0; s < p.splits; ++s) sum += p.partial[s * pitch + o * all + tap];
+    if (slice < slices && tap < all) {
+#pragma unroll 8
+      for (int s = slice; s < p.splits; s += slices) sum += p.partial[s * pitch + o * all + tap];
+    }
+    __syncthreads();
+    parts[threadIdx.x] = sum;
+    __syncthreads();
+    if (slice > 0 || tap >= all) continue;
+    for (int i = 1; i < slices; ++i) sum += parts[i * width + threadIdx.x];
     if (tap < taps && dw) {
       dw[o * taps + tap] = from_float<T>(float(sum));
       if (!isfinite(float(sum))) not_finite = 1;

@@ -5,13 +5,16 @@
 
 #include "depthwise_conv/outer_products_plan.h"
 #include "depthwise_conv/register_window_plan.h"
+#include "depthwise_conv/rolling_band_plan.h"
+#include "depthwise_conv/rolling_window_plan.h"
+#include "depthwise_conv/row_products_plan.h"
 #include "depthwise_conv/toeplitz_plan.h"
 
 namespace fusebackend::depthwise_conv {
 namespace {
 
 struct Facts {
-  bool toeplitz, window, outer;
+  bool band, rolling, rows, toeplitz, window, outer;
   double blocks, shared_bytes, loaded, products, rows_of_taps;
   bool transposes, elements;
   double partial_bytes;
@@ -20,21 +23,50 @@ struct Facts {
 std::string text(const Facts& f) {
   std::ostringstream out;
   out.precision(17);
-  out << "toeplitz=" << f.toeplitz << " window=" << f.window << " outer=" << f.outer << " blocks=" << f.blocks << " shared_bytes=" << f.shared_bytes
-      << " loaded=" << f.loaded << " products=" << f.products << " rows_of_taps=" << f.rows_of_taps << " transposes=" << f.transposes
+  out << "band=" << f.band << " rolling=" << f.rolling << " rows=" << f.rows << " toeplitz=" << f.toeplitz << " window=" << f.window << " outer=" << f.outer
+      << " blocks=" << f.blocks << " shared_bytes=" << f.shared_bytes << " loaded=" << f.loaded << " products=" << f.products << " rows_of_taps=" << f.rows_of_taps << " transposes=" << f.transposes
       << " elements=" << f.elements << " partial_bytes=" << f.partial_bytes;
   return out.str();
 }
 
 bool is_elements(Move m) { return m == Move::kElements || m == Move::kSparse; }
 
+// Columns of x that a thread of rolling_window.cuh loads of a row.
+double rolling_loads(const RollingWindowPlan& p, int taps) { return p.planes ? 12 : rolling_columns(taps, false) + taps - 1; }
+
+// The kernels without shared tiles, which come first. Neither is set if none fits.
+Facts rolling(const Geometry& g, const Placement& source, const Placement& target, DType dtype, int sm_count) {
+  Facts f = {};
+  const RollingBandPlan b = is_half(dtype) ? rolling_band_plan(g, source, target, sm_count) : RollingBandPlan{};
+  if (b.fits) {
+    f.band = true;
+    const double source_rows = double(b.warps) * double(round_up(b.rows + g.taps.h - 1, rows_ahead(int(g.taps.h))));
+    f.blocks = double(b.grid()), f.loaded = double(b.warps) * double(b.rows + g.taps.h - 1) * 256;
+    f.rows_of_taps = source_rows * double(g.taps.h), f.products = f.rows_of_taps * 2048;
+    return f;
+  }
+  const RollingWindowPlan w = rolling_window_plan(g, dtype, source, target, false, sm_count);
+  if (!w.fits) return f;
+  f.rolling = true;
+  const int taps = int(g.taps.w);
+  const double rows = double(w.strips) * double(g.channels) * w.rows, loaded = double(w.strips) * double(g.channels) * (w.rows + taps - 1);
+  f.blocks = double(w.strip_tiles * w.channel_tiles), f.shared_bytes = double(w.groups * rolling_channels(taps, w.planes) * taps * taps * 4);
+  f.loaded = loaded * rolling_loads(w, taps), f.products = rows * rolling_columns(taps, w.planes) * double(g.tap_count());
+  return f;
+}
+
 Facts convolution(const Geometry& g, bool transposed, const Strides& from, const Strides& to, DType dtype, int sm_count) {
   const Pair in = transposed ? g.out : g.in, out = transposed ? g.in : g.out;
   const double results = double(g.batch) * double(transposed ? g.channels : g.outputs()) * double(out.h * out.w);
-  const ToeplitzPlan t = is_half(dtype) ? toeplitz_plan(g, transposed, {from, transposed ? g.outputs() : g.channels, in.w, 0},
-                                                        {to, transposed ? g.channels : g.outputs(), out.w, 0}, sm_count)
-                                        : ToeplitzPlan{};
-  Facts f = {};
+  const Placement source = {from, transposed ? g.outputs() : g.channels, in.w, 0}, target = {to, transposed ? g.channels : g.outputs(), out.w, 0};
+  Geometry forward = g;
+  if (transposed) {
+    std::swap(forward.in, forward.out);
+    forward.pad = {(g.taps.h - 1) * g.dilation.h - g.pad.h, (g.taps.w - 1) * g.dilation.w - g.pad.w};
+  }
+  Facts f = !transposed || g.multiplier == 1 ? rolling(forward, source, target, dtype, sm_count) : Facts{};
+  if (f.band || f.rolling) return f;
+  const ToeplitzPlan t = is_half(dtype) ? toeplitz_plan(g, transposed, source, target, sm_count) : ToeplitzPlan{};
   if (t.fits) {
     f.toeplitz = true;
     f.blocks = double(t.grid()), f.shared_bytes = t.shared_bytes;
@@ -46,8 +78,6 @@ Facts convolution(const Geometry& g, bool transposed, const Strides& from, const
     f.elements = is_elements(t.fill) || is_elements(t.store);
     return f;
   }
-  Geometry forward = g;
-  if (transposed) std::swap(forward.in, forward.out);
   if (dtype == DType::kFloat32 && has_register_window(g)) {
     const RegisterWindowPlan w = register_window_forward_plan(forward, sm_count);
     if (w.fits) {
@@ -72,10 +102,24 @@ std::string weight_grad_work(const WorkParams& p, int sm_count) {
   const Geometry& g = p.g;
   Facts f = {};
   const double taps = double(g.tap_count()), results = double(g.batch) * double(g.outputs()) * double(g.out.h * g.out.w);
-  const OuterProductsPlan o = is_half(p.dtype) ? outer_products_plan(g, {p.y_stride, g.outputs(), g.out.w, 0}, {p.x_stride, g.channels, g.in.w, 0}, sm_count)
-                                               : OuterProductsPlan{};
+  const Placement grad = {p.y_stride, g.outputs(), g.out.w, 0}, x = {p.x_stride, g.channels, g.in.w, 0};
+  const RowProductsPlan r = is_half(p.dtype) ? row_products_plan(g, grad, x, sm_count) : RowProductsPlan{};
+  const RollingWindowPlan v = r.fits ? RollingWindowPlan{} : rolling_window_plan(g, p.dtype, x, grad, true, sm_count);
+  const OuterProductsPlan o = is_half(p.dtype) && !r.fits && !v.fits ? outer_products_plan(g, grad, x, sm_count) : OuterProductsPlan{};
   double splits = 1;
-  if (o.fits) {
+  if (r.fits) {
+    f.rows = true, splits = r.splits;
+    f.blocks = double(g.channels) * r.splits;
+    const double units = double(r.units) * double(g.channels);
+    f.loaded = units * (16 * kChunkColumns + kBandRows * (kChunkColumns + 4 * 8));
+    f.rows_of_taps = units * double(g.taps.w), f.products = f.rows_of_taps * 2048;
+  } else if (v.fits) {
+    f.rolling = true, splits = double(v.strip_tiles);
+    f.blocks = double(v.strip_tiles * v.channel_tiles);
+    const double rows = double(v.strips) * double(g.channels) * v.rows, loaded = double(v.strips) * double(g.channels) * (v.rows + double(g.taps.h) - 1);
+    const int columns = rolling_columns(int(g.taps.w), v.planes);
+    f.loaded = rows * columns + loaded * rolling_loads(v, int(g.taps.w)), f.products = rows * columns * taps;
+  } else if (o.fits) {
     f.outer = true, splits = o.splits;
     f.blocks = double(o.grid()), f.shared_bytes = o.shared_bytes;
     const double tiles = double(o.channel_tiles * o.tap_tiles * o.tiles());

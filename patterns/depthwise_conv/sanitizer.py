@@ -9,10 +9,13 @@ from fusebackend.tools.sanitizer import close, random, tolerance
 
 
 def launch_every_kernel() -> None:
-    """Tensor cores with each band and step, fp32 windows, and loops for what is left; in both memory orders and from one to the other."""
+    """Tensor cores with each band and step, windows that roll and that tiles hold, and loops for what is left; in both memory orders, and
+    from one to the other."""
     for dtype in (torch.bfloat16, torch.float16):
         for channels_last in (False, True):
-            for shape, taps, stride in (((3, 16, 9, 28), (3, 3), 1), ((2, 8, 7, 7), (7, 7), 1), ((1, 16, 20, 40), (12, 12), 1)):
+            for shape, taps in (((3, 16, 9, 28), 3), ((2, 9, 8, 14), 5), ((2, 8, 7, 7), 7), ((5, 6, 12, 10), 7)):
+                _check(shape, (taps, taps), 1, dtype, channels_last)
+            for shape, taps, stride in (((3, 16, 9, 28), (4, 4), 1), ((2, 8, 7, 7), (9, 7), 1), ((1, 16, 20, 40), (12, 12), 1)):
                 _check(shape, taps, stride, dtype, channels_last)
             for shape, taps, stride in (((1, 8, 35, 40), (31, 31), 1), ((2, 24, 12, 34), (3, 3), 2), ((2, 16, 16, 14), (9, 20), 2)):
                 _check(shape, taps, stride, dtype, channels_last)
@@ -20,7 +23,8 @@ def launch_every_kernel() -> None:
         _check((2, 3, 9, 20), (3, 13), 2, dtype)
         _check((2, 4, 12, 12), (3, 3), 3, dtype, multiplier=2)
     for taps in (3, 5, 7):
-        _check((3, 4, 18, 22), (taps, taps), 1, torch.float32)
+        for columns, channels_last in ((22, False), (20, False), (13, True)):
+            _check((3, 4, 18, columns), (taps, taps), 1, torch.float32, channels_last)
     _check((2, 8, 9, 12), (3, 3), 2, torch.float32, channels_last=True)
 
 

@@ -56,25 +56,25 @@ def test_the_quantities_of_a_forward():
         "pointwise bytes": 0,
         "reordered bytes": 0,
     }
-    assert ours.quantities["bytes"] == 4 * elements and ours.quantities["launches"] == 1 and ours.shape["toeplitz"] == 1
-    assert ours.quantities["loaded bytes"] > 2 * elements and ours.quantities["products (toeplitz)"] > 49 * elements
+    assert ours.quantities["bytes"] == 4 * elements and ours.quantities["launches"] == 1 and ours.shape["band"] == 1
+    assert ours.quantities["loaded bytes"] > 2 * elements and ours.quantities["products (band)"] > 49 * elements
 
 
 BF16, FP32 = torch.bfloat16, torch.float32
 # What is convolved, and with which kernels: forward, x's gradient, the weight's.
 ROUTES = {
-    "planes": (dict(), ("toeplitz", "toeplitz", "outer")),
-    "planes 3x3": (dict(taps=3), ("toeplitz", "toeplitz", "outer")),
-    "planes 14x14": (dict(shape=(8, 32, 14, 14)), ("toeplitz", "toeplitz", "outer")),
-    "planes of an odd width": (dict(shape=(8, 32, 57, 57)), ("toeplitz", "toeplitz", "outer")),
+    "planes": (dict(), ("band", "band", "rows")),
+    "planes 3x3": (dict(taps=3), ("band", "band", "rows")),
+    "planes 14x14": (dict(shape=(8, 32, 14, 14)), ("band", "band", "rows")),
+    "planes of an odd width": (dict(shape=(8, 32, 57, 57)), ("band", "band", "rows")),
     "planes 9x9": (dict(taps=9), ("toeplitz", "toeplitz", "outer")),
-    "channels last": (dict(channels_last=True), ("toeplitz", "toeplitz", "outer")),
-    "channels last 3x3": (dict(channels_last=True, taps=3), ("toeplitz", "toeplitz", "outer")),
+    "channels last": (dict(channels_last=True), ("rolling", "rolling", "rolling")),
+    "channels last 3x3": (dict(channels_last=True, taps=3), ("rolling", "rolling", "rolling")),
     "channels last 3x3 of odd channels": (dict(shape=(8, 33, 56, 56), channels_last=True, taps=3), ("toeplitz", "toeplitz", "outer")),
     "channels last 9x9": (dict(channels_last=True, taps=9), ("toeplitz", "toeplitz", "outer")),
-    "fp32 planes": (dict(dtype=FP32), ("window", "window", "window")),
+    "fp32 planes": (dict(dtype=FP32), ("rolling", "rolling", "rolling")),
     "fp32 planes of an odd width": (dict(shape=(8, 32, 57, 57), dtype=FP32), ("window", "window", "window")),
-    "fp32 channels last": (dict(dtype=FP32, channels_last=True), ("window", "window", "window")),
+    "fp32 channels last": (dict(dtype=FP32, channels_last=True), ("rolling", "rolling", "rolling")),
     "fp32 9x9": (dict(dtype=FP32, taps=9), ("direct", "direct", "direct")),
 }
 
@@ -103,7 +103,7 @@ def test_the_quantities_of_a_backward():
     elements = 8 * 32 * 56 * 56
     assert [w.kind for w in both.ours] == ["depthwise_conv of x", "depthwise_conv of weight"]
     assert theirs.quantities["launches"] == 2 and theirs.quantities["products of x"] == 49 * elements
-    assert of_weight.quantities["launches"] == 2 and of_weight.quantities["partial bytes"] > 0 and of_weight.shape["outer"] == 1
+    assert of_weight.quantities["launches"] == 2 and of_weight.quantities["partial bytes"] > 0 and of_weight.shape["rows"] == 1
 
 
 def test_one_gradient_alone():
