@@ -72,14 +72,13 @@ void score_row(float* scores, const Problem& p, const Head& head, int64_t t, con
 
 // What the gradients of a head are computed from.
 struct HeadInputs {
-  Matrix q, k, v, grad, out;
+  Matrix q, k, v, grad;
 
   HeadInputs(const Backward& p, const Head& head) {
     read(q, p.q, head, p.size.t, p.size.d, p.dtype);
     read(k, p.k, head, p.size.s, p.size.d, p.dtype);
     read(v, p.v, head, p.size.s, p.size.dv, p.dtype);
     read(grad, p.grad, head, p.size.t, p.size.dv, p.dtype);
-    read(out, p.out, head, p.size.t, p.size.dv, p.dtype);
   }
 
   // The probabilities of query t, and the gradient of its scores.
@@ -87,11 +86,14 @@ struct HeadInputs {
     score_row(probabilities, p, head, t, &q[t * p.size.d], k.data());
     const float* statistics = p.statistics + (head.index * p.size.t + t) * kStatistics;
     const float* grad_row = &grad[t * p.size.dv];
-    const float delta = dot(grad_row, &out[t * p.size.dv], p.size.dv);
+    // Not grad * out: where one key has nearly all the weight, what is left is less than the rounding of `out`.
+    float delta = 0;
     for (int64_t s = 0; s < p.size.s; ++s) {
       probabilities[s] = std::exp((probabilities[s] - statistics[0]) - statistics[1]);
-      gradient[s] = probabilities[s] * (dot(grad_row, &v[s * p.size.dv], p.size.dv) - delta);
+      gradient[s] = dot(grad_row, &v[s * p.size.dv], p.size.dv);
+      delta += probabilities[s] * gradient[s];
     }
+    for (int64_t s = 0; s < p.size.s; ++s) gradient[s] = probabilities[s] * (gradient[s] - delta);
   }
 };
 

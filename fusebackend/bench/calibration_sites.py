@@ -126,7 +126,9 @@ def measure(
             late = waiting is None and time.time() > compile_until + _LATE * (end - compile_until)
             if waiting is None and (len(prepared) == workers or (late and prepared)):
                 for worker in {*range(workers)} - {*prepared}:
+                    died = processes[worker].exitcode
                     processes[worker].kill()  # a site that takes so long to compile must not keep the others from being timed
+                    yield Failure("compiling took longer than --minutes allow" if died is None else f"a process ended with status {died}")
                 waiting = {gpu: [worker for worker in sorted(prepared) if worker % gpus == gpu] for gpu in range(gpus)}
                 for gpu in range(gpus):
                     next_on(gpu)
@@ -256,7 +258,7 @@ def _compiling(device: torch.device) -> Iterator[None]:
 
 def _prepare(family: str, case: Case, dynamic: bool, device: torch.device) -> _Prepared | None:
     """Compiles a site both ways, and notes the work of each; None where nothing is substituted."""
-    dynamic = dynamic and family not in (STREAM, STRIDED_COPY)
+    dynamic = dynamic and not case.static and family not in (STREAM, STRIDED_COPY)
     prepared = _Prepared(family, case, f"{case.name}{' dynamic' * dynamic}")
     if family == STRIDED_COPY:
         return _strided_copy(prepared, device)

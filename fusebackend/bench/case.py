@@ -28,6 +28,7 @@ class Case:
             alone, in place of ``fn``.
         deterministic: compile and time under ``torch.use_deterministic_algorithms``.
         flops: floating-point operations of one call, from which a rate is printed.
+        static: never compile it with ``dynamic=True``, where the sizes and numbers that the family must know would be symbols.
         ways: the ways to time, if not all are informative; all if empty. Compiling dominates the time of a long list of cases.
     """
 
@@ -41,6 +42,7 @@ class Case:
     backward: tuple[int, ...] = ()
     deterministic: bool = False
     flops: int | None = None
+    static: bool = False
     ways: tuple[str, ...] = ()
 
     def all_goals(self) -> dict[str, float]:

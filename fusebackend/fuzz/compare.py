@@ -241,6 +241,8 @@ def _rounding(program: Program) -> tuple[float, float]:
     """The rounding of the program's floating-point type of least precision, and how many of them are accepted."""
     text = program.source()
     used = {spec.dtype for spec in program.inputs} | {dtype for name, dtype in TYPES.items() if name in text}
+    if ".float()" in text:
+        used.add(torch.float32)
     if program.autocast:
         used.add(torch.bfloat16)
     used = {torch.float32 if d == torch.complex64 else d for d in used if d.is_floating_point or d.is_complex} or {torch.float32}

@@ -63,6 +63,28 @@ def define(
     return op
 
 
+def define_facts(schema: str) -> Callable[..., dict[str, float]]:
+    """Defines an operator without tensor arguments that tells facts of a kernel: ``"blocks=12 threads=256"``. It does not appear in graphs.
+
+    Returns:
+        What asks it by :func:`facts`.
+    """
+
+    def fake(*arguments: Any) -> str:
+        with _disable_current_modes():
+            return op(*arguments)
+
+    op = define(schema, fake=fake)
+    return functools.partial(facts, op)
+
+
+def facts(op: Callable[..., str], *arguments: Any) -> dict[str, float]:
+    """The facts that an operator tells, as those of :func:`define_facts` do; where tensors are fake too."""
+    with _disable_current_modes():
+        text = op(*arguments)
+    return {name: float(number) for name, number in (fact.split("=") for fact in text.split())}
+
+
 def ask(name: str, *arguments: Any, default: Any = None) -> Any:
     """The library's answer to ``fusebackend::<name>``, an operator without tensor arguments.
 

@@ -124,11 +124,9 @@ def works_of(work: Generated) -> list[list[Work]]:
         Unfit: Inductor can't be asked.
     """
     kernels = generated_kernels(work.nodes, work.outputs)
-    if not work.outputs:
-        return [triton_access.works(kernel) for kernel in kernels]
-    multiprocessors = device_facts(device_of(work.outputs)).multiprocessors
-    found = [triton_reductions.works(kernel, multiprocessors) for kernel in kernels]
-    return triton_reductions.merged(found, g.inputs_of(work.nodes), work.outputs)
+    multiprocessors = device_facts(device_of(work.outputs or work.nodes)).multiprocessors
+    found = [triton_reductions.works(k, multiprocessors) if work.outputs or k.is_reduction else triton_access.works(k) for k in kernels]
+    return triton_reductions.merged(found, g.inputs_of(work.nodes), work.outputs) if work.outputs else found
 
 
 def _replacing(workload: Workload) -> list[list[Work]]:

@@ -7,10 +7,11 @@ follows from how Triton lays a tile out: along the dimension in which neighbours
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -39,13 +40,20 @@ def works(kernel: TritonKernel) -> list[Work]:
     Raises:
         Unfit: its source is not understood.
     """
+    with understanding("kernel"):
+        return [_work(kernel, config) for config in configurations(kernel)]
+
+
+@contextlib.contextmanager
+def understanding(what: str) -> Iterator[None]:
+    """A block that runs generated code on real tensors, and raises Unfit whatever goes wrong in it."""
     try:
         with _disable_current_modes():
-            return [_work(kernel, config) for config in configurations(kernel)]
+            yield
     except Unfit:
         raise
     except Exception as error:
-        raise Unfit(f"a generated kernel is not understood: {type(error).__name__}: {error}") from error
+        raise Unfit(f"a generated {what} is not understood: {type(error).__name__}: {error}") from error
 
 
 def configurations(kernel: TritonKernel) -> list[Any]:

@@ -14,12 +14,22 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
 from fusebackend.profitability import triton_access
 from fusebackend.profitability.inductor_kernels import TritonKernel
-from fusebackend.profitability.triton_access import ITEMSIZES, SAMPLES, WARP, Access, Language, Opaque, Plain, Pointer, configurations
+from fusebackend.profitability.triton_access import (
+    ITEMSIZES,
+    SAMPLES,
+    WARP,
+    Access,
+    Language,
+    Opaque,
+    Plain,
+    Pointer,
+    configurations,
+    understanding,
+)
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.pattern import Work
 from fusebackend.rewriting.workload import log2
@@ -32,7 +42,8 @@ _THREADS = 2048
 _UNKNOWN = ("associative_scan", "dot", "reduce", "sort")
 #: Where in a loop the steps stand that are run.
 _STEPS = (0.3, 0.6)
-_SIMPLE = ("sum", "maximum", "minimum", "abs", "floor", "ceil", "promote_to_tensor")  # of calls; others compute functions such as exp
+#: Of calls; others compute functions such as exp.
+_SIMPLE = ("sum", "max2", "min2", "any", "maximum", "minimum", "abs", "floor", "ceil", "promote_to_tensor")
 _NO_ARITHMETIC = ("load", "store", "arange", "full", "program_id", "broadcast_to", "range", "where")
 
 
@@ -42,14 +53,9 @@ def works(kernel: TritonKernel, multiprocessors: int) -> list[Work]:
     Raises:
         Unfit: its source is not understood.
     """
-    try:
-        with _disable_current_modes():
-            code = _body(kernel.source)
-            return [_work(kernel, code, config, multiprocessors) for config in configurations(kernel)]
-    except Unfit:
-        raise
-    except Exception as error:
-        raise Unfit(f"a generated reduction is not understood: {type(error).__name__}: {error}") from error
+    with understanding("reduction"):
+        code = _body(kernel.source)
+        return [_work(kernel, code, config, multiprocessors) for config in configurations(kernel)]
 
 
 class _Reduction(Language):
@@ -60,16 +66,18 @@ class _Reduction(Language):
         self._at = block
         self._tile, self._times = tile, 1.0
         self.times: list[float] = []
-        self.steps = 1.0
+        self.steps = 0.0  # of innermost loops
         self.operations = dict.fromkeys(("operations", "divisions", "functions", "operations a row"), 0.0)
 
     def range(self, begin: int, end: int, step: int = 1, **_: Any) -> Iterator[int]:
         steps = -(-(end - begin) // step)
         run = sorted({int(steps * at) for at in _STEPS}) if steps > 0 else []
-        self.steps *= max(steps, 1)
         for i in run:
             self._times *= steps / len(run)
+            before = self.steps
             yield begin + i * step
+            if self.steps == before:
+                self.steps += self._times
             self._times /= steps / len(run)
 
     def program_id(self, axis: int) -> int:
@@ -112,6 +120,21 @@ class _Reduction(Language):
         self.accesses.append(Access(is_store, self._itemsizes[name], offsets.reshape(-1, offsets.shape[-1] if offsets.dim() else 1)))
         self.times.append(self._times)
         return offsets.shape
+
+
+class _Helpers(Opaque):
+    """Stands for Inductor's ``triton_helpers``: of reductions, the shape."""
+
+    def max2(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        return x.sum(dim)
+
+    min2 = any = prod = max2
+
+    def online_softmax_reduce(self, most: torch.Tensor, total: torch.Tensor, dim: int, _: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return most.sum(dim), total.sum(dim)
+
+    def online_softmax_combine(self, most: torch.Tensor, total: torch.Tensor, more: Any, _: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return most, total
 
 
 class _Counted(Plain):
@@ -163,7 +186,8 @@ def _work(kernel: TritonKernel, code: Any, config: Any, multiprocessors: int) ->
         language = _Reduction([int(n * (others if i else first)) for i, n in enumerate(tiles)], itemsizes, rows * columns)
         arguments: dict[str, Any] = {n: Pointer(n) for n in itemsizes} | dict(sizes)
         arguments |= {n: size for n, size in config.kwargs.items() if n.endswith("BLOCK")}
-        names = {"tl": language, "range": language.range, **{n: Opaque() for n in ("tl_math", "libdevice", "triton_helpers", "tl_extra")}}
+        names = {"tl": language, "range": language.range, "triton_helpers": _Helpers()}
+        names |= {n: Opaque() for n in ("tl_math", "libdevice", "tl_extra")}
         exec(code, {**names, **arguments})
         for access, times in zip(language.accesses, language.times):
             sectors, lines, requests, vector = triton_access.count(access, WARP * config.num_warps)
@@ -176,7 +200,7 @@ def _work(kernel: TritonKernel, code: Any, config: Any, multiprocessors: int) ->
             vectors.append(log2(vector))
         for name, amount in language.operations.items():
             operations[name] = operations.get(name, 0.0) + amount / len(SAMPLES)
-        steps = language.steps
+        steps = max(language.steps, 1.0)
     quantities = {name: amount * blocks for name, amount in (totals | operations).items()}
     tile = rows * columns
     threads = WARP * config.num_warps

@@ -71,8 +71,8 @@ def reference_backward(
     """
     scores, wide = _scores(q, k, biases, scale, causal), _wide(grad)
     weights = ((scores - statistics[..., :1]) - statistics[..., 1:]).exp()
-    delta = (wide * _wide(out)).sum(-1, keepdim=True)
-    dscores = weights * (wide @ _wide(v).mT - delta)
+    dweights = wide @ _wide(v).mT
+    dscores = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
     dq, dk, dv = scale * dscores @ _wide(k), scale * dscores.mT @ _wide(q), weights.mT @ wide
     dbiases = [dscores.sum_to_size(bias.shape).to(bias.dtype).contiguous() for bias, wanted in zip(biases, bias_grads) if wanted]
     return _by_tokens(dq.to(q.dtype)), _by_tokens(dk.to(q.dtype)), _by_tokens(dv.to(q.dtype)), dbiases

@@ -7,14 +7,15 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend.native import ops
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Work
 from fusebackend.rewriting.workload import log2
 
-_QUERY = "attention_work(int[] sizes, int[] biases, bool causal, bool backward, int multiprocessors, int capability_major) -> str"
+_facts = ops.define_facts(
+    "attention_work(int[] sizes, int[] biases, bool causal, bool backward, int multiprocessors, int capability_major) -> str"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,18 +102,9 @@ def kernel_facts(site: Attended, backward: bool) -> Mapping[str, float]:
     biases: list[int] = []
     for bias in site.biases:
         biases += [bias.itemsize, int(bias.has_gradient), int(bias.aligned), *bias.sizes]
-    facts = device_facts(site.device)
-    text = _ask(list(site.sizes), biases, site.causal, backward, facts.multiprocessors, facts.capability[0])
-    return {name: float(number) for name, number in (fact.split("=") for fact in text.split())}
+    device = device_facts(site.device)
+    return _facts(list(site.sizes), biases, site.causal, backward, device.multiprocessors, device.capability[0])
 
 
 def _multiprocessors(device: torch.device) -> int:
     return device_facts(device).multiprocessors
-
-
-def _ask(sizes, biases, causal, backward, multiprocessors, capability_major) -> str:
-    with _disable_current_modes():
-        return _work(sizes, biases, causal, backward, multiprocessors, capability_major)
-
-
-_work = ops.define(_QUERY, fake=_ask)

@@ -67,7 +67,7 @@ class _Builder:
         if call.kind is Kind.CONVOLUTION:
             gradients = e.call(causal_conv1d_backward, rows, rows, weight, None, left, 0.0, False, False, True, False, False)
             return e.call(operator.getitem, gradients, 0)
-        weight = e.call(aten.flip.default, weight, [2])
+        weight = e.call(torch.ops.prims.rev.default, weight, [2])  # what Inductor makes of a flip before it looks for families
         return e.call(causal_conv1d, rows, weight, None, left, self._size(call.right), 0.0, False, False)
 
     def _size(self, size: Any) -> Any:

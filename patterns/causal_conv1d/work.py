@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend.native import ops
 
@@ -29,17 +28,10 @@ def kernel_work(
         needed: which gradients a backward computes, of x, weight and bias; none for a forward.
         multiprocessors: how many the GPU has.
     """
-    answer = _ask(sizes, orders, dtype, left, silu, needed, multiprocessors)
-    return {name: float(number) for name, number in (fact.split("=") for fact in answer.split())}
+    return _facts(list(sizes), list(orders), dtype, left, silu, list(needed), multiprocessors)
 
 
-def _ask(sizes, orders, dtype, left, silu, needed, multiprocessors) -> str:
-    with _disable_current_modes():
-        return _work(list(sizes), list(orders), dtype, left, silu, list(needed), multiprocessors)
-
-
-# Implemented by csrc/causal_conv1d/bind_work.cpp. It does not appear in graphs.
-_work = ops.define(
-    "causal_conv1d_work(int[] sizes, bool[] orders, ScalarType dtype, int left, bool silu, bool[] needed, int multiprocessors) -> str",
-    fake=_ask,
+# Implemented by csrc/causal_conv1d/bind_work.cpp.
+_facts = ops.define_facts(
+    "causal_conv1d_work(int[] sizes, bool[] orders, ScalarType dtype, int left, bool silu, bool[] needed, int multiprocessors) -> str"
 )

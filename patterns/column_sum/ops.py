@@ -90,17 +90,11 @@ def plan_facts(
     Args:
         misaligned: how many bytes behind an aligned address it begins.
     """
-    answer = ops.ask("column_sum_plan", tuple(sizes), tuple(strides), begin, end, dtype, result, multiprocessors, misaligned)
-    return {name: float(number) for name, number in (fact.split("=") for fact in answer.split())}
+    return _plan(list(sizes), list(strides), begin, end, dtype, result, multiprocessors, misaligned)
 
 
-def _ask_plan(*described) -> str:
-    return ops.ask("column_sum_plan", *(tuple(a) if isinstance(a, list) else a for a in described))
-
-
-# Implemented by csrc/column_sum/bind.cpp. It does not appear in graphs.
-ops.define(
+# Implemented by csrc/column_sum/bind.cpp.
+_plan = ops.define_facts(
     "column_sum_plan(int[] sizes, int[] strides, int begin, int end, ScalarType dtype, ScalarType result, int multiprocessors,"
-    " int misaligned) -> str",
-    fake=_ask_plan,
+    " int misaligned) -> str"
 )

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend.native import ops
 
@@ -31,19 +30,12 @@ def kernel_work(
         orders: of x, of the result (or the incoming gradient), and of x's gradient: True for (batch, height, width, channels).
         multiprocessors: how many the GPU has; 0 for this CPU.
     """
-    answer = _ask(direction, sizes, taps, stride, padding, dilation, orders, dtype, multiprocessors)
-    return {name: float(number) for name, number in (fact.split("=") for fact in answer.split())}
+    lists = (list(part) for part in (sizes, taps, stride, padding, dilation, orders))
+    return _facts(direction, *lists, dtype, multiprocessors)
 
 
-def _ask(direction, sizes, taps, stride, padding, dilation, orders, dtype, multiprocessors) -> str:
-    with _disable_current_modes():
-        lists = (list(part) for part in (sizes, taps, stride, padding, dilation))
-        return _work(direction, *lists, list(orders), dtype, multiprocessors)
-
-
-# Implemented by csrc/depthwise_conv/bind_work.cpp. It does not appear in graphs.
-_work = ops.define(
+# Implemented by csrc/depthwise_conv/bind_work.cpp.
+_facts = ops.define_facts(
     "depthwise_conv_work(str direction, int[] sizes, int[] taps, int[] stride, int[] padding, int[] dilation, bool[] orders,"
-    " ScalarType dtype, int multiprocessors) -> str",
-    fake=_ask,
+    " ScalarType dtype, int multiprocessors) -> str"
 )

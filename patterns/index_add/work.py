@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend.native import ops
 from fusebackend.rewriting.device_facts import device_facts
@@ -43,12 +42,12 @@ def sum_facts(
     """
     described = list(sizes), list(strides), list(source_strides), dim, dtype, entries, source_rows
     options = weight, source_index, float(alpha), leaves_out, start, precise, deterministic, planned
-    return _facts(_ask_sum(_described(device), *described, *options))
+    return _sum(_described(device), *described, *options)
 
 
 def sort_facts(device: torch.device, entries: int, rows: int, *, source_index: bool = False, leaves_out: bool = False) -> Facts:
     """The same for the sort of an index."""
-    return _facts(_ask_sort(_described(device), entries, rows, source_index, leaves_out))
+    return _sort(_described(device), entries, rows, source_index, leaves_out)
 
 
 def _described(device: torch.device) -> list[int]:
@@ -57,27 +56,9 @@ def _described(device: torch.device) -> list[int]:
     return [facts.multiprocessors, facts.capability[0], facts.shared_bytes, facts.block_shared_bytes, facts.l2_bytes]
 
 
-def _facts(text: str) -> Facts:
-    return {name: float(number) for name, number in (fact.split("=") for fact in text.split())}
-
-
-def _ask_sum(*arguments) -> str:
-    with _disable_current_modes():
-        return _sum(*arguments)
-
-
-def _ask_sort(*arguments) -> str:
-    with _disable_current_modes():
-        return _sort(*arguments)
-
-
-_sum = ops.define(
+_sum = ops.define_facts(
     "index_add_work(int[] device, int[] sizes, int[] strides, int[] source_strides, int dim, ScalarType dtype, int entries,"
     " int source_rows, bool has_weight, bool has_source_index, float alpha, bool leaves_out, int start, bool precise, bool deterministic,"
-    " bool planned) -> str",
-    fake=_ask_sum,
+    " bool planned) -> str"
 )
-_sort = ops.define(
-    "index_plan_work(int[] device, int entries, int rows, bool has_source_index, bool leaves_out) -> str",
-    fake=_ask_sort,
-)
+_sort = ops.define_facts("index_plan_work(int[] device, int entries, int rows, bool has_source_index, bool leaves_out) -> str")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
+from fusebackend.native import ops
 from fusebackend.rewriting.pattern import Work
 from fusebackend.rewriting.workload import log2, log2_run
 
@@ -20,11 +20,8 @@ def tile_work(kind: str, out: torch.Tensor, order: Sequence[int], *operands: tor
     sizes = _known(out.shape)
     strides = [_broadcast_strides(t, sizes) for t in operands]
     offsets = [(g.hint(t.storage_offset()) or 0) * t.itemsize for t in operands]
-    with _disable_current_modes():
-        text = torch.ops.fusebackend.tile_work(
-            sizes, strides[0], strides[1] if len(operands) > 1 else [], list(order), out.itemsize, offsets[0], offsets[-1]
-        )
-    facts = {name: float(value) for name, value in (fact.split("=") for fact in text.split())}
+    second = strides[1] if len(operands) > 1 else []
+    facts = ops.facts(torch.ops.fusebackend.tile_work, sizes, strides[0], second, list(order), out.itemsize, offsets[0], offsets[-1])
     total = torch.Size(sizes).numel() * out.itemsize
     quantities = {
         "bytes": float(total * (1 + len(operands))),

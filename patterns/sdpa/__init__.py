@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusebackend.patterns.sdpa.match import Sdpa
-from fusebackend.patterns.sdpa.ops import sdpa, sdpa_backward
+from fusebackend.patterns.sdpa.ops import sdpa
 from fusebackend.rewriting.family import Family
 
-FAMILY = Family("sdpa", __name__, patterns=(Sdpa(),), operators=(sdpa, sdpa_backward))
+FAMILY = Family("sdpa", __name__, patterns=(Sdpa(),), operators=(sdpa,))

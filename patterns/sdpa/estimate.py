@@ -30,9 +30,7 @@ def estimate(match: Match) -> Estimate | Workload:
         return Estimate(None, "a size depends on data, so it is not known whether PyTorch's attention pays", "unmeasured")
     if is_taken_by_inductor(match):
         return Estimate(False, "Inductor calls PyTorch's attention here itself")
-    passes = ("", " backward") if site.backward is not None else ("",)
-    ours = tuple(_flash(site, known, sizes, which) for which in passes)
-    return Workload(ours, tuple(_written_out(site, sizes, which) for which in passes))
+    return Workload((_flash(site, known, sizes),), (_written_out(site, sizes),))
 
 
 def _sizes(site: Site) -> tuple[int, int, int, int] | None:
@@ -46,49 +44,49 @@ def _sizes(site: Site) -> tuple[int, int, int, int] | None:
     return heads, queries, keys, depth
 
 
-def _flash(site: Site, known: Known, sizes: tuple[int, int, int, int], which: str) -> Work:
-    """PyTorch's kernel: threads take blocks of queries of a head, and in the backward whole heads."""
+def _flash(site: Site, known: Known, sizes: tuple[int, int, int, int]) -> Work:
+    """PyTorch's kernel: threads take blocks of queries of a head."""
     heads, queries, keys, depth = sizes
     block = min(next(size for least, size in _QUERIES if queries >= least), queries)
     rows = [min(block, queries - first) for first in range(0, queries, block)]
     seen = [min(keys, first + n) if known.causal else keys for first, n in zip(range(0, queries, block), rows)]
     blocks = [-(-n // _KEYS) for n in seen]
     scores = heads * sum(n * min(keys, _KEYS * count) for n, count in zip(rows, blocks))
-    items = heads if which else heads * len(rows)
+    items = heads * len(rows)
     threads = torch.get_num_threads()
     uneven = -(-items // threads) * threads / items
     quantities = {
-        f"flops in {_bits(site)} bits": uneven * (10.0 if which else 4.0) * scores * depth,
+        f"flops in {_bits(site)} bits": uneven * 4.0 * scores * depth,
         "scores": uneven * scores,
-        "products": uneven * heads * sum(blocks) * (5 if which else 2),
-        **_memory(site, sizes, which),
+        "products": uneven * heads * sum(blocks) * 2,
+        **_memory(site, sizes),
     }
     shape = {**_shape(site, sizes), "causal": float(known.causal), "masked": float(not (known.nothing or known.causal))}
-    return Work(f"sdpa{which} cpu", quantities, shape)
+    return Work("sdpa cpu", quantities, shape)
 
 
-def _written_out(site: Site, sizes: tuple[int, int, int, int], which: str) -> Work:
+def _written_out(site: Site, sizes: tuple[int, int, int, int]) -> Work:
     """Products by a library, with scores and probabilities in memory, and loops between."""
     heads, queries, keys, depth = sizes
     scores = heads * queries * keys
     quantities = {
-        f"flops in {_bits(site)} bits": (8.0 if which else 4.0) * scores * depth,
+        f"flops in {_bits(site)} bits": 4.0 * scores * depth,
         "scores": float(scores),
         "score bytes": float(scores * site.forward.dtype.itemsize),
-        **_memory(site, sizes, which),
+        **_memory(site, sizes),
     }
-    return Work(f"softmax attention{which} cpu", quantities, {**_shape(site, sizes), "addends": float(len(site.addends))})
+    return Work("softmax attention cpu", quantities, {**_shape(site, sizes), "addends": float(len(site.addends))})
 
 
 def _bits(site: Site) -> int:
     return 8 * site.forward.dtype.itemsize
 
 
-def _memory(site: Site, sizes: tuple[int, int, int, int], which: str) -> dict[str, float]:
+def _memory(site: Site, sizes: tuple[int, int, int, int]) -> dict[str, float]:
     heads, queries, keys, depth = sizes
     operands = heads * depth * (2 * queries + 2 * keys) * site.forward.dtype.itemsize
     masks = sum(math.prod(_hint(dim) for dim in site.scores_layout_of(addend)) for addend in site.addends)
-    return {"bytes": float(operands * (2 if which else 1)), "mask bytes": float(4 * masks)}
+    return {"bytes": float(operands), "mask bytes": float(4 * masks)}
 
 
 def _hint(dim: Dim) -> int:
@@ -112,8 +110,7 @@ def _shape(site: Site, sizes: tuple[int, int, int, int]) -> dict[str, float]:
 
 
 def is_taken_by_inductor(match: Match) -> bool:
-    """Whether one of Inductor's own patterns of attention is at this site: its passes come behind ours. Those with a backward are not found
-    here, since Inductor cleans the graph before it looks for them."""
+    """Whether one of Inductor's own patterns of attention is at this site: its passes come behind ours."""
     if not inductor_config.pattern_matcher:
         return False
     nodes = {*match.nodes, *(user for output in match.outputs for user in output.users)}

@@ -18,7 +18,7 @@ from fusebackend.patterns.attention.biases import ABSORBS, emit_addend, fill_of
 from fusebackend.patterns.attention.dims import Dim
 from fusebackend.patterns.attention.emit import Site
 from fusebackend.patterns.attention.numbers import uniform
-from fusebackend.patterns.attention.scores import Bias, Mask
+from fusebackend.patterns.attention.scores import Bias
 from fusebackend.patterns.sdpa.ops import LEAST
 from fusebackend.rewriting.pattern import Emitter
 
@@ -135,8 +135,3 @@ def emit_mask(e: Emitter, site: Site) -> fx.Node:
     for other in found[1:]:
         mask = e.call(aten.add.Tensor, converted(e, mask, torch.float32), converted(e, other, torch.float32))
     return mask
-
-
-def masks_by_where(site: Site) -> Mask | None:
-    """A mask that takes the place of scores, which have no gradient there."""
-    return next((term for addend in site.addends for term in addend.terms if isinstance(term, Mask)), None)

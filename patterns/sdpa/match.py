@@ -1,7 +1,7 @@
-"""Gives attention that is written out, without a bias that learns, to PyTorch's own attention on CPUs, forward and backward together.
+"""Gives attention that is written out to PyTorch's own attention on CPUs, where no gradients are computed.
 
 mul    = aten.mul(q, 0.25)
-bmm    = aten.bmm(mul, permute(k))                        out, logsumexp = fusebackend.sdpa(q, k, v, None, 0.25, False, True)
+bmm    = aten.bmm(mul, permute(k))                        out = fusebackend.sdpa(q, k, v, None, 0.25, False, True)
 exp    = aten.exp(bmm - amax(bmm))                    ->
 div    = aten.div(exp, sum(exp))
 bmm_1  = aten.bmm(div, v)
@@ -20,7 +20,7 @@ from fusebackend.patterns.attention.emit import Site
 from fusebackend.patterns.attention.match import Attention, describe_biases, read_interior, read_site
 from fusebackend.patterns.sdpa.emit import emit
 from fusebackend.patterns.sdpa.estimate import estimate
-from fusebackend.patterns.sdpa.masks import masks_by_where, read_mask
+from fusebackend.patterns.sdpa.masks import read_mask
 from fusebackend.patterns.sdpa.ops import DTYPES
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
@@ -29,7 +29,7 @@ LEAST_KEYS_IN_FP32 = 128
 
 
 class Sdpa(Pattern):
-    """Attention that is written out, without a bias that learns -> PyTorch's own attention, on CPUs."""
+    """Attention that is written out, without gradients -> PyTorch's own attention, on CPUs."""
 
     name = "sdpa"
     anchors = Attention.anchors
@@ -42,20 +42,13 @@ class Sdpa(Pattern):
         site = read_site(node, DTYPES, most_batch_dims=2)
         if not isinstance(site, Site):
             return site
-        forward, backward = site.forward, site.backward
         if not g.same_size(_size(site, "depth"), _size(site, "width")):
             return Reject("PyTorch's attention takes queries and values of one size", node)
-        if backward is not None and backward.biases:
-            return Reject("PyTorch's attention has no gradient of a bias", backward.biases[0].result.node)
-        if forward.dtype == torch.float32:
-            if backward is not None:
-                return Reject("in float32 the gradients of PyTorch's attention have larger errors than those of what is written", node)
-            if (_keys(site) or 0) < LEAST_KEYS_IN_FP32:
-                return Reject(f"in float32 and with fewer than {LEAST_KEYS_IN_FP32} keys PyTorch's attention has larger errors", node)
+        if site.backward is not None:
+            return Reject("the gradients of PyTorch's attention have larger errors than those of what is written", node)
+        if site.forward.dtype == torch.float32 and (_keys(site) or 0) < LEAST_KEYS_IN_FP32:
+            return Reject(f"in float32 and with fewer than {LEAST_KEYS_IN_FP32} keys PyTorch's attention has larger errors", node)
         known = read_mask(site)
-        where = masks_by_where(site)
-        if where is not None and backward is not None and not known.sees_all_rows and not forward.softmax.is_safe:
-            return Reject("the gradient of a mask by where(), which may hide a row wholly", where.node, "illegal")
 
         def build(emitter: Emitter) -> Sequence[fx.Node]:
             return emit(emitter, site, known)

@@ -1,8 +1,7 @@
-"""The family's operators: PyTorch's attention on CPUs, and where a mask hides a row wholly, what a program computes that writes it out.
+"""The family's operator: PyTorch's attention on CPUs, and where a mask hides a row wholly, what a program computes that writes it out.
 
-PyTorch's kernel gives zeros where a mask of -inf hides all keys of a row, and keeps of each row the logarithm of the sum of exponentials,
-in which the sum is lost beside a large finite mask. Both differ from attention that is written out. Such rows are rare: a mask of which
-it is not known before run time is looked at first, and where it has one, everything is computed as it was written.
+PyTorch's kernel gives zeros where a mask of -inf hides all keys of a row, which attention that is written out does not. Such rows are rare:
+a mask of which it is not known before run time is looked at first, and where it has one, everything is computed as it was written.
 
 PyTorch's operator can't stand in graphs itself: it is tagged as one that draws random numbers, since it might drop out.
 """
@@ -19,16 +18,15 @@ from fusebackend.native import arguments, ops
 aten = torch.ops.aten
 
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
-_FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 #: Those of PyTorch's kernel, but for float64.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-#: A row whose largest mask is less is computed as it was written: fp32 keeps 13 bits of the logarithm of a sum beside it.
+#: A row whose largest mask is less is taken for one that hides all keys, and computed as it was written.
 LEAST = -1024.0
 
 
 def reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool, sees_all_rows: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """What ``fusebackend::sdpa`` computes: ``softmax(scale * q @ k.mT + mask) @ v`` in fp32, rounded once.
 
     Args:
@@ -39,37 +37,20 @@ def reference(
             zeros; otherwise the mask is looked at.
 
     Returns:
-        The result, with the heads of a token one behind the other in memory, and the logsumexp of each row, by tokens too, for the
-        backward. The latter means nothing where a row of the mask is below ``LEAST``.
+        The result, with the heads of a token one behind the other in memory.
     """
-    scores = _scores(q, k, mask, scale, causal)
-    return _by_tokens(scores.softmax(-1) @ v.float(), q.dtype), _by_tokens(scores.logsumexp(-1), torch.float32)
-
-
-def reference_backward(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of q, k and v, laid out as the result is."""
-    weights, grad = _scores(q, k, mask, scale, causal).softmax(-1), grad.float()
-    dweights = grad @ v.float().mT
-    dscores = weights * (dweights - (weights * dweights).sum(-1, keepdim=True)) * scale
-    found = dscores @ k.float(), dscores.mT @ q.float(), weights.mT @ grad
-    return _by_tokens(found[0], q.dtype), _by_tokens(found[1], q.dtype), _by_tokens(found[2], q.dtype)
-
-
-def _scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool) -> torch.Tensor:
     scores = scale * q.float() @ k.float().mT
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
-    return scores if mask is None else scores + mask.float()
+    if mask is not None:
+        scores = scores + mask.float()
+    return _by_tokens((scores.softmax(-1) @ v.float()).to(q.dtype))
 
 
-def _by_tokens(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``x``, (batch, heads, tokens, ...), with the heads of a token one behind the other, and the strides of dims of size 1 too."""
-    _, heads, tokens, *width = (max(size, 1) for size in x.shape)
-    each = math.prod(width)
-    strides = (tokens * heads * each, each, heads * each, *[1] * len(width))
-    x = x.to(dtype)
+def _by_tokens(x: torch.Tensor) -> torch.Tensor:
+    """``x``, (batch, heads, tokens, D), with the heads of a token one behind the other, and the strides of dims of size 1 too."""
+    _, heads, tokens, width = (max(size, 1) for size in x.shape)
+    strides = (tokens * heads * width, width, heads * width, 1)
     if all(size == 1 or stride == wanted for size, stride, wanted in zip(x.shape, x.stride(), strides)):
         return x.as_strided(x.shape, strides)
     return x.new_empty_strided(x.shape, strides).copy_(x)
@@ -81,20 +62,11 @@ def _hides_rows(mask: torch.Tensor | None) -> bool:
 
 
 def _kernel(q, k, v, mask, scale, causal, sees_all_rows):
-    _check("sdpa", q, k, v, mask, causal)
+    _check(q, k, v, mask, causal)
     if _is_empty(q, k) or (not sees_all_rows and _hides_rows(mask)):
         return reference(q, k, v, mask, scale, causal, sees_all_rows)
-    out, logsumexp = _FLASH(_rows(q), _rows(k), _rows(v), 0.0, causal, attn_mask=_along_keys(mask), scale=scale)
-    return _by_tokens(out, q.dtype), _by_tokens(logsumexp, torch.float32)
-
-
-def _kernel_backward(grad, q, k, v, mask, out, logsumexp, scale, causal, sees_all_rows):
-    _check_backward(grad, q, k, v, mask, out, logsumexp, causal)
-    if _is_empty(q, k) or (not sees_all_rows and _hides_rows(mask)):
-        return reference_backward(grad, q, k, v, mask, scale, causal)
-    operands = _rows(grad), _rows(q), _rows(k), _rows(v), out, logsumexp
-    found = _FLASH_BACKWARD(*operands, 0.0, causal, attn_mask=_along_keys(mask), scale=scale)
-    return tuple(_by_tokens(x, q.dtype) for x in found)
+    out, _ = _FLASH(_rows(q), _rows(k), _rows(v), 0.0, causal, attn_mask=_along_keys(mask), scale=scale)
+    return _by_tokens(out)
 
 
 def _is_empty(q: torch.Tensor, k: torch.Tensor) -> bool:
@@ -110,7 +82,9 @@ def _along_keys(mask: torch.Tensor | None) -> torch.Tensor | None:
     return mask if mask is None or mask.shape[-1] == 1 or mask.stride(-1) == 1 else mask.contiguous()
 
 
-def _check(name: str, q, k, v, mask, causal) -> None:
+def _check(q, k, v, mask, causal) -> None:
+    name = "sdpa"
+
     def check(holds: bool, message: str) -> None:
         torch._check(holds, lambda: f"{name}: {message}")
 
@@ -134,44 +108,15 @@ def _check(name: str, q, k, v, mask, causal) -> None:
     check(fits, f"each dim of the mask, {tuple(mask.shape)}, must have the size 1 or that of the scores")
 
 
-def _empty(like: torch.Tensor) -> torch.Tensor:
-    batch, heads, tokens, width = like.shape
-    return like.new_empty((batch, tokens, heads, width)).transpose(1, 2)
-
-
 def _fake(q, k, v, mask, scale, causal, sees_all_rows):
-    _check("sdpa", q, k, v, mask, causal)
-    batch, heads, queries, _ = q.shape
-    return _empty(q), q.new_empty((batch, queries, heads), dtype=torch.float32).transpose(1, 2)
-
-
-def _check_backward(grad, q, k, v, mask, out, logsumexp, causal) -> None:
-    name = "sdpa_backward"
-    _check(name, q, k, v, mask, causal)
-    for tensor in (grad, out):
-        arguments.check_device(name, q, tensor=tensor)
-        arguments.check_dtype(name, q, tensor=tensor)
-        torch._check(arguments.same_sizes(tensor.shape, q.shape), lambda: f"{name}: the sizes of grad and out do not fit")
-    arguments.check_device(name, q, logsumexp=logsumexp)
-    right = logsumexp.dtype == torch.float32 and arguments.same_sizes(logsumexp.shape, q.shape[:-1])
-    torch._check(right, lambda: f"{name}: this is not the logsumexp of sdpa")
-
-
-def _fake_backward(grad, q, k, v, mask, out, logsumexp, scale, causal, sees_all_rows):
-    _check_backward(grad, q, k, v, mask, out, logsumexp, causal)
-    return _empty(q), _empty(k), _empty(v)
+    _check(q, k, v, mask, causal)
+    batch, heads, queries, width = q.shape
+    return q.new_empty((batch, queries, heads, width)).transpose(1, 2)
 
 
 sdpa = ops.define(
-    "sdpa(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal, bool sees_all_rows) -> (Tensor out, Tensor logsumexp)",
+    "sdpa(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal, bool sees_all_rows) -> Tensor",
     fake=_fake,
     python_kernels={"CPU": _kernel},
-    layout=torch.Tag.needs_exact_strides,
-)
-sdpa_backward = ops.define(
-    "sdpa_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, Tensor logsumexp, float scale, bool causal,"
-    " bool sees_all_rows) -> (Tensor dq, Tensor dk, Tensor dv)",
-    fake=_fake_backward,
-    python_kernels={"CPU": _kernel_backward},
     layout=torch.Tag.needs_exact_strides,
 )

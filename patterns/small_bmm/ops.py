@@ -71,14 +71,9 @@ def plan_facts(
         transposed: of both operands, whether their matrices lie by columns.
         misaligned: how many bytes behind an aligned address each begins.
     """
-    answer = ops.ask("small_bmm_plan", tuple(sizes), tuple(transposed), dtype, tuple(misaligned))
-    return {name: float(number) for name, number in (fact.split("=") for fact in answer.split())}
-
-
-def _ask_plan(*described) -> str:
-    return ops.ask("small_bmm_plan", *(tuple(a) if isinstance(a, list) else a for a in described))
+    return _plan(list(sizes), list(transposed), dtype, list(misaligned))
 
 
 # Implemented by csrc/small_bmm/bind.cpp. They do not appear in graphs.
 ops.define("small_bmm_most_size() -> int", fake=most_size)
-ops.define("small_bmm_plan(int[] sizes, bool[] transposed, ScalarType dtype, int[] misaligned) -> str", fake=_ask_plan)
+_plan = ops.define_facts("small_bmm_plan(int[] sizes, bool[] transposed, ScalarType dtype, int[] misaligned) -> str")

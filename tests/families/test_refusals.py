@@ -66,7 +66,6 @@ CALLS = {
     "causal_conv1d_backward": [(floats(2, 4, 9), floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0.0, True, False, True, True, True)],
     "column_sum": [(floats(4, 5), 0, 1, False, torch.float32), (floats(3, 4, 5, 6), 1, 3, True, torch.float64)],
     "sdpa": [(*seen, floats(2, 1, 1, 7), 0.25, False, False), (*seen, None, 0.25, True, True)],
-    "sdpa_backward": [(floats(2, 3, 5, 16), *seen, floats(2, 1, 5, 7), floats(2, 3, 5, 16), floats(2, 3, 5), 0.25, False, False)],
     "small_bmm": [(floats(5, 3, 4), floats(5, 4, 6)), (floats(2, 8, 4).mT, floats(2, 4, 8).mT)],
     "depthwise_conv": [
         (floats(2, 4, 9, 9), floats(8, 1, 3, 3), floats(8), [1, 2], [1, 1, 0, 2], [1, 2], None),

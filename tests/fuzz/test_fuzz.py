@@ -293,6 +293,14 @@ def test_a_sum_whose_terms_cancel_may_be_off_by_their_roundings_but_not_by_more(
     assert check_spoilt(monkeypatch, exact, "gradient of x1", lambda t: t + 1e-11).wrong, "integers are not rounded"
 
 
+def test_what_is_converted_to_float32_is_rounded_as_float32(monkeypatch):
+    """Its program in float64 rounds there too, and eager has no error."""
+    program = Program((Spec((3, 3, 3), torch.float64),), ("v0 = x0.float()", "v1 = v0.sum((0,))"), ("v1",))
+    eps = torch.finfo(torch.float32).eps
+    assert not check_spoilt(monkeypatch, program, "output 0", lambda t: t * (1 + eps)).wrong
+    assert check_spoilt(monkeypatch, program, "output 0", lambda t: t * (1 + 100 * eps)).wrong
+
+
 @pytest.mark.parametrize("why, body", [("raises", ("v0 = x0.to(f64)", "v0.add_(v0)")), ("shares", ("v0 = x0.to(f64)",))])
 def test_values_without_a_reference_in_float64_are_not_judged(monkeypatch, why, body):
     judged = wrote_to_a_copy("to(f64, copy=True)")

@@ -49,6 +49,26 @@ def triton_red_1(in_ptr0, in_ptr1, out_ptr0, ynumel, xnumel, r0_numel,
     tmp4 = tl.sum(_tmp4, 2)[:, :, None]
     tl.store(out_ptr0 + (xindex + 64*yindex), tmp4, xmask & ymask)
 """
+SOFTMAX = """
+@triton.jit
+def triton_red_2(in_ptr0, in_ptr1, out_ptr0, xnumel, r0_numel, XBLOCK : tl.constexpr, R0_BLOCK : tl.constexpr):
+    xoffset = tl.program_id(0) * XBLOCK
+    xindex = xoffset + tl.arange(0, XBLOCK)[:, None]
+    r0_base = tl.arange(0, R0_BLOCK)[None, :]
+    _tmp1 = tl.full([XBLOCK, R0_BLOCK], float("-inf"), tl.float32)
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        r0_index = r0_offset + r0_base
+        tmp0 = tl.load(in_ptr0 + (r0_index + 512*xindex), None, eviction_policy='evict_last')
+        tmp2 = triton_helpers.maximum(_tmp1, tmp0)
+        _tmp1 = tl.where(r0_index < r0_numel, tmp2, _tmp1)
+    tmp1 = triton_helpers.max2(_tmp1, 1)[:, None]
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        r0_index = r0_offset + r0_base
+        tmp3 = tl.load(in_ptr0 + (r0_index + 512*xindex), None, eviction_policy='evict_first')
+        tmp4 = tmp3 - tmp1
+        tmp5 = libdevice.exp(tmp4)
+        tl.store(out_ptr0 + (r0_index + 512*xindex), tmp5, None)
+"""
 POINTERS = {"in_ptr0": "*fp32", "in_ptr1": "*fp32", "out_ptr0": "*fp32"}
 
 
@@ -87,6 +107,31 @@ def test_a_loop_is_run_for_some_of_its_steps(work):
     assert found.shape["dimensions"] == 2 and 2 ** found.shape["log2 steps"] == pytest.approx(250)
     assert q["steps in waves"] == 250  # sixteen blocks run at once on ten multiprocessors
     assert q["elements in waves"] == 250 * 8 * 16 * 4 / 128
+
+
+def test_loops_one_after_the_other_add_up(work):
+    found = work(SOFTMAX, {"xnumel": 256, "r0_numel": 512}, XBLOCK=8, R0_BLOCK=64)
+    q = found.quantities
+    assert 2 ** found.shape["log2 steps"] == pytest.approx(8 + 8)
+    assert q["moved"] == 4 * 256 * 512 * 3  # read twice, written once
+    assert q["functions"] == 256 * 512
+    assert q["padded terms"] == 2 * 256 * 512
+
+
+def test_the_two_results_of_an_online_softmax_are_followed(work):
+    # Its maximum and its sum are kept together while the loop runs, and reduced together behind it.
+    online = SOFTMAX.replace(
+        "_tmp1 = tl.where(r0_index < r0_numel, tmp2, _tmp1)",
+        "_tmp1, _tmp9 = triton_helpers.online_softmax_combine(_tmp1, _tmp9, tmp0, False)",
+    )
+    online = online.replace("    for r0", "    _tmp9 = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)\n    for r0", 1)
+    online = online.replace(
+        "tmp1 = triton_helpers.max2(_tmp1, 1)[:, None]",
+        "tmp1, tmp9 = triton_helpers.online_softmax_reduce(_tmp1, _tmp9, 1, False)\n    tmp1 = tmp1[:, None]",
+    )
+    sizes = {"xnumel": 256, "r0_numel": 512}
+    found, plain = (work(source, sizes, XBLOCK=8, R0_BLOCK=64) for source in (online, SOFTMAX))
+    assert found.quantities["moved"] == plain.quantities["moved"] and found.shape["log2 steps"] == plain.shape["log2 steps"]
 
 
 def test_more_blocks_than_run_at_once_take_turns(work):

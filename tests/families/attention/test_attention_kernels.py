@@ -105,6 +105,13 @@ def test_the_error_is_no_larger_than_eagers(name, dtype, device, library):
     check(q, k, v, [torch.randn(b).to(device, dtype) for b in biases], grad)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_where_one_key_has_nearly_all_the_weight_the_error_is_no_larger_than_eagers(dtype, library):
+    """What is left of the scores' gradients is less than the rounding of the result times its gradient, from which GPUs compute them."""
+    q, k, v, grad = (torch.randint(-4, 5, (8, 2, 5, 16)).to(dtype) for _ in range(4))
+    check(4 * q, k, v, [torch.randint(-4, 5, (1, 2, 5, 5)).to(dtype)], grad)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_of_one_key_only_the_value_has_a_gradient(dtype, device, library):
     """A softmax of one score is 1 whatever the score: what is left of its gradient, the difference of two equal sums, is their rounding."""

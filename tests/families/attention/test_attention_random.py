@@ -5,7 +5,8 @@ import os
 
 import pytest
 import torch
-from attention_programs import alike, compiled, error, run, wide
+from attention_programs import compiled, error, run, wide
+from families.compiled_results import alike
 from random_attentions import draw
 
 COUNT = int(os.environ.get("FUSEBACKEND_TEST_ATTENTIONS", "40"))

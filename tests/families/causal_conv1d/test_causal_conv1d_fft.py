@@ -161,6 +161,12 @@ def test_generated_code_computes_the_same(name):
     assert found(compare(fn, *inputs(), **{"fuse.interpret": False})) == [FORWARD, BACKWARD]
 
 
+@pytest.mark.codegen
+def test_generated_code_reverses_the_taps_of_a_part_that_begins_late():
+    fn = convolved(2 * LENGTH, slice(1, LENGTH))
+    assert found(compare(fn, u().detach(), k().detach(), **{"fuse.interpret": False})) == [FORWARD]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_rows_are_convolved_in_fp32_as_they_are_transformed(dtype):
     report = compare(hyena, u(dtype=dtype), k(), u(CHANNELS))

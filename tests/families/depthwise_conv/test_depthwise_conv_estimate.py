@@ -60,18 +60,34 @@ def test_the_quantities_of_a_forward():
     assert ours.quantities["loaded bytes"] > 2 * elements and ours.quantities["products (toeplitz)"] > 49 * elements
 
 
-def test_the_kernel_follows_from_dtype_and_order():
-    routes = {}
-    for dtype, channels_last in itertools.product((torch.bfloat16, torch.float32), (False, True)):
-        (both,) = workloads(plain, inputs(dtype=dtype, channels_last=channels_last))
-        routes[dtype, channels_last] = next(q for q in both.ours[0].quantities if q.startswith("products"))
-        assert both.ours[0].shape["transposes"] == (channels_last and dtype == torch.bfloat16)
-    assert routes == {
-        (torch.bfloat16, False): "products (toeplitz)",
-        (torch.bfloat16, True): "products (toeplitz)",
-        (torch.float32, False): "products (window)",
-        (torch.float32, True): "products (window)",
-    }
+BF16, FP32 = torch.bfloat16, torch.float32
+# What is convolved, and with which kernels: forward, x's gradient, the weight's.
+ROUTES = {
+    "planes": (dict(), ("toeplitz", "toeplitz", "outer")),
+    "planes 3x3": (dict(taps=3), ("toeplitz", "toeplitz", "outer")),
+    "planes 14x14": (dict(shape=(8, 32, 14, 14)), ("toeplitz", "toeplitz", "outer")),
+    "planes of an odd width": (dict(shape=(8, 32, 57, 57)), ("toeplitz", "toeplitz", "outer")),
+    "planes 9x9": (dict(taps=9), ("toeplitz", "toeplitz", "outer")),
+    "channels last": (dict(channels_last=True), ("toeplitz", "toeplitz", "outer")),
+    "channels last 3x3": (dict(channels_last=True, taps=3), ("toeplitz", "toeplitz", "outer")),
+    "channels last 3x3 of odd channels": (dict(shape=(8, 33, 56, 56), channels_last=True, taps=3), ("toeplitz", "toeplitz", "outer")),
+    "channels last 9x9": (dict(channels_last=True, taps=9), ("toeplitz", "toeplitz", "outer")),
+    "fp32 planes": (dict(dtype=FP32), ("window", "window", "window")),
+    "fp32 planes of an odd width": (dict(shape=(8, 32, 57, 57), dtype=FP32), ("window", "window", "window")),
+    "fp32 channels last": (dict(dtype=FP32, channels_last=True), ("window", "window", "window")),
+    "fp32 9x9": (dict(dtype=FP32, taps=9), ("direct", "direct", "direct")),
+}
+
+
+@pytest.mark.parametrize("form", ROUTES)
+def test_the_kernel_follows_from_the_form(form):
+    what, routes = ROUTES[form]
+    args = inputs(**what)
+    forward, backward = workloads(lambda x, w: F.conv2d(x, w, padding=w.shape[2] // 2, groups=x.shape[1]), args, (0, 1))
+    works = (*forward.ours, *backward.ours)
+    assert tuple(next(q for q in w.quantities if q.startswith("products")) for w in works) == tuple(f"products ({r})" for r in routes)
+    transposed = args[0].dtype == BF16 and not args[0].is_contiguous() and "toeplitz" in routes and args[0].shape[1] % 8 == 0
+    assert all(work.shape["transposes"] == transposed for work in works)
 
 
 def test_the_bias_is_a_kernel_of_inductors_unless_the_next_one_adds_it():

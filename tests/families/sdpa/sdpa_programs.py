@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from families.compiled_results import alike, whole_report
 
 from fusebackend import backend
 from fusebackend.report.model import Report
@@ -16,41 +17,18 @@ def heads(*shape: int, keys: int | None = None, dtype: torch.dtype = torch.bfloa
     """q, k and v of (batch, heads, tokens, D), with heads inside tokens in memory."""
     batch, count, queries, depth = shape or (2, 3, 9, 16)
     lengths = (queries, *[keys or queries] * 2)
-    return [torch.randn(batch, n, count, depth).to(dtype).transpose(1, 2).requires_grad_() for n in lengths]
-
-
-def run(fn: Callable, args: tuple, training: bool) -> list[torch.Tensor]:
-    """The result of ``fn`` and, in training, the gradients of the arguments that require them."""
-    leaves = [a.detach().clone().requires_grad_(training and a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
-    with torch.set_grad_enabled(training):
-        out = fn(*leaves)
-    if not training:
-        return [out]
-    wanted = [a for a in leaves if isinstance(a, torch.Tensor) and a.requires_grad]
-    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(torch.bfloat16).to(out.dtype)
-    return [out.detach(), *torch.autograd.grad(out, wanted, cotangent)]
+    return [torch.randn(batch, n, count, depth).to(dtype).transpose(1, 2) for n in lengths]
 
 
 def wide(args: tuple) -> tuple:
-    return tuple(
-        a.detach().double().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args
-    )
+    return tuple(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
 
 
-def compiled(fn: Callable, args: tuple, training: bool, interpret: bool = True, **how) -> tuple[list[torch.Tensor], Report]:
+def compiled(fn: Callable, args: tuple, interpret: bool = True, **how) -> tuple[torch.Tensor, Report]:
     torch._dynamo.reset()
     options = {**OPTIONS, "fuse.interpret": interpret}
-    results = run(torch.compile(fn, backend=backend.fuse, options=options, **how), args, training)
-    report = Report()
-    for part in backend.reports():
-        report.extend(part)
-    return results, report
-
-
-def alike(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether dtype, shape and strides agree, but for those of dims of size 1."""
-    strides = all(a == b for a, b, size in zip(mine.stride(), theirs.stride(), mine.shape) if size != 1)
-    return mine.dtype == theirs.dtype and mine.shape == theirs.shape and strides
+    result = torch.compile(fn, backend=backend.fuse, options=options, **how)(*args)
+    return result, whole_report()
 
 
 def error(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -62,23 +40,22 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found - exact).norm() / exact.norm().clamp_min(1e-30))
 
 
-def check(fn: Callable, args: tuple, *, training: bool, note: str = "", interpret: bool = True, roundings: float = 2.0, **how) -> Report:
-    """Asserts that ``fn`` holds one attention, that results have eager's shapes, dtypes and strides, and that none is further from float64
+def check(fn: Callable, args: tuple, *, note: str = "", interpret: bool = True, roundings: float = 2.0, **how) -> Report:
+    """Asserts that ``fn`` holds one attention, that the result has eager's shape, dtype and strides, and that it is no further from float64
     than eager's (in float32 by more than a twentieth), or than ``roundings`` of its dtype."""
-    exact, eager = run(fn, wide(args), training), run(fn, args, training)
-    ours, report = compiled(fn, args, training, interpret, **how)
+    exact, eager = fn(*wide(args)), fn(*args)
+    ours, report = compiled(fn, args, interpret, **how)
     assert len(report.substitutions) == 1, report
     assert note in report.substitutions[0].note, report
-    for i, (precise, theirs, mine) in enumerate(zip(exact, eager, ours, strict=True)):
-        assert alike(mine, theirs), i
-        slack = 1.05 if mine.dtype == torch.float32 else 1.0
-        bound = max(slack * error(theirs, precise), roundings * torch.finfo(mine.dtype).eps / 2)
-        assert error(mine, precise) <= bound, (i, error(mine, precise), error(theirs, precise))
+    assert alike(ours, eager)
+    slack = 1.05 if ours.dtype == torch.float32 else 1.0
+    bound = max(slack * error(eager, exact), roundings * torch.finfo(ours.dtype).eps / 2)
+    assert error(ours, exact) <= bound, (error(ours, exact), error(eager, exact))
     return report
 
 
-def refused(fn: Callable, args: tuple, reason: str, *, training: bool) -> None:
+def refused(fn: Callable, args: tuple, reason: str) -> None:
     """Asserts that nothing is replaced in ``fn``, and that a near miss has this reason."""
-    _, report = compiled(fn, args, training)
+    _, report = compiled(fn, args)
     assert not report.substitutions, report
     assert any(reason in r.reason for r in report.rejections), report

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from sdpa_programs import check, compiled, error, heads, refused, run, wide
+from sdpa_programs import check, compiled, error, heads, refused, wide
 
 import fusebackend
 from fusebackend import backend
@@ -39,20 +39,16 @@ def repeated_keys(q, k, v):
     return (q @ k.transpose(2, 3) * 0.25).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("fn", [scaled_queries, by_einsum, without_batch, repeated_keys], ids=lambda f: f.__name__)
-def test_spellings(fn, dtype, training):
+def test_spellings(fn, dtype):
     args = tuple(heads(2, 3, 140, 16, dtype=dtype))
-    if dtype == torch.float32 and training:
-        return refused(fn, args, "in float32 the gradients", training=True)
-    check(fn, args, training=training, note="without a mask")
+    check(fn, args, note="without a mask")
 
 
-@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("keys", [9, 40])
-def test_more_keys_than_queries(keys, training):
-    check(scaled_queries, tuple(heads(2, 3, 9, 16, keys=keys)), training=training)
+def test_more_keys_than_queries(keys):
+    check(scaled_queries, tuple(heads(2, 3, 9, 16, keys=keys)))
 
 
 def causal_by_tril(q, k, v):
@@ -75,10 +71,9 @@ def causal_by_where(q, k, v):
     return torch.where(seen, scores, torch.full([], torch.finfo(scores.dtype).min, dtype=scores.dtype)).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("fn", [causal_by_tril, causal_by_positions, causal_by_where], ids=lambda f: f.__name__)
-def test_causal_masks_are_recognised(fn, training):
-    check(fn, tuple(heads()), training=training, note="causal")
+def test_causal_masks_are_recognised(fn):
+    check(fn, tuple(heads()), note="causal")
 
 
 @pytest.mark.parametrize("diagonal", [-1, 0, 2])
@@ -87,54 +82,49 @@ def test_other_triangles_are_masks(diagonal):
         hidden = torch.ones(9, 9, dtype=torch.bool).triu(diagonal)
         return (q @ k.mT * 0.25).masked_fill(hidden, -10000.0 if diagonal < 1 else -math.inf).softmax(-1) @ v
 
-    check(fn, tuple(heads()), training=False, note="1 bias")
+    check(fn, tuple(heads()), note="1 bias")
 
 
-@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("shape", [(2, 1, 1, 9), (2, 1, 9, 9), (1, 3, 9, 9), (9, 9), (9,), (2, 3, 9, 1)], ids=str)
-def test_masks_of_any_shape(shape, training):
+def test_masks_of_any_shape(shape):
     mask = torch.randn(shape).bfloat16()
     mask[..., 0] = -1000.0
-    check(transformers_eager, (*heads(), mask), training=training)
+    check(transformers_eager, (*heads(), mask))
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_several_masks_are_added_up(training):
+def test_several_masks_are_added_up():
     def fn(q, k, v, first, second):
         return (first + (q @ k.mT * 0.25 - second)).softmax(-1) @ v
 
     masks = (torch.randn(shape).to(torch.bfloat16) for shape in ((2, 1, 1, 9), (9, 9)))
-    check(fn, (*heads(), *masks), training=training, note="2 biases")
+    check(fn, (*heads(), *masks), note="2 biases")
 
 
-@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(torch.bfloat16).min], ids=str)
 @pytest.mark.parametrize("hidden", ["no rows", "some rows"])
-def test_rows_that_are_hidden_wholly_are_what_eager_makes_of_them(hidden, lowest, training):
+def test_rows_that_are_hidden_wholly_are_what_eager_makes_of_them(hidden, lowest):
     seen = torch.rand(2, 1, 9, 9) < 0.6
     seen[..., 0] = True
     if hidden == "some rows":
         seen[0, :, 3:5] = False
     mask = torch.zeros(seen.shape).masked_fill(~seen, lowest).to(torch.bfloat16)
-    check(transformers_eager, (*heads(), mask), training=training)
+    check(transformers_eager, (*heads(), mask))
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_a_number_that_absorbs_scores_in_eager_absorbs_them_here(training):
+def test_a_number_that_absorbs_scores_in_eager_absorbs_them_here():
     """In float64 it would not."""
     mask = torch.zeros(2, 1, 9, 9)
     mask[0, :, 3:5] = -1e9
     args = (*heads(), mask)
-    ours, report = compiled(transformers_eager, args, training)
+    ours, report = compiled(transformers_eager, args)
     assert len(report.substitutions) == 1, report
-    for mine, theirs in zip(ours, run(transformers_eager, args, training), strict=True):
-        assert error(mine, theirs) <= 4 * torch.finfo(mine.dtype).eps
+    assert error(ours, transformers_eager(*args)) <= 4 * torch.finfo(ours.dtype).eps
 
 
 def test_nan_in_a_mask_reaches_what_it_reaches_in_eager():
     mask = torch.zeros(2, 1, 9, 9)
     mask[1, 0, 4, 2] = math.nan
-    check(transformers_eager, (*heads(), mask.bfloat16()), training=True)
+    check(transformers_eager, (*heads(), mask.bfloat16()))
 
 
 def test_scaled_dot_product_attention_that_was_decomposed_gives_zeros_for_hidden_rows():
@@ -145,25 +135,15 @@ def test_scaled_dot_product_attention_that_was_decomposed_gives_zeros_for_hidden
 
     mask = torch.zeros(140, 140)
     mask[4] = -math.inf
-    check(fn, (*heads(2, 3, 140, 16, dtype=torch.float32), mask), training=False)
+    check(fn, (*heads(2, 3, 140, 16, dtype=torch.float32), mask))
 
 
-@pytest.mark.parametrize("which", range(3))
-def test_gradients_that_are_not_needed(which):
-    args = heads()
-    for i, x in enumerate(args):
-        x.requires_grad_(i == which)
-    check(scaled_queries, tuple(args), training=True)
+def test_queries_that_are_keys_and_values():
+    check(lambda x: ((x * 0.25) @ x.mT).softmax(-1) @ x, (heads()[0],))
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_queries_that_are_keys_and_values(training):
-    check(lambda x: ((x * 0.25) @ x.mT).softmax(-1) @ x, (heads()[0],), training=training)
-
-
-@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_other_sizes_do_not_recompile(masked, training):
+def test_other_sizes_do_not_recompile(masked):
     torch._dynamo.reset()
     graphs: list[int] = []
     options = {"fuse.patterns": ["sdpa"], "fuse.interpret": True, "fuse.gate": "off", "fuse.strict": True}
@@ -185,38 +165,29 @@ def test_other_sizes_do_not_recompile(masked, training):
         if masked:
             torch._dynamo.mark_dynamic(args[3], 0)
             torch._dynamo.mark_dynamic(args[3], 3)
-        with torch.set_grad_enabled(training):
-            out = compiled(*args)
-        found = [out, *torch.autograd.grad(out.sum(), args[:3])] if training else [out]
-        precise = wide(tuple(args))
-        exact = fn(*precise)
-        reference = [exact, *torch.autograd.grad(exact.sum(), precise[:3])] if training else [exact]
-        for mine, right in zip(found, reference, strict=True):
-            assert (mine - right).norm() <= 8 * torch.finfo(torch.bfloat16).eps * right.norm()
+        found, right = compiled(*args), fn(*wide(tuple(args)))
+        assert (found - right).norm() <= 8 * torch.finfo(torch.bfloat16).eps * right.norm()
     assert len(graphs) == 1
     assert len(fusebackend.last_report().substitutions) == 1
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_rows_that_are_not_contiguous_are_copied(training):
+def test_rows_that_are_not_contiguous_are_copied():
     def fn(q, k, v):
         return ((q.mT * 0.25) @ k).softmax(-1) @ v.mT
 
-    check(fn, tuple(torch.randn(2, 3, 16, 9).to(torch.bfloat16).requires_grad_() for _ in range(3)), training=training)
+    check(fn, tuple(torch.randn(2, 3, 16, 9).to(torch.bfloat16) for _ in range(3)))
 
 
 def test_results_are_the_same_in_every_run():
     args = tuple(heads(2, 3, 70, 16))
-    first, _ = compiled(scaled_queries, args, True)
+    first, _ = compiled(scaled_queries, args)
     for _ in range(3):
-        again, _ = compiled(scaled_queries, args, True)
-        assert all(map(torch.equal, first, again))
+        assert torch.equal(first, compiled(scaled_queries, args)[0])
 
 
 @pytest.mark.codegen
 @pytest.mark.parametrize("kind", ["plain", "causal", "mask"])
-@pytest.mark.parametrize("training", [False, True])
-def test_with_generated_code(kind, training):
+def test_with_generated_code(kind):
     def fn(x, w, mask):
         q, k, v = (x @ w).view(2, 9, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
         scores = (q * 0.25) @ k.mT
@@ -227,58 +198,40 @@ def test_with_generated_code(kind, training):
         return scores.softmax(-1).matmul(v).transpose(1, 2).reshape(2, 9, 64) @ w[:64, :64]
 
     args = (torch.randn(2, 9, 64), torch.randn(64, 192) / 8, torch.randn(2, 1, 1, 9))
-    args = tuple(x.to(torch.bfloat16).requires_grad_(i < 2) for i, x in enumerate(args))
-    check(fn, args, training=training, interpret=False)
-
-
-def test_the_scores_are_not_saved_for_the_backward():
-    saved: list[int] = []
-    q, k, v = heads(1, 2, 256, 16)
-    fn = torch.compile(scaled_queries, backend="fuse", options={"fuse.patterns": ["sdpa"], "fuse.interpret": True, "fuse.gate": "off"})
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x.numel()), x)[1], lambda x: x):
-        fn(q, k, v).sum().backward()
-    assert saved and max(saved) <= q.numel()
+    args = tuple(x.to(torch.bfloat16) for x in args)
+    check(fn, args, interpret=False)
 
 
 # ---- refusals ----
 
 
-def test_a_bias_that_learns_is_refused():
-    def fn(q, k, v, b):
-        return ((q * 0.25) @ k.mT + b).softmax(-1) @ v
-
-    bias = torch.randn(3, 9, 9, dtype=torch.bfloat16, requires_grad=True)
-    refused(fn, (*heads(), bias), "no gradient of a bias", training=True)
-    check(fn, (*heads(), bias), training=False)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_where_gradients_are_computed_it_is_refused(dtype):
+    """Where one key has nearly all the weight, PyTorch's kernel has 1.9 times eager's error: it starts from the rounded result."""
+    args = tuple(x.requires_grad_() for x in heads(2, 3, 140, 16, dtype=dtype))
+    refused(scaled_queries, args, "the gradients of PyTorch's attention have larger errors")
+    with torch.no_grad():
+        check(scaled_queries, args)
 
 
 def test_values_of_another_size_are_refused():
     q, k, _ = heads()
-    refused(scaled_queries, (q, k, torch.randn(2, 3, 9, 8).bfloat16()), "of one size", training=False)
-
-
-def test_a_gradient_through_a_mask_that_is_not_known_is_refused():
-    def fn(q, k, v, hidden):
-        return (q @ k.mT * 0.25).masked_fill(hidden, -math.inf).softmax(-1) @ v
-
-    hidden = torch.zeros(9, 9, dtype=torch.bool)
-    refused(fn, (*heads(), hidden), "may hide a row wholly", training=True)
-    check(fn, (*heads(), hidden), training=False)
+    refused(scaled_queries, (q, k, torch.randn(2, 3, 9, 8).bfloat16()), "of one size")
 
 
 def test_float64_is_refused():
-    refused(scaled_queries, tuple(heads(dtype=torch.float64)), "torch.float64 queries", training=False)
+    refused(scaled_queries, tuple(heads(dtype=torch.float64)), "torch.float64 queries")
 
 
 def test_few_keys_in_float32_are_refused():
-    refused(scaled_queries, tuple(heads(dtype=torch.float32)), "fewer than 128 keys", training=False)
+    refused(scaled_queries, tuple(heads(dtype=torch.float32)), "fewer than 128 keys")
 
 
 def test_dropout_is_refused():
     def fn(q, k, v):
         return F.dropout(((q * 0.25) @ k.mT).softmax(-1), 0.1) @ v
 
-    refused(fn, tuple(heads()), "dropout", training=True)
+    refused(fn, tuple(heads()), "dropout")
 
 
 def test_probabilities_that_are_returned_are_refused():
@@ -286,7 +239,7 @@ def test_probabilities_that_are_returned_are_refused():
         p = ((q * 0.25) @ k.mT).softmax(-1)
         return torch.cat([p @ v, p], -1)
 
-    refused(fn, tuple(heads()), "also uses the probabilities", training=False)
+    refused(fn, tuple(heads()), "also uses the probabilities")
 
 
 def test_where_inductor_calls_the_same_kernel_itself_it_is_left():
@@ -301,11 +254,7 @@ def test_where_inductor_calls_the_same_kernel_itself_it_is_left():
     assert any("Inductor calls PyTorch's attention here itself" in r.reason for r in found), fusebackend.last_report()
 
 
-def test_long_rows_are_no_further_from_float64_than_eager():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_long_rows_are_no_further_from_float64_than_eager(dtype):
     """Long rows, where blocks of keys are added up one after the other."""
-    for dtype, training in ((torch.float32, False), (torch.bfloat16, True)):
-        args = tuple(heads(1, 2, 1100, 16, dtype=dtype))
-        exact, eager = run(causal_by_tril, wide(args), training), run(causal_by_tril, args, training)
-        ours, _ = compiled(causal_by_tril, args, training)
-        for precise, theirs, mine in zip(exact, eager, ours, strict=True):
-            assert error(mine, precise) <= 1.05 * error(theirs, precise)
+    check(causal_by_tril, tuple(heads(1, 2, 1100, 16, dtype=dtype)), roundings=0.0)
