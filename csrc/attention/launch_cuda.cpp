@@ -151,7 +151,7 @@ cudaError_t pipelined_gradients(const FlashBackward& f, const FlashLaunchers& la
 // The same with it: gradients of scores are stored, of some heads at a time.
 cudaError_t stored_gradients(const FlashBackward& f, int tile_bias, int summed) {
   const Backward& p = f.p;
-  const StoredPlan plan = plan_stored(p, summed);
+  const StoredPlan plan = plan_stored(p, summed, f.sm_count);
   float* const sums = static_cast<float*>(f.workspace.take(partial_sum_bytes(p, plan.heads, summed)));
   StoredHeads stored = {static_cast<char*>(f.workspace.take(plan.bytes())), plan.key_tiles, 0};
   if (!f.runs) return cudaSuccess;
@@ -178,7 +178,7 @@ cudaError_t flash_backward(Backward p, Workspace& workspace, bool runs, int sm_c
   if (runs)
     if (const cudaError_t error = launch_row_sums(f.arguments(f.single_heads()), p.dtype, p.size.heads(), stream); error != cudaSuccess) return error;
 
-  const BackwardRoute route = backward_route(p, uses_wgmma(p));
+  const BackwardRoute route = backward_route(p, uses_wgmma(p), sm_count);
   cudaError_t error = cudaSuccess;
 #ifdef FUSE_HAS_SM90A
   if (route.kind == BackwardRoute::kStored) error = stored_gradients(f, route.tile_bias, route.summed);

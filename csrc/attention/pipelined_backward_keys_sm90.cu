@@ -23,8 +23,9 @@ cudaError_t launch_as(const Arguments& a, int tile_bias, const StoredHeads& stor
 
 template <typename T, bool kStores>
 cudaError_t launch_dim(const Arguments& a, const Backward& p, int tile_bias, const StoredHeads& stored, int64_t shares, cudaStream_t stream) {
-  return std::max(p.size.d, p.size.dv) <= 32 ? launch_as<T, 32, 1, 3, 3, kStores>(a, tile_bias, stored, shares, stream)
-                                             : launch_as<T, 64, 2, 4, 1, kStores>(a, tile_bias, stored, shares, stream);
+  constexpr int kGroups = kPipelinedBackwardKeys / 64;
+  return is_narrow(p) ? launch_as<T, 32, kGroups, 3, 3, kStores>(a, tile_bias, stored, shares, stream)
+                      : launch_as<T, 64, kGroups, 3, 2, kStores>(a, tile_bias, stored, shares, stream);
 }
 
 template <typename T>

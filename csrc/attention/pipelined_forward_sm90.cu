@@ -24,12 +24,8 @@ cudaError_t launch_as(const Forward& p, const StagedBiases& staged, cudaStream_t
 
 template <typename T>
 cudaError_t launch_dim(const Forward& p, const StagedBiases& staged, cudaStream_t stream) {
-  const bool narrow = std::max(p.size.d, p.size.dv) <= 32;
-  switch (pipelined_forward_queries(p)) {
-    case 256: return narrow ? launch_as<T, 32, 4, 4, 1>(p, staged, stream) : launch_as<T, 64, 4, 4, 1>(p, staged, stream);
-    case 128: return narrow ? launch_as<T, 32, 2, 3, 2>(p, staged, stream) : launch_as<T, 64, 2, 3, 2>(p, staged, stream);
-    default: return narrow ? launch_as<T, 32, 1, 3, 4>(p, staged, stream) : launch_as<T, 64, 1, 3, 4>(p, staged, stream);
-  }
+  if (is_narrow(p)) return launch_as<T, 32, 1, 3, 4>(p, staged, stream);
+  return pipelined_forward_queries(p) == 128 ? launch_as<T, 64, 2, 3, 2>(p, staged, stream) : launch_as<T, 64, 1, 3, 4>(p, staged, stream);
 }
 
 }  // namespace

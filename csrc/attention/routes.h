@@ -44,20 +44,26 @@ inline bool stages_tile_bias(const Problem& p, int& tile) {
   return true;
 }
 
-// Queries of a block of pipelined_forward_sm90.cu.
-inline int pipelined_forward_queries(const Problem& p) { return p.size.t > 128 ? 256 : p.size.t > 64 ? 128 : 64; }
+// Whether a row of q, k and v fits into 64 bytes.
+inline bool is_narrow(const Problem& p) { return std::max(p.size.d, p.size.dv) <= 32; }
 
-// Keys of a block of pipelined_backward_keys_sm90.cu: 128 compute more with the queries that are copied; narrow heads leave room for three
-// blocks of 64.
-inline int pipelined_backward_keys(const Problem& p) { return std::max(p.size.d, p.size.dv) <= 32 ? 64 : 128; }
+// Queries of a block of pipelined_forward_sm90.cu: of wide heads two warpgroups share keys and values, of narrow ones more blocks share a
+// multiprocessor.
+inline int pipelined_forward_queries(const Problem& p) { return is_narrow(p) || p.size.t <= 64 ? 64 : 128; }
+
+// Keys of a block of pipelined_backward_keys_sm90.cu.
+constexpr int kPipelinedBackwardKeys = 64;
 
 // Gradients of scores that are stored between pipelined_backward_keys_sm90.cu and stored_backward_sm90.cu, in tiles of so many keys and queries.
 constexpr int kStoredTile = 64;
 constexpr int64_t kMaxStoredBytes = 256 * 1024 * 1024;  // at a time, and of partial sums of the bias's gradient
 
 // Heads whose dq stored_backward_sm90.cu keeps in registers.
-constexpr int kStoredHeads = 8, kNarrowStoredHeads = 8;  // "narrow" are heads of up to 32
-inline int64_t most_stored_heads(const Problem& p) { return std::max(p.size.d, p.size.dv) <= 32 ? kNarrowStoredHeads : kStoredHeads; }
+constexpr int kStoredHeads = 8, kNarrowStoredHeads = 16;
+inline int64_t most_stored_heads(const Problem& p) { return is_narrow(p) ? kNarrowStoredHeads : kStoredHeads; }
+
+// Fewer heads to a block keep more multiprocessors busy, but partial sums of fewer than so many are more memory than what is stored.
+constexpr int64_t kFewestStoredHeads = 4;
 
 // Heads to the blocks of stored_backward_sm90.cu, and how many shares of them are stored at a time: none where the memory does not suffice.
 struct StoredPlan {
@@ -67,14 +73,15 @@ struct StoredPlan {
   int64_t bytes() const { return shares * heads.per_block * head_bytes; }
 };
 
-inline StoredPlan plan_stored(const Backward& p, int summed) {
+inline StoredPlan plan_stored(const Backward& p, int summed, int sm_count) {
   StoredPlan plan;
   HeadPlan& heads = plan.heads;
   heads = plan_heads(p, summed, p.dbias[summed].size, 1);
-  heads.chunks = ceil_div(heads.inner, most_stored_heads(p));
+  const int64_t busy = ceil_div(int64_t(sm_count), heads.kept * ceil_div(p.size.t, int64_t(kStoredTile)));  // chunks for a block to each
+  heads.chunks = std::max(ceil_div(heads.inner, most_stored_heads(p)), std::min(busy, heads.inner / kFewestStoredHeads));
   heads.per_block = ceil_div(heads.inner, heads.chunks);
   heads.chunks = ceil_div(heads.inner, heads.per_block);
-  plan.key_tiles = round_up(p.size.s, int64_t(pipelined_backward_keys(p))) / kStoredTile;
+  plan.key_tiles = round_up(p.size.s, int64_t(kPipelinedBackwardKeys)) / kStoredTile;
   plan.head_bytes = plan.key_tiles * ceil_div(p.size.t, int64_t(kStoredTile)) * kStoredTile * kStoredTile * 2;
   const int64_t most = kMaxStoredBytes / (heads.per_block * plan.head_bytes);
   const bool has_room = !needs_partial_sums(p, heads, summed) || heads.blocks() * p.size.t * p.size.s <= kMaxStoredBytes / int64_t(sizeof(float));
@@ -91,13 +98,13 @@ struct BackwardRoute {
   int summed;     // the bias whose gradient they sum; those of others are computed on their own
 };
 
-inline BackwardRoute backward_route(const Backward& p, bool wgmma) {
+inline BackwardRoute backward_route(const Backward& p, bool wgmma, int sm_count) {
   int wanted = -1, tile_bias;
   for (int i = p.biases - 1; i >= 0; --i)
     if (p.dbias[i].size[0]) wanted = i;
   const bool tiles = has_tiles(p.q, p.size.t) && has_tiles(p.grad, p.size.t) && has_tiles(p.k, p.size.s) && has_tiles(p.v, p.size.s);
   if (!wgmma || !tiles || !stages_tile_bias(p, tile_bias)) return {BackwardRoute::kAny, -1, wanted >= 0 && fits_in_keys_kernel(p) ? wanted : -1};
-  if (wanted >= 0 && plan_stored(p, wanted).shares > 0) return {BackwardRoute::kStored, tile_bias, wanted};
+  if (wanted >= 0 && plan_stored(p, wanted, sm_count).shares > 0) return {BackwardRoute::kStored, tile_bias, wanted};
   return {BackwardRoute::kPipelined, tile_bias, -1};
 }
 

@@ -17,7 +17,8 @@ cudaError_t launch_as(const Arguments& a, const StoredHeads& stored, int64_t sha
 // Each warpgroup has half of the heads.
 template <typename T>
 cudaError_t launch_heads(const Arguments& a, const Backward& p, const StoredHeads& stored, int64_t shares, cudaStream_t stream) {
-  const bool narrow = std::max(p.size.d, p.size.dv) <= 32;
+  const bool narrow = is_narrow(p);
+  if (a.per_block > 8) return launch_as<T, 32, 8, 1>(a, stored, shares, stream);
   if (a.per_block > 4) return narrow ? launch_as<T, 32, 4, 2>(a, stored, shares, stream) : launch_as<T, 64, 4, 1>(a, stored, shares, stream);
   if (a.per_block > 2) return narrow ? launch_as<T, 32, 2, 2>(a, stored, shares, stream) : launch_as<T, 64, 2, 1>(a, stored, shares, stream);
   return narrow ? launch_as<T, 32, 1, 2>(a, stored, shares, stream) : launch_as<T, 64, 1, 1>(a, stored, shares, stream);

@@ -114,18 +114,18 @@ std::string work_of(const Backward& p, int sm_count, int capability_major) {
       if (!left) break;
     }
   } else {
-    const BackwardRoute route = backward_route(p, uses_wgmma(p, capability_major));
+    const BackwardRoute route = backward_route(p, uses_wgmma(p, capability_major), sm_count);
     const int64_t key_tiles = ceil_div(p.size.s, int64_t(64)), query_tiles = ceil_div(p.size.t, int64_t(64));
     if (route.kind == BackwardRoute::kAny) {
       const HeadPlan plan = plan_keys_kernel(p, route.summed, sm_count);
       add(total, p, {key_tiles * plan.blocks(), seen(p, query_tiles) * plan.per_block, 64, 64, 4, 128, false}, sm_count);
       if (route.summed >= 0) add_partial_sums(total, p, plan, route.summed);
     } else {
-      const int64_t keys = pipelined_backward_keys(p), blocks = ceil_div(p.size.s, keys) * p.size.heads();
-      add(total, p, {blocks, seen(p, query_tiles), 64, keys, 4, 128, false, route.tile_bias >= 0}, sm_count);
+      constexpr int64_t kKeys = kPipelinedBackwardKeys;
+      add(total, p, {ceil_div(p.size.s, kKeys) * p.size.heads(), seen(p, query_tiles), 64, kKeys, 4, 128, false, route.tile_bias >= 0}, sm_count);
     }
     if (route.kind == BackwardRoute::kStored) {
-      const StoredPlan plan = plan_stored(p, route.summed);
+      const StoredPlan plan = plan_stored(p, route.summed, sm_count);
       add_stored(total, p, plan, sm_count);
       add_partial_sums(total, p, plan.heads, route.summed);
       total.kernels += double(2 * (plan.launches - 1));

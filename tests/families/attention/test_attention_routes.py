@@ -76,14 +76,22 @@ def test_each_route_is_taken_and_right(name, dtype, library):
 
 
 @pytest.mark.cuda
-def test_tokens_that_are_one_row_are_read_by_other_kernels(library):
+@pytest.mark.parametrize("repeated", range(4), ids=("q", "k", "v", "grad"))
+def test_tokens_that_are_one_row_are_read_by_other_kernels(repeated, library):
     """The tensor memory accelerator can not repeat a row."""
-    q, k, v, grad = arguments("cuda", torch.bfloat16, (2, 2, 136, 64))
-    k = k[..., :1, :].expand(k.shape)
+    rows = list(arguments("cuda", torch.bfloat16, (2, 2, 136, 64)))
+    rows[repeated] = rows[repeated][..., :1, :].expand(rows[repeated].shape)
+    *qkv, grad = rows
     bias = whole(1, 2, 136).cuda()
-    _, kernels = launched(lambda: by_kernels(q, k, v, [bias], 0.125, False, grad, [True]))
-    assert PIPELINED not in kernels and not any(kernel in kernels for kernel in STORED)
-    check(q, k, v, [bias], grad)
+    results, kernels = launched(lambda: by_kernels(*qkv, [bias], 0.125, False, grad, [True]))
+    assert (PIPELINED in kernels) == (repeated == 3) and not any(kernel in kernels for kernel in STORED)
+    copied = by_kernels(*(x.contiguous() for x in qkv), [bias], 0.125, False, grad.contiguous(), [True])
+    # Where keys or values are one row, some gradients are sums that cancel: what is left of them is relative to what others are.
+    wide = [x.norm() for x in by_kernels(*arguments("cuda", torch.bfloat16, (2, 2, 136, 64))[:3], [bias], 0.125, False, grad, [True])]
+    for ours, other, norm in zip(results, copied, wide, strict=True):
+        assert (ours.double() - other.double()).norm() <= 2**-7 * max(norm, other.norm())
+    if repeated in (0, 3):
+        check(*qkv, [bias], grad)
 
 
 @pytest.mark.cuda
@@ -102,7 +110,7 @@ def test_gradients_of_scores_are_stored_of_some_heads_at_a_time(library):
     before = torch.cuda.memory_allocated()
     first = by_kernels(q, k, v, [bias], 0.2, False, grad, [True])
     results = sum(x.nbytes for x in first)
-    partial_sums = 4 * 3 * bias.numel()
+    partial_sums = 4 * 2 * bias.numel()
     assert torch.cuda.max_memory_allocated() - before < results + partial_sums + (300 << 20)  # 324 MiB if all were stored
     assert all(torch.equal(a, b) for a, b in zip(first, by_kernels(q, k, v, [bias], 0.2, False, grad, [True])))
     check(q, k, v, [bias], grad)
@@ -132,9 +140,9 @@ def test_what_is_stored_is_bounded(monkeypatch, library):
     for batch, heads, length, stored in (
         (8, 12, 1024, 1),
         (64, 12, 1024, 0),
-        (8, 1, 4096, 1),
-        (8, 1, 4160, 0),
-        (1, 8, 4160, 1),
+        (8, 1, 5760, 1),
+        (8, 1, 5824, 0),
+        (1, 8, 5824, 1),
         (1, 1, 12_000, 0),
     ):
         site = work.Attended(

@@ -42,11 +42,11 @@ def test_the_quantities_of_windows():
 def test_the_quantities_of_long_sequences():
     site = attended((8, 1, 12, 1024, 64), 1024, [(1, 1, 12, 1024, 1024)], [True])
     forward, backward = work.work(site, False), work.work(site, True)
-    blocks = 8 * 12 * 4  # of 256 queries
+    blocks = 8 * 12 * 8  # of 128 queries
     assert forward.quantities["steps"] == -(-blocks // 132) * 16
-    assert forward.quantities["scores"] == forward.quantities["steps"] * 256 * 64
+    assert forward.quantities["scores"] == forward.quantities["steps"] * 128 * 64
     assert forward.quantities["flops"] == 4 * 64 * forward.quantities["scores"]
-    assert forward.quantities["staged bytes"] == blocks * 16 * 2 * (128 * 64 + 256 * 64)  # keys, values, the bias
+    assert forward.quantities["staged bytes"] == blocks * 16 * 2 * (128 * 64 + 128 * 64)  # keys, values, the bias
     assert forward.quantities["scratch bytes"] == 0
     assert backward.quantities["launches"] == 3  # sums of rows; dk and dv; dq and the bias
     assert backward.quantities["scratch bytes"] == 2 * 2 * 8 * 12 * 1024 * 1024  # gradients of scores
