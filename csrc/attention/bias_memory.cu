@@ -1,6 +1,7 @@
 // Copies of biases in which rows can be read in vectors, and the second step of their gradients' sums.
 #include "attention/fragments.cuh"
 #include "attention/launchers.h"
+#include "common/programmatic_launch.cuh"
 
 namespace fusebackend::attention {
 namespace {
@@ -23,33 +24,116 @@ __global__ __launch_bounds__(kThreads) void attention_align_bias(const __grid_co
   }
 }
 
-// A block adds 32 elements up: each of its 8 warps every eighth of the partial sums, then the warps' results, all in a fixed order.
-constexpr int kElements = 32, kWarps = kThreads / kElements;
+// Sums of matrices (outer, parts, inner) over their parts: elements that are adjacent in memory stay adjacent.
+struct MatrixSums {
+  const float* from;
+  void* to;
+  int64_t outer, parts, inner;
+};
+
+// An element of a partial sum, or four that are loaded and stored at once.
+template <int kVector>
+struct Elements {
+  float x[kVector];
+  __device__ __forceinline__ void load(const float* from) {
+    if constexpr (kVector == 4) {
+      const float4 four = __ldcs(reinterpret_cast<const float4*>(from));
+      x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+    } else {
+      x[0] = __ldcs(from);
+    }
+  }
+  __device__ __forceinline__ void add(const Elements& other) {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) x[e] += other.x[e];
+  }
+  template <typename T>
+  __device__ __forceinline__ void store(T* to) const {
+    struct alignas(sizeof(T) * kVector) Rounded {
+      T x[kVector];
+    } rounded;
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) rounded.x[e] = T(x[e]);
+    *reinterpret_cast<Rounded*>(to) = rounded;
+  }
+};
+
+// Of each kVector elements kShares threads have a share of the parts each; their sums are added in the order of the shares.
+template <typename T, int kVector, int kShares>
+__global__ __launch_bounds__(kThreads) void attention_add_partial_sums(const MatrixSums p) {
+  constexpr int kColumns = kThreads / kShares;  // vectors of a block
+  wait_for_previous_kernel();
+  const int share = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
+  const int64_t i = (blockIdx.x * int64_t(kColumns) + column) * kVector;
+  const bool exists = i < p.outer * p.inner;
+  Elements<kVector> sum = {};
+  if (exists) {
+    const int64_t outer = i / p.inner;
+    const float* const from = p.from + outer * (p.parts - 1) * p.inner + i;
+#pragma unroll 4
+    for (int64_t part = share; part < p.parts; part += kShares) {
+      Elements<kVector> next;
+      next.load(from + part * p.inner);
+      sum.add(next);
+    }
+  }
+  if constexpr (kShares > 1) {
+    __shared__ Elements<kVector> shares[kShares][kColumns];
+    shares[share][column] = sum;
+    __syncthreads();
+    if (share > 0) return;
+#pragma unroll
+    for (int other = 1; other < kShares; ++other) sum.add(shares[other][column]);
+  }
+  if (exists) sum.store(static_cast<T*>(p.to) + i);
+}
+
+// A block adds up `length` adjacent elements of each of `chunks` matrices (T, S): a row, or all of them.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void attention_add_partial_rows(const __grid_constant__ PartialSums p, int64_t length) {
+  __shared__ float warps[kThreads / 32];
+  wait_for_previous_kernel();
+  const int64_t matrix = p.t * p.s, rows = matrix / length, kept = blockIdx.x / rows, row = blockIdx.x % rows;
+  float sum = 0;
+  for (int64_t chunk = 0; chunk < p.chunks; ++chunk) {
+    const float* const from = p.from + (kept * p.chunks + chunk) * matrix + row * length;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < length; i += kThreads) sum += __ldcs(from + i);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+#pragma unroll
+  for (int w = 1; w < kThreads / 32; ++w) sum += warps[w];
+  static_cast<T*>(p.to)[blockIdx.x] = T(sum);
+}
+
+template <typename T, int kVector, int kShares>
+cudaError_t add_matrices(const MatrixSums& p, cudaStream_t stream) {
+  const int64_t blocks = ceil_div(p.outer * p.inner / kVector, int64_t(kThreads / kShares));
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  return launch_dependent(attention_add_partial_sums<T, kVector, kShares>, unsigned(blocks), kThreads, 0, true, stream, p);
+}
+
+// Threads that share an element: few parts leave them nothing to do, and many are read for long by one thread.
+template <typename T, int kVector>
+cudaError_t add_matrices(const MatrixSums& p, cudaStream_t stream) {
+  if (p.parts < 8) return add_matrices<T, kVector, 1>(p, stream);
+  return p.parts < 128 ? add_matrices<T, kVector, 8>(p, stream) : add_matrices<T, kVector, 32>(p, stream);
+}
 
 template <typename T>
-__global__ __launch_bounds__(kThreads) void attention_add_partial_sums(const __grid_constant__ PartialSums p) {
-  __shared__ float parts[kWarps][kElements];
-  const int64_t rows = p.sums_rows ? 1 : p.t, columns = p.sums_columns ? 1 : p.s;
-  const int64_t i = blockIdx.x * int64_t(kElements) + threadIdx.x % kElements;
-  const int warp = threadIdx.x / kElements;
-  const bool exists = i < p.kept * rows * columns;
-  if (exists) {
-    const int64_t s = i % columns, t = i / columns % rows, kept = i / columns / rows;
-    const int64_t summed_rows = p.sums_rows ? p.t : 1, summed_columns = p.sums_columns ? p.s : 1;
-    float sum = 0;
-    for (int64_t part = warp; part < p.chunks * summed_rows; part += kWarps) {
-      const float* from = p.from + ((kept * p.chunks + part / summed_rows) * p.t + t + part % summed_rows) * p.s + s;
-      for (int64_t column = 0; column < summed_columns; ++column) sum += from[column];
-    }
-    parts[warp][threadIdx.x % kElements] = sum;
+cudaError_t add_partial_sums(const PartialSums& p, cudaStream_t stream) {
+  if (p.sums_columns) {
+    const int64_t blocks = p.kept * (p.sums_rows ? 1 : p.t);
+    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    return launch_dependent(attention_add_partial_rows<T>, unsigned(blocks), kThreads, 0, true, stream, p, p.sums_rows ? p.t * p.s : p.s);
   }
-  __syncthreads();
-  if (warp == 0 && exists) {
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += parts[w][threadIdx.x];
-    static_cast<T*>(p.to)[i] = T(sum);
-  }
+  // Rows of the matrices of all chunks follow one another at the same distance.
+  const MatrixSums sums = {p.from, p.to, p.kept, p.chunks * (p.sums_rows ? p.t : 1), (p.sums_rows ? 1 : p.t) * p.s};
+  return sums.inner % 4 == 0 ? add_matrices<T, 4>(sums, stream) : add_matrices<T, 1>(sums, stream);
 }
 
 }  // namespace
@@ -63,12 +147,8 @@ cudaError_t launch_align_bias(const BiasCopy& copy, bool is_fp32, cudaStream_t s
 }
 
 cudaError_t launch_add_partial_sums(const PartialSums& p, DType dtype, cudaStream_t stream) {
-  const int64_t count = p.kept * (p.sums_rows ? 1 : p.t) * (p.sums_columns ? 1 : p.s), blocks = ceil_div(count, int64_t(kElements));
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  if (dtype == DType::kFloat32) attention_add_partial_sums<float><<<unsigned(blocks), kThreads, 0, stream>>>(p);
-  else if (dtype == DType::kBFloat16) attention_add_partial_sums<__nv_bfloat16><<<unsigned(blocks), kThreads, 0, stream>>>(p);
-  else attention_add_partial_sums<__half><<<unsigned(blocks), kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  if (dtype == DType::kFloat32) return add_partial_sums<float>(p, stream);
+  return dtype == DType::kBFloat16 ? add_partial_sums<__nv_bfloat16>(p, stream) : add_partial_sums<__half>(p, stream);
 }
 
 }  // namespace fusebackend::attention

@@ -115,11 +115,13 @@ struct Tile {
   static __device__ __forceinline__ int offset(int row, int vector) { return row * kPitch + ((vector << 4) ^ swizzle(row)); }
 
   // Rows [first, first + kRows) of a matrix of `rows` rows and `columns` columns; zeros outside. `stride`: elements, below kMaxRowStride.
+  // `thread`: of the kThreads that call this together.
   template <int kRows, int kThreads, Order kOrder = Order::kPlain, typename T>
-  static __device__ __forceinline__ void load(uint32_t tile, const T* matrix, int stride, int first, int rows, int columns) {
+  static __device__ __forceinline__ void load(uint32_t tile, const T* matrix, int stride, int first, int rows, int columns,
+                                              int thread = threadIdx.x) {
     constexpr int kStep = kThreads / kVectors;  // rows
     static_assert(kThreads % kVectors == 0);
-    const int vector = threadIdx.x % kVectors, place = threadIdx.x / kVectors;
+    const int vector = thread % kVectors, place = thread / kVectors;
     // row_at permutes bits: the row of place + i * kStep is the sum of the rows of both, where kStep is a power of two.
     constexpr bool kSplits = (kStep & (kStep - 1)) == 0;
     const int row = first + row_at<kOrder>(place);

@@ -63,7 +63,15 @@ int64_t partial_sum_bytes(const Backward& p, const HeadPlan& plan, int i) {
   return needs_partial_sums(p, plan, i) ? plan.blocks() * p.size.t * p.size.s * int64_t(sizeof(float)) : 0;
 }
 
-// The launchers of the kernels for any length that suit the current device.
+bool uses_wgmma(const Problem& p) {
+#ifdef FUSE_HAS_SM90A
+  return uses_wgmma(p, compute_capability_major());
+#else
+  return false;
+#endif
+}
+
+// The launchers of the kernels for any length and any biases that suit the current device.
 struct FlashLaunchers {
   decltype(&launch_flash_forward) forward = launch_flash_forward;
   decltype(&launch_flash_backward_keys) keys = launch_flash_backward_keys;
@@ -72,7 +80,7 @@ struct FlashLaunchers {
 
   explicit FlashLaunchers(const Problem& p) {
 #ifdef FUSE_HAS_SM90A
-    if (compute_capability_major() == 9 && std::max(p.size.d, p.size.dv) <= 64) {
+    if (uses_wgmma(p)) {
       forward = launch_flash_forward_wgmma, keys = launch_flash_backward_keys_wgmma;
       queries = launch_flash_backward_queries_wgmma, bias = launch_flash_backward_bias_wgmma;
     }
@@ -97,40 +105,95 @@ cudaError_t window_backward(const Backward& p, Workspace& workspace, bool runs, 
   return cudaSuccess;
 }
 
+// What the backward kernels for any length share.
+struct FlashBackward {
+  Backward p;  // with aligned biases
+  const RowSums* row_sums;
+  const int* large_tiles;
+  int64_t padded_t;
+  Workspace& workspace;
+  bool runs;
+  int sm_count;
+  cudaStream_t stream;
+
+  Arguments arguments(const HeadPlan& plan) const {
+    Arguments a = backward_arguments(p, plan);
+    a.row_sums = row_sums, a.large_tiles = large_tiles, a.padded_t = int(padded_t);
+    return a;
+  }
+  HeadPlan single_heads() const { return plan_keys_kernel(p, -1, sm_count); }
+};
+
+// dk, dv, dq and the gradient of the bias `summed`, none if negative, by the kernels for any biases.
+cudaError_t any_gradients(const FlashBackward& f, const FlashLaunchers& launchers, int summed) {
+  const Backward& p = f.p;
+  const HeadPlan plan = plan_keys_kernel(p, summed, f.sm_count);
+  float* const sums = summed >= 0 ? static_cast<float*>(f.workspace.take(partial_sum_bytes(p, plan, summed))) : nullptr;
+  if (!f.runs) return cudaSuccess;
+  Arguments a = f.arguments(plan);
+  if (summed >= 0) sum_bias_gradient(a, p, plan, summed, sums);
+  cudaError_t error = launchers.keys(a, p, plan, summed >= 0, f.stream);
+  if (error == cudaSuccess) error = launchers.queries(f.arguments(f.single_heads()), p, f.stream);
+  if (error == cudaSuccess && summed >= 0) error = add_partial_sums(p, plan, summed, sums, f.stream);
+  return error;
+}
+
+#ifdef FUSE_HAS_SM90A
+// The same by the pipelined kernels, without a bias's gradient.
+cudaError_t pipelined_gradients(const FlashBackward& f, const FlashLaunchers& launchers, int tile_bias) {
+  if (!f.runs) return cudaSuccess;
+  const HeadPlan plan = f.single_heads();
+  const Arguments a = f.arguments(plan);
+  const cudaError_t error = launch_pipelined_backward_keys(a, f.p, tile_bias, {}, plan.blocks(), f.stream);
+  return error == cudaSuccess ? launchers.queries(a, f.p, f.stream) : error;
+}
+
+// The same with it: gradients of scores are stored, of some heads at a time.
+cudaError_t stored_gradients(const FlashBackward& f, int tile_bias, int summed) {
+  const Backward& p = f.p;
+  const StoredPlan plan = plan_stored(p, summed, f.sm_count);
+  float* const sums = static_cast<float*>(f.workspace.take(partial_sum_bytes(p, plan.heads, summed)));
+  StoredHeads stored = {static_cast<char*>(f.workspace.take(plan.bytes())), plan.key_tiles, 0};
+  if (!f.runs) return cudaSuccess;
+  Arguments a = f.arguments(plan.heads);
+  sum_bias_gradient(a, p, plan.heads, summed, sums);
+  for (int64_t first = 0; first < plan.heads.blocks(); first += plan.shares) {
+    stored.first_share = uint32_t(first);
+    const int64_t shares = std::min(plan.shares, plan.heads.blocks() - first);
+    cudaError_t error = launch_pipelined_backward_keys(a, p, tile_bias, stored, shares, f.stream);
+    if (error == cudaSuccess) error = launch_stored_backward(a, p, stored, shares, f.stream);
+    if (error != cudaSuccess) return error;
+  }
+  return add_partial_sums(p, plan.heads, summed, sums, f.stream);
+}
+#endif
+
 cudaError_t flash_backward(Backward p, Workspace& workspace, bool runs, int sm_count, cudaStream_t stream) {
   if (const cudaError_t error = align_biases(p, workspace, runs, stream); error != cudaSuccess) return error;
   const FlashLaunchers launchers(p);
   const int64_t padded_t = round_up(p.size.t, int64_t(kRowSumTile)), rows = p.size.heads() * padded_t;
   const RowSums* row_sums = static_cast<RowSums*>(workspace.take(rows * int64_t(sizeof(RowSums))));
   const int* large_tiles = static_cast<int*>(workspace.take(rows / kRowSumTile * int64_t(sizeof(int))));
-  const auto arguments = [&](const HeadPlan& plan) {
-    Arguments a = backward_arguments(p, plan);
-    a.row_sums = row_sums, a.large_tiles = large_tiles, a.padded_t = int(padded_t);
-    return a;
-  };
+  const FlashBackward f = {p, row_sums, large_tiles, padded_t, workspace, runs, sm_count, stream};
+  if (runs)
+    if (const cudaError_t error = launch_row_sums(f.arguments(f.single_heads()), p.dtype, p.size.heads(), stream); error != cudaSuccess) return error;
 
-  int with_keys = -1;  // the bias whose gradient is summed by the kernel for dk and dv
-  for (int i = p.biases - 1; i >= 0; --i)
-    if (p.dbias[i].data && fits_in_keys_kernel(p)) with_keys = i;
-  const HeadPlan plan = plan_keys_kernel(p, with_keys, sm_count);
-  float* const sums = with_keys >= 0 ? static_cast<float*>(workspace.take(partial_sum_bytes(p, plan, with_keys))) : nullptr;
-  if (runs) {
-    Arguments a = arguments(plan);
-    if (with_keys >= 0) sum_bias_gradient(a, p, plan, with_keys, sums);
-    cudaError_t error = launch_row_sums(a, p.dtype, p.size.heads(), stream);
-    if (error == cudaSuccess) error = launchers.keys(a, p, plan, with_keys >= 0, stream);
-    if (error == cudaSuccess) error = launchers.queries(arguments(plan_keys_kernel(p, -1, sm_count)), p, stream);
-    if (error == cudaSuccess && with_keys >= 0) error = add_partial_sums(p, plan, with_keys, sums, stream);
-    if (error != cudaSuccess) return error;
-  }
+  const BackwardRoute route = backward_route(p, uses_wgmma(p), sm_count);
+  cudaError_t error = cudaSuccess;
+#ifdef FUSE_HAS_SM90A
+  if (route.kind == BackwardRoute::kStored) error = stored_gradients(f, route.tile_bias, route.summed);
+  else if (route.kind == BackwardRoute::kPipelined) error = pipelined_gradients(f, launchers, route.tile_bias);
+#endif
+  if (route.kind == BackwardRoute::kAny) error = any_gradients(f, launchers, route.summed);
+  if (error != cudaSuccess) return error;
   for (int i = 0; i < p.biases; ++i) {
-    if (!p.dbias[i].data || i == with_keys) continue;
+    if (!p.dbias[i].data || i == route.summed) continue;
     const HeadPlan own = plan_bias_kernel(p, i, sm_count);
     float* const own_sums = static_cast<float*>(workspace.take(partial_sum_bytes(p, own, i)));
     if (!runs) continue;
-    Arguments a = arguments(own);
+    Arguments a = f.arguments(own);
     sum_bias_gradient(a, p, own, i, own_sums);
-    cudaError_t error = launchers.bias(a, p, own, stream);
+    error = launchers.bias(a, p, own, stream);
     if (error == cudaSuccess) error = add_partial_sums(p, own, i, own_sums, stream);
     if (error != cudaSuccess) return error;
   }
@@ -155,6 +218,10 @@ cudaError_t launch_forward(const Forward& p, void* workspace, int sm_count, cuda
   Forward aligned = p;
   Workspace parts(workspace);
   if (const cudaError_t error = align_biases(aligned, parts, true, stream); error != cudaSuccess) return error;
+#ifdef FUSE_HAS_SM90A
+  StagedBiases staged;
+  if (takes_pipelined_forward(aligned, uses_wgmma(p), staged)) return launch_pipelined_forward(aligned, staged, stream);
+#endif
   return FlashLaunchers(p).forward(aligned, stream);
 }
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "attention/heads.h"
+#include "attention/routes.h"
 
 namespace fusebackend::attention {
 
@@ -20,7 +20,15 @@ cudaError_t launch_flash_backward_queries(const Arguments& a, const Backward& p,
 cudaError_t launch_flash_backward_bias(const Arguments& a, const Backward& p, const HeadPlan& plan, cudaStream_t stream);
 
 #ifdef FUSE_HAS_SM90A
-// The same by wgmma, for heads of up to 64 on GPUs of compute capability 9.0.
+// On GPUs of compute capability 9.0, for heads of up to 64, biases that are staged and rows that have tiles (routes.h).
+cudaError_t launch_pipelined_forward(const Forward& p, const StagedBiases& staged, cudaStream_t stream);
+// dk and dv of `shares` shares of the plan from `stored`.first_share on; their gradients of scores too if there is room for them.
+cudaError_t launch_pipelined_backward_keys(const Arguments& a, const Backward& p, int tile_bias, const StoredHeads& stored, int64_t shares,
+                                            cudaStream_t stream);
+// dq and the bias's gradient of the same, of the stored gradients.
+cudaError_t launch_stored_backward(const Arguments& a, const Backward& p, const StoredHeads& stored, int64_t shares, cudaStream_t stream);
+
+// As those above by wgmma, for heads of up to 64, and any biases.
 cudaError_t launch_flash_forward_wgmma(const Forward& p, cudaStream_t stream);
 cudaError_t launch_flash_backward_keys_wgmma(const Arguments& a, const Backward& p, const HeadPlan& plan, bool sums_bias, cudaStream_t stream);
 cudaError_t launch_flash_backward_queries_wgmma(const Arguments& a, const Backward& p, cudaStream_t stream);

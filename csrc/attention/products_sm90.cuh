@@ -38,6 +38,12 @@ __device__ __forceinline__ void sum(float (&d)[4][4], const uint32_t (&a)[4], ui
 template <typename T>
 __device__ __forceinline__ void sum(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b);
 
+// d (64 x 32 or 64) += a (16 x 64).mT @ b (16 x 32 or 64), both in shared memory.
+template <typename T, bool kAdds>
+__device__ __forceinline__ void sum_transposed(float (&d)[4][4], uint64_t a, uint64_t b);
+template <typename T, bool kAdds>
+__device__ __forceinline__ void sum_transposed(float (&d)[8][4], uint64_t a, uint64_t b);
+
 #define FUSE_WGMMA(T, kind)                                                                                                          \
   template <>                                                                                                                        \
   __device__ __forceinline__ void scores<T, true>(float (&d)[8][4], uint64_t a, uint64_t b) {                                        \
@@ -65,6 +71,25 @@ __device__ __forceinline__ void sum(float (&d)[8][4], const uint32_t (&a)[4], ui
   }
 FUSE_WGMMA(__nv_bfloat16, "bf16")
 FUSE_WGMMA(__half, "f16")
+#undef FUSE_WGMMA
+
+#define FUSE_WGMMA(T, kind, adds, scale)                                                                                             \
+  template <>                                                                                                                        \
+  __device__ __forceinline__ void sum_transposed<T, adds>(float (&d)[4][4], uint64_t a, uint64_t b) {                                \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." kind "." kind " " FUSE_D16 ", %16, %17, " scale ", 1, 1, 1, 1;\n"     \
+                 : FUSE_R16(d, 0)                                                                                                    \
+                 : "l"(a), "l"(b));                                                                                                  \
+  }                                                                                                                                  \
+  template <>                                                                                                                        \
+  __device__ __forceinline__ void sum_transposed<T, adds>(float (&d)[8][4], uint64_t a, uint64_t b) {                                \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." kind "." kind " " FUSE_D32 ", %32, %33, " scale ", 1, 1, 1, 1;\n"     \
+                 : FUSE_R16(d, 0), FUSE_R16(d, 4)                                                                                    \
+                 : "l"(a), "l"(b));                                                                                                  \
+  }
+FUSE_WGMMA(__nv_bfloat16, "bf16", false, "0")
+FUSE_WGMMA(__nv_bfloat16, "bf16", true, "1")
+FUSE_WGMMA(__half, "f16", false, "0")
+FUSE_WGMMA(__half, "f16", true, "1")
 #undef FUSE_WGMMA
 #undef FUSE_R4
 #undef FUSE_R16

@@ -3,6 +3,7 @@
 #include "attention/fragments.cuh"
 #include "attention/heads.cuh"
 #include "attention/launchers.h"
+#include "common/programmatic_launch.cuh"
 
 namespace fusebackend::attention {
 namespace {
@@ -11,6 +12,7 @@ constexpr int kLanes = 4;  // of a query
 
 template <typename T>
 __global__ __launch_bounds__(kLanes * kRowSumTile) void attention_row_sums(const __grid_constant__ Arguments a, uint32_t tiles) {
+  launch_dependents();
   const HeadIndex index(a, blockIdx.x / tiles);
   const int tile = blockIdx.x % tiles, t = tile * kRowSumTile + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const T *grad = rows_of<const T>(a.grad, index) + int64_t(t) * a.grad.row, *out = rows_of<const T>(a.out, index) + int64_t(t) * a.out.row;

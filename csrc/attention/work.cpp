@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "attention/heads.h"
+#include "attention/routes.h"
 
 namespace fusebackend::attention {
 namespace {
@@ -11,10 +11,12 @@ namespace {
 // Of one kernel: `steps` tiles of queries by keys a block, each of which takes so many products of matrices of `dim` columns.
 struct Kernel {
   int64_t blocks, steps, queries, keys, products, staged_rows;
-  bool keeps_biases;  // between steps
+  bool keeps_biases;        // between steps
+  bool stages_bias = false;  // of a step's scores, in 16 bits
 };
 
 struct Total {
+  bool stored = false;
   double kernels = 0, flops = 0, scores = 0, steps = 0, biases = 0, blocks = 1e18, staged_bytes = 0, scratch_bytes = 0;
 };
 
@@ -31,7 +33,7 @@ void add(Total& total, const Problem& p, const Kernel& k, int sm_count) {
   total.steps += longest;
   total.biases += k.keeps_biases ? 0 : scores * p.biases;
   total.blocks = std::min(total.blocks, double(k.blocks));
-  total.staged_bytes += double(k.blocks * k.steps * k.staged_rows * padded_dim(p)) * 2;
+  total.staged_bytes += double(k.blocks * k.steps * (k.staged_rows * padded_dim(p) + (k.stages_bias ? k.queries * k.keys : 0))) * 2;
 }
 
 // Half of the tiles lie beyond the diagonal.
@@ -54,11 +56,26 @@ void add_partial_sums(Total& total, const Backward& p, const HeadPlan& plan, int
   total.scratch_bytes += 2. * 4. * double(plan.blocks()) * double(p.size.t * p.size.s);
 }
 
+// The kernel that reads stored gradients: each of its steps is a head's tile, of which it multiplies two times. It computes no scores.
+void add_stored(Total& total, const Problem& p, const StoredPlan& plan, int sm_count) {
+  const int64_t blocks = ceil_div(p.size.t, int64_t(kStoredTile)) * plan.heads.blocks();
+  const int64_t steps = seen(p, ceil_div(p.size.s, int64_t(kStoredTile))) * plan.heads.per_block;
+  const int64_t tile = kStoredTile * kStoredTile;
+  const double longest = double(ceil_div(blocks, int64_t(sm_count))) * double(steps);
+  total.kernels += 1;
+  total.stored = true;
+  total.flops += 2. * longest * double(tile * (padded_dim(p) + kStoredTile));
+  total.steps += longest;
+  total.blocks = std::min(total.blocks, double(blocks));
+  total.staged_bytes += double(blocks * steps * (tile + kStoredTile * padded_dim(p))) * 2;
+}
+
 std::string text(const Total& t, bool window) {
   std::ostringstream out;
   out.precision(17);
-  out << "window=" << window << " kernels=" << t.kernels << " flops=" << t.flops << " scores=" << t.scores << " steps=" << t.steps
-      << " biases=" << t.biases << " blocks=" << t.blocks << " staged_bytes=" << t.staged_bytes << " scratch_bytes=" << t.scratch_bytes;
+  out << "window=" << window << " stored=" << t.stored << " kernels=" << t.kernels << " flops=" << t.flops << " scores=" << t.scores
+      << " steps=" << t.steps << " biases=" << t.biases << " blocks=" << t.blocks << " staged_bytes=" << t.staged_bytes
+      << " scratch_bytes=" << t.scratch_bytes;
   return out.str();
 }
 
@@ -66,27 +83,28 @@ bool is_empty(const Problem& p) { return p.size.heads() * p.size.t * p.size.s ==
 
 }  // namespace
 
-std::string work_of(const Forward& p, int sm_count) {
+std::string work_of(const Forward& p, int sm_count, int capability_major) {
   if (is_empty(p)) return "";
   Total total;
   if (is_window(p)) {
     const HeadPlan plan = plan_window_forward(p, sm_count);
     add(total, p, {plan.blocks(), plan.per_block, kWindow, window_columns(p.size.s), 2, 3 * kWindow, true}, sm_count);
   } else {
-    const int64_t queries = flash_forward_queries(p), tiles = ceil_div(p.size.s, int64_t(64));
-    add(total, p, {ceil_div(p.size.t, queries) * p.size.heads(), seen(p, tiles), queries, 64, 2, 128, false}, sm_count);
+    StagedBiases staged = {-1, -1};
+    const bool pipelined = takes_pipelined_forward(p, uses_wgmma(p, capability_major), staged);
+    const int64_t queries = pipelined ? pipelined_forward_queries(p) : flash_forward_queries(p), tiles = ceil_div(p.size.s, int64_t(64));
+    add(total, p, {ceil_div(p.size.t, queries) * p.size.heads(), seen(p, tiles), queries, 64, 2, 128, false, staged.tile >= 0}, sm_count);
     add_copies(total, p);
   }
   return text(total, is_window(p));
 }
 
-std::string work_of(const Backward& p, int sm_count) {
+std::string work_of(const Backward& p, int sm_count, int capability_major) {
   if (is_empty(p)) return "";
   Total total;
-  int left = 0;  // gradients of biases that the kernels for dq, dk and dv do not sum
-  int with = -1;
-  for (int i = p.biases - 1; i >= 0; --i)
-    if (p.dbias[i].size[0]) with = i, ++left;
+  int left = 0;  // gradients of biases
+  for (int i = 0; i < p.biases; ++i)
+    if (p.dbias[i].size[0]) ++left;
   if (is_window(p)) {
     for (int i = 0; i < std::max(p.biases, 1); ++i) {
       if (left && !p.dbias[i].size[0]) continue;
@@ -96,14 +114,27 @@ std::string work_of(const Backward& p, int sm_count) {
       if (!left) break;
     }
   } else {
-    if (with >= 0 && !fits_in_keys_kernel(p)) with = -1;
+    const BackwardRoute route = backward_route(p, uses_wgmma(p, capability_major), sm_count);
     const int64_t key_tiles = ceil_div(p.size.s, int64_t(64)), query_tiles = ceil_div(p.size.t, int64_t(64));
-    const HeadPlan plan = plan_keys_kernel(p, with, sm_count);
-    add(total, p, {key_tiles * plan.blocks(), seen(p, query_tiles) * plan.per_block, 64, 64, 4, 128, false}, sm_count);
-    if (with >= 0) add_partial_sums(total, p, plan, with);
-    add(total, p, {query_tiles * p.size.heads(), seen(p, key_tiles), 64, 64, 3, 128, false}, sm_count);
+    if (route.kind == BackwardRoute::kAny) {
+      const HeadPlan plan = plan_keys_kernel(p, route.summed, sm_count);
+      add(total, p, {key_tiles * plan.blocks(), seen(p, query_tiles) * plan.per_block, 64, 64, 4, 128, false}, sm_count);
+      if (route.summed >= 0) add_partial_sums(total, p, plan, route.summed);
+    } else {
+      constexpr int64_t kKeys = kPipelinedBackwardKeys;
+      add(total, p, {ceil_div(p.size.s, kKeys) * p.size.heads(), seen(p, query_tiles), 64, kKeys, 4, 128, false, route.tile_bias >= 0}, sm_count);
+    }
+    if (route.kind == BackwardRoute::kStored) {
+      const StoredPlan plan = plan_stored(p, route.summed, sm_count);
+      add_stored(total, p, plan, sm_count);
+      add_partial_sums(total, p, plan.heads, route.summed);
+      total.kernels += double(2 * (plan.launches - 1));
+      total.scratch_bytes += 2. * double(p.size.heads()) * double(plan.head_bytes);
+    } else {
+      add(total, p, {query_tiles * p.size.heads(), seen(p, key_tiles), 64, 64, 3, 128, false}, sm_count);
+    }
     for (int i = 0; i < p.biases; ++i) {
-      if (!p.dbias[i].size[0] || i == with) continue;
+      if (!p.dbias[i].size[0] || i == route.summed) continue;
       const HeadPlan own = plan_bias_kernel(p, i, sm_count);
       const int64_t tiles = key_tiles * ceil_div(p.size.t, int64_t(128));
       add(total, p, {tiles * own.blocks(), own.per_block, 128, 64, 2, 384, false}, sm_count);

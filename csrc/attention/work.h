@@ -10,6 +10,7 @@ namespace fusebackend::attention {
 // "name=value" pairs, separated by spaces, summed over the kernels that run:
 //
 //   window          1 for the kernels of short windows, 0 for those of any length
+//   stored          1 where gradients of scores are stored between kernels, else 0
 //   kernels         that are launched
 //   flops           multiplications and additions of tensor cores on the multiprocessor that has most of them, on padded tiles
 //   scores          elements of scores that this multiprocessor computes, padded; each is an exponential
@@ -17,8 +18,8 @@ namespace fusebackend::attention {
 //   biases          elements of biases that this multiprocessor reads, each time that it does
 //   blocks          of the kernel that has fewest
 //   staged_bytes    that all blocks copy to shared memory
-//   scratch_bytes   of partial sums and of biases' copies, written and read
-std::string work_of(const Forward& p, int sm_count);
-std::string work_of(const Backward& p, int sm_count);
+//   scratch_bytes   of partial sums, of stored gradients of scores and of biases' copies, written and read
+std::string work_of(const Forward& p, int sm_count, int capability_major);
+std::string work_of(const Backward& p, int sm_count, int capability_major);
 
 }  // namespace fusebackend::attention

@@ -43,3 +43,8 @@ def launch_every_kernel() -> None:
             check(dtype, (2, 2, 136, dim), [(1, 2, 136, 136), (2, 1, 1, 136)], masked=True)
             check(dtype, (1, 2, 264, dim), [(1, 2, 264, 96)], keys=96, causal=True)
             check(dtype, (2, 1, 128, dim), [])
+            for heads_of_a_bias in (3, 5, 11):
+                check(dtype, (heads_of_a_bias, 1, 72, dim), [(1, 1, 72, 72)])
+            check(dtype, (2, 2, 17, dim), [(1, 2, 17, 136)], keys=136)
+            for queries in (136, 250):  # two biases of all scores: the kernels for any biases
+                check(dtype, (2, 2, queries, dim), [(1, 2, queries, queries), (2, 1, queries, queries)])

@@ -13,7 +13,9 @@ from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Work
 from fusebackend.rewriting.workload import log2
 
-_facts = ops.define_facts("attention_work(int[] sizes, int[] biases, bool causal, bool backward, int multiprocessors) -> str")
+_facts = ops.define_facts(
+    "attention_work(int[] sizes, int[] biases, bool causal, bool backward, int multiprocessors, int capability_major) -> str"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +102,8 @@ def kernel_facts(site: Attended, backward: bool) -> Mapping[str, float]:
     biases: list[int] = []
     for bias in site.biases:
         biases += [bias.itemsize, int(bias.has_gradient), int(bias.aligned), *bias.sizes]
-    return _facts(list(site.sizes), biases, site.causal, backward, _multiprocessors(site.device))
+    device = device_facts(site.device)
+    return _facts(list(site.sizes), biases, site.causal, backward, device.multiprocessors, device.capability[0])
 
 
 def _multiprocessors(device: torch.device) -> int:

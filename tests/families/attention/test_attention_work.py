@@ -42,14 +42,17 @@ def test_the_quantities_of_windows():
 def test_the_quantities_of_long_sequences():
     site = attended((8, 1, 12, 1024, 64), 1024, [(1, 1, 12, 1024, 1024)], [True])
     forward, backward = work.work(site, False), work.work(site, True)
-    blocks = 8 * 12 * 8
+    blocks = 8 * 12 * 8  # of 128 queries
     assert forward.quantities["steps"] == -(-blocks // 132) * 16
     assert forward.quantities["scores"] == forward.quantities["steps"] * 128 * 64
     assert forward.quantities["flops"] == 4 * 64 * forward.quantities["scores"]
+    assert forward.quantities["staged bytes"] == blocks * 16 * 2 * (128 * 64 + 128 * 64)  # keys, values, the bias
     assert forward.quantities["scratch bytes"] == 0
-    assert backward.quantities["launches"] == 4  # sums of rows; dk and dv; dq; the bias
+    assert backward.quantities["launches"] == 3  # sums of rows; dk and dv; dq and the bias
+    assert backward.quantities["scratch bytes"] == 2 * 2 * 8 * 12 * 1024 * 1024  # gradients of scores
     without = work.work(dataclasses.replace(site, biases=[dataclasses.replace(site.biases[0], has_gradient=False)]), True)
-    assert without.quantities["launches"] == 3 and without.quantities["flops"] < backward.quantities["flops"]
+    assert without.quantities["launches"] == 3 and without.quantities["scratch bytes"] == 0
+    assert without.quantities["scores"] == 2 * backward.quantities["scores"]  # for dq, they are computed once more
 
 
 def test_biases_that_are_copied_are_counted():

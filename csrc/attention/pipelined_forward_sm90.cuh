@@ -1,0 +1,218 @@
+// Attention forward for any length on GPUs of compute capability 9.0: as flash_forward.cuh, but tiles are copied by the tensor memory
+// accelerator, those of the bias as well, and the product with values runs behind the scores of the next keys, while these become
+// probabilities. For biases that stages_biases (routes.h) accepts.
+#pragma once
+
+#include "attention/flash.cuh"
+#include "attention/launchers.h"
+#include "attention/products_sm90.cuh"
+#include "attention/tensor_maps_sm90.cuh"
+
+namespace fusebackend::attention {
+
+struct ForwardMaps {
+  HeadMap q, k, v, bias;
+};
+
+// kGroups: warpgroups of a block, each of which has 64 queries.
+template <int kD, int kGroups, int kStageCount>
+struct PipelinedForward {
+  static constexpr int kThreads = 128 * kGroups, kQueries = 64 * kGroups;
+  static constexpr int kTile = Tile<kD>::bytes(64), kBiasTile = Tile<kKeys>::bytes(64), kKeyBias = kKeys * int(sizeof(float));
+  static constexpr int kK = 0, kV = kTile, kBias = 2 * kTile, kStage = kBias + kGroups * kBiasTile;  // of a stage
+  static constexpr int kStages = kGroups * kTile, kKeyBiases = kStages + kStageCount * kStage;
+  static constexpr int kBarriers = kKeyBiases + kStageCount * kKeyBias, kBytes = kBarriers + Stages<kStageCount>::kBytes;
+};
+
+// Adds a tile of a bias in shared memory to scale * scores; a warp has the 16 rows from `row` on, in plain order.
+template <typename T>
+__device__ __forceinline__ void scale_and_add_tile(float (&scores)[8][4], float scale, uint32_t tile, int row) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    uint32_t pairs[4];
+    ldmatrix(pairs, tile + Tile<kKeys>::offset(row + lane % 16, j + lane / 16));
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      const float2 pair = Half2<T>::unpack(pairs[x]);
+      float(&s)[4] = scores[j + x / 2];
+      s[x % 2 * 2] = fmaf(s[x % 2 * 2], scale, pair.x);
+      s[x % 2 * 2 + 1] = fmaf(s[x % 2 * 2 + 1], scale, pair.y);
+    }
+  }
+}
+
+// As mask_scores, of keys in plain order.
+__device__ __forceinline__ void mask_plain_scores(const Arguments& a, float (&scores)[8][4], int t, int first_key) {
+  const int c = threadIdx.x % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int query = t + 8 * r, last = a.causal ? min(query, a.s - 1) : a.s - 1;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (first_key + 8 * j + 2 * c + e > last) scores[j][2 * r + e] = -INFINITY;
+  }
+}
+
+template <typename T, int kD, int kGroups, int kStageCount, int kBlocks>
+__global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_forward(const __grid_constant__ Arguments a, uint32_t tiles,
+                                                                                       const StagedBiases staged,
+                                                                                       const __grid_constant__ ForwardMaps maps) {
+  using Layout = PipelinedForward<kD, kGroups, kStageCount>;
+  using Rows = Tile<kD>;
+  using Product = WgmmaProducts<T, kD, 1>;
+  extern __shared__ __align__(1024) char shared[];
+  const uint32_t shared0 = shared_address(shared);
+  const Stages<kStageCount> stages = {shared0 + Layout::kBarriers};
+  const int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+  const HeadIndex index(a, blockIdx.x / tiles);
+  // Of causal attention, the long ones first.
+  const int first = int(a.causal ? tiles - 1 - blockIdx.x % tiles : blockIdx.x % tiles) * Layout::kQueries;
+  const int t = first + 16 * warp + g;  // the first of this lane's queries, the other is 8 further on
+  const int end = key_end(a, first + Layout::kQueries);
+  const bool wide_keys = staged.keys >= 0 && a.bias[staged.keys].is_fp32;
+  const int key_shift = wide_keys ? 2 : 1;  // log2 of an element's bytes
+  const char* const key_bias = staged.keys < 0 ? nullptr : a.bias[staged.keys].data + (index.offset(a.bias[staged.keys]) << key_shift);
+
+  const auto stage_of = [&](int stage) { return shared0 + Layout::kStages + stage * Layout::kStage; };
+  const auto copy = [&](int key, int stage) {  // by one thread
+    const uint32_t to = stage_of(stage), barrier = stages.full(stage);
+    // What lies behind the last key, up to a vector, can be read (has_vectors).
+    const uint32_t key_bytes = key_bias ? uint32_t(min(kKeys, (a.s - key + 7) / 8 * 8)) << key_shift : 0;
+    tma::expect_bytes(barrier, 2 * Layout::kTile + (staged.tile < 0 ? 0 : kGroups * Layout::kBiasTile) + key_bytes);
+    load_tile(to + Layout::kK, maps.k, barrier, key, 0, index);
+    load_tile(to + Layout::kV, maps.v, barrier, key, 0, index);
+    if (staged.tile >= 0) {
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) load_tile(to + Layout::kBias + i * Layout::kBiasTile, maps.bias, barrier, first + 64 * i, key, index);
+    }
+    if (key_bias)
+      tma::load_bytes(shared0 + Layout::kKeyBiases + stage * Layout::kKeyBias, key_bias + (int64_t(key) << key_shift), key_bytes, barrier);
+  };
+  if (threadIdx.x == 0) {
+    stages.init(4 * kGroups);
+    tma::expect_bytes(stages.once(), kGroups * Layout::kTile);
+    for (int i = 0; i < kGroups; ++i) load_tile(shared0 + i * Layout::kTile, maps.q, stages.once(), first + 64 * i, 0, index);
+    for (int i = 0; i < kStageCount; ++i)
+      if (i * kKeys < end) copy(i * kKeys, i);
+  }
+  __syncthreads();
+
+  float out[1][kD / 8][4] = {};
+  float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+  typename Product::Packed packed;
+  const auto start_scores = [&](float(&scores)[1][8][4], int stage) {
+    Product::start_scores(scores, shared0, 64 * group, stage_of(stage) + Layout::kK);
+  };
+  const auto start_sum = [&](int stage) {
+    const uint64_t right = wgmma::descriptor<Rows::kPitch>(stage_of(stage) + Layout::kV);
+    wgmma::fence();
+#pragma unroll
+    for (int x = 0; x < 4; ++x) wgmma::sum<T>(out[0], packed.left[x], right + x * (16 * Rows::kPitch >> 4));
+    wgmma::commit();
+  };
+  // Products to probabilities, relative to the maximum so far; `rescale`: of what was summed before.
+  const auto exponentiate = [&](float(&scores)[1][8][4], float(&rescale)[2], int key, int stage) {
+    auto& p = scores[0];
+    if (staged.tile >= 0) {
+      scale_and_add_tile<T>(p, a.scale, stage_of(stage) + Layout::kBias + group * Layout::kBiasTile, 16 * (warp % 4));
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) p[j][e] *= a.scale;
+    }
+    if (key_bias) {
+      const char* const from = shared + Layout::kKeyBiases + stage * Layout::kKeyBias;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 x = wide_keys ? reinterpret_cast<const float2*>(from)[4 * j + c]
+                                   : Half2<T>::unpack(reinterpret_cast<const uint32_t*>(from)[4 * j + c]);
+        p[j][0] += x.x, p[j][1] += x.y, p[j][2] += x.x, p[j][3] += x.y;
+      }
+    }
+    if (is_masked(a, first, key)) mask_plain_scores(a, p, t, key);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float top = maximum[r];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) top = fmaxf(top, fmaxf(p[j][2 * r], p[j][2 * r + 1]));
+      top = quad_max(top);
+      const bool none = top == -INFINITY;  // no key yet
+      rescale[r] = none ? 0.f : exp2_fast((maximum[r] - top) * kLog2e);
+      float shift = none ? 0.f : -top * kLog2e;
+      if (!none && is_large(top)) {
+        shift = 0;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) p[j][2 * r] -= top, p[j][2 * r + 1] -= top;
+      }
+      maximum[r] = top;
+      float tile_sum = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+#pragma unroll
+        for (int e = 2 * r; e < 2 * r + 2; ++e) {
+          p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, shift));
+          tile_sum += p[j][e];
+        }
+      sum[r] = fmaf(sum[r], rescale[r], tile_sum);
+    }
+  };
+  const auto pack = [&](const float(&scores)[1][8][4]) {
+#pragma unroll
+    for (int x = 0; x < 4; ++x) pack_left<T>(packed.left[x], scores[0], x);
+  };
+
+  Place<kStageCount> place;
+  {
+    tma::wait(stages.once(), 0);
+    tma::wait(stages.full(0), 0);
+    float scores[1][8][4], rescale[2];
+    start_scores(scores, 0);
+    Product::template wait<0>(scores);
+    exponentiate(scores, rescale, 0, 0);
+    pack(scores);
+  }
+#pragma unroll 1
+  for (int key = kKeys; key < end; key += kKeys) {
+    const int before = place.stage;
+    place.next();
+    tma::wait(stages.full(place.stage), place.parity);
+    float scores[1][8][4], rescale[2];
+    start_scores(scores, place.stage);
+    start_sum(before);
+    // Into the stage of the keys two tiles before, once all warps are done with them.
+    if (threadIdx.x == 0 && key >= 2 * kKeys && key + (kStageCount - 2) * kKeys < end) {
+      tma::wait(stages.free(place.stage_two_before()), place.parity_two_before());
+      copy(key + (kStageCount - 2) * kKeys, place.stage_two_before());
+    }
+    Product::template wait<1>(scores);
+    exponentiate(scores, rescale, key, place.stage);
+    Product::template wait<0>(out);
+    Product::release(packed);
+    __syncwarp();
+    if (lane == 0) tma::arrive(stages.free(before));
+#pragma unroll
+    for (int j = 0; j < kD / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[0][j][e] *= rescale[e / 2];
+    pack(scores);
+  }
+  start_sum(place.stage);
+  Product::template wait<0>(out);
+  Product::release(packed);
+  __syncthreads();
+
+  float2* const statistics = index.statistics(a);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    sum[r] = quad_sum(sum[r]);
+    if (c == 0 && t + 8 * r < a.t) statistics[t + 8 * r] = {maximum[r], __logf(sum[r])};
+  }
+  // The warp's queries make room for its results.
+  store_rows<kD>(shared, 16 * warp, out[0], 1.f / sum[0], 1.f / sum[1], rows_of<T>(a.out, index), a.out.row, first + 16 * warp, a.t, a.dv);
+}
+
+}  // namespace fusebackend::attention
