@@ -23,8 +23,11 @@ from fusebackend.rewriting.pattern import Work
 #: Fewer sites of a kind are not fitted.
 LEAST_SITES = 12
 
-#: Of several kernels the time of one is known where all take this many times as long as the others by themselves.
+#: Of several kernels the time of some is known where all take this many times as long as the others by themselves.
 _LEAST_MORE = 1.3
+
+#: How often the time of different kernels is divided among them anew.
+_DIVISIONS = 5
 
 _TREES, _LEAST_IN_LEAF, _FOLDS = 24, 2, 5
 #: The part of the errors on unseen sites that lies within the interval on each side.
@@ -39,43 +42,83 @@ def check_extras() -> None:
 
 @dataclasses.dataclass
 class Sample:
-    """One kernel whose time is known: the ways that could have been chosen for it, and microseconds."""
+    """One kernel whose time is known: the ways that could have been chosen for it, microseconds, and the site that tells."""
 
     ways: list[Work]
     us: float
+    site: int = -1
+
+
+@dataclasses.dataclass
+class _Together:
+    """Kernels of one kind that took ``us`` together."""
+
+    kernels: list[list[Work]]
+    us: float
+
+    def divided(self, model: TimeModel | None) -> list[float]:
+        """The time of each: equal parts, or as the rates of ``model`` have it. Of a kernel that is shared with other sites the whole."""
+        expected = [1.0 if model is None else min(map(model.physical, ways)) * ways[0].share for ways in self.kernels]
+        return [self.us * e / sum(expected) / ways[0].share for e, ways in zip(expected, self.kernels)]
+
+    @property
+    def are_equal(self) -> bool:
+        return all(k == self.kernels[0] for k in self.kernels)
 
 
 def samples(measured: Sequence[Measured], models: Mapping[str, TimeModel]) -> dict[str, list[Sample]]:
-    """By kind: the sites that consist of one kernel, or of equal ones, apart from others whose kinds are known by ``models``."""
-    found: dict[str, list[Sample]] = collections.defaultdict(list)
+    """By kind: the sites all of whose kernels that ``models`` do not know are of that kind. Kinds with too few sites are left out."""
+    found: dict[str, list[_Together]] = collections.defaultdict(list)
     for m in measured:
         unknown = [k for k in m.kernels if k[0].kind not in models]
-        if not unknown or any(k != unknown[0] for k in unknown):  # several that are equal take equal times
+        if not unknown or any(k[0].kind != unknown[0][0].kind for k in unknown):
             continue
         try:
             known = sum(models[k[0].kind].time(k[0]).expected * k[0].share for k in m.kernels if k[0].kind in models)
         except Unfit:
             continue
         if m.us > _LEAST_MORE * known:
-            found[unknown[0][0].kind].append(Sample(unknown[0], (m.us - known) / len(unknown) / unknown[0][0].share))
+            found[unknown[0][0].kind].append(_Together(unknown, m.us - known))
+    return {kind: _divided(sites) for kind, sites in found.items() if len(sites) >= LEAST_SITES}
+
+
+def _divided(sites: Sequence[_Together]) -> list[Sample]:
+    """A sample for each kernel. The time of kernels that differ is divided by rates, which are fitted to the parts, again and again."""
+    model = None
+    for _ in range(0 if all(s.are_equal for s in sites) else _DIVISIONS):
+        model = _fit_rates(_parts(sites, model))
+    return _parts(sites, model)
+
+
+def _parts(sites: Sequence[_Together], model: TimeModel | None) -> list[Sample]:
+    found = []
+    for i, site in enumerate(sites):
+        if site.are_equal:
+            found.append(Sample(site.kernels[0], site.divided(None)[0], i))
+        else:
+            found += [Sample(ways, us, i) for ways, us in zip(site.kernels, site.divided(model))]
     return found
 
 
-def fit_all(measured: Sequence[Measured]) -> dict[str, TimeModel]:
-    """A model for each kind of work that has enough sites."""
-    models: dict[str, TimeModel] = {}
+def fit_all(measured: Sequence[Measured], known: Mapping[str, TimeModel] | None = None) -> dict[str, TimeModel]:
+    """A model for each kind of work that has enough sites; ``known``: models of kinds that are not fitted again."""
+    models: dict[str, TimeModel] = dict(known or {})
     while True:
-        new = {k: s for k, s in samples(measured, models).items() if k not in models and len(s) >= LEAST_SITES}
+        new = {k: s for k, s in samples(measured, models).items() if k not in models}
         if not new:
-            return models
+            return {k: m for k, m in models.items() if k not in (known or {})}
         models |= {kind: fit(found) for kind, found in new.items()}
 
 
 def fit(found: Sequence[Sample]) -> TimeModel:
     """The model of one kind."""
     numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
-    folds = numpy.arange(len(found)) % _FOLDS
-    numpy.random.default_rng(0).shuffle(folds)
+    sites = sorted({s.site for s in found})
+    if len(sites) > 1:  # kernels of one site are seen, or not, together
+        of_site = dict(zip(sites, _shuffled(len(sites))))
+        folds = numpy.array([of_site[s.site] for s in found])
+    else:
+        folds = _shuffled(len(found))
     errors, deviations = numpy.full(len(found), numpy.nan), numpy.zeros(len(found))
     for fold in range(_FOLDS):
         model = _fit_once([s for s, f in zip(found, folds) if f != fold])
@@ -90,6 +133,13 @@ def fit(found: Sequence[Sample]) -> TimeModel:
     spread = float(numpy.quantile(numpy.abs(errors) / numpy.hypot(deviations, noise), 2 * _INSIDE - 1))
     whole = _fit_once(found)
     return dataclasses.replace(whole, spread=spread, noise=noise, count=len(found), error=float(numpy.abs(errors).mean()))
+
+
+def _shuffled(count: int) -> Any:
+    numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
+    folds = numpy.arange(count) % _FOLDS
+    numpy.random.default_rng(0).shuffle(folds)
+    return folds
 
 
 def _fit_once(found: Sequence[Sample]) -> TimeModel:

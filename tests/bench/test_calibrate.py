@@ -93,7 +93,22 @@ def shared(work, share):
     return Work(work.kind, work.quantities, work.shape, share)
 
 
-def test_what_two_unknown_kernels_took_together_tells_nothing():
+def test_the_time_of_different_kernels_of_one_kind_is_divided_among_them():
+    """A long one beside a short one: by halves the rates would be far off."""
+    pairs = []
+    for i, ((one, us), (other, other_us)) in enumerate(zip(drawn(120, seed=1, noise=0.02), drawn(120, seed=2, noise=0.02))):
+        pairs.append(Measured("f", f"pair {i}", "inductor", [[one], [shared(other, 0.5)]], us + other_us / 2))
+    found = fit_times.samples(pairs, {})["k"]
+    assert len(found) == 240 and found[0].site == found[1].site != found[2].site
+    assert found[0].us + found[1].us / 2 == pytest.approx(pairs[0].us)
+    model = fit_times.fit_all(pairs)["k"]
+    assert model.rates == {name: pytest.approx(rate, rel=0.2) for name, rate in RATES.items()}
+    for work, us in drawn(50, seed=3, noise=0.0):
+        if us > 10 * START:  # how long the shortest take, no pair tells
+            assert model.time(work).expected == pytest.approx(us, rel=0.25)
+
+
+def test_what_two_unknown_kinds_took_together_tells_nothing():
     pairs = [Measured("f", str(i), "ours", [[w], [Work("other", w.quantities)]], us) for i, (w, us) in enumerate(drawn(50))]
     assert fit_times.fit_all(pairs) == {} and fit_times.samples(pairs, {}) == {}
 
