@@ -10,6 +10,7 @@ namespace fusebackend::attention {
 // "name=value" pairs, separated by spaces, summed over the kernels that run:
 //
 //   window          1 for the kernels of short windows, 0 for those of any length
+//   pipelined       1 for the pipelined kernels of compute capability 9.0, else 0
 //   stored          1 where gradients of scores are stored between kernels, else 0
 //   kernels         that are launched
 //   flops           multiplications and additions of tensor cores on the multiprocessor that has most of them, on padded tiles

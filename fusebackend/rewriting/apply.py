@@ -82,6 +82,7 @@ class _Rewriting:
         self.substitutions: list[Substitution] = []
         self.rejections: list[Rejection] = []
         self.verdicts: list[Verdict] = []
+        self.unused: set[fx.Node] = set()  # that substitutions left without a use, and that are erased
 
     def run(self, patterns: Sequence[Pattern], code: bool | None, inputs_called: tuple[str, ...] = ()) -> GraphOutcome:
         began = time.perf_counter()
@@ -122,6 +123,8 @@ class _Rewriting:
     def apply_all(self, candidates: Sequence[tuple[Pattern, fx.Node, Match]]) -> None:
         taken: dict[fx.Node, Pattern] = {}
         for pattern, node, match in candidates:
+            if node in self.unused:
+                continue
             winner = next((taken[n] for n in match.nodes if n in taken), None)
             if winner is pattern:
                 continue  # another anchor of the same region
@@ -201,8 +204,20 @@ class _Rewriting:
         for old, replacement in zip(match.outputs, new):
             old.replace_all_uses_with(replacement)
             _update_views(old, replacement, self.fake_mode)
+        inputs = g.inputs_of(match.nodes)
         _erase(match.nodes)
+        self.erase_unused(inputs)
         return made
+
+    def erase_unused(self, nodes: Sequence[fx.Node]) -> None:
+        """Erases those of ``nodes``, and what only they read, that the original alone has used: nobody needs them, and they are no sites."""
+        for node in nodes:
+            pure = node.op == "call_function" and not node.is_impure() and not g.is_mutating(node)
+            if pure and not node.users and node not in self.unused:
+                self.unused.add(node)
+                inputs = node.all_input_nodes
+                node.graph.erase_node(node)
+                self.erase_unused(inputs)
 
     def guarded(self, pattern: Pattern, node: fx.Node, doing: str, call: Callable[[], T]) -> T | Reject:
         """What ``call`` returns, or the rejection that its exception becomes. An operator that refuses its arguments is no failure."""

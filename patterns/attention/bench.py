@@ -19,7 +19,8 @@ _MOST_SCORES, _MOST_ELEMENTS = 2**28, 2**27
 
 @dataclasses.dataclass(frozen=True)
 class _Shape:
-    """Attention: (batch..., heads, queries, D), the keys, the sizes of the biases, and which of these have a gradient."""
+    """Attention: (batch..., heads, queries, D), the keys, the sizes of the biases, and which of these have a gradient. Inputs and result are
+    (batch..., tokens, heads * D), as linear layers give and take them."""
 
     q: tuple[int, ...]
     keys: int
@@ -31,25 +32,35 @@ class _Shape:
     def inputs(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         *batch, heads, queries, dim = self.q
 
-        def tokens(count: int) -> torch.Tensor:  # heads inside tokens, as models have them
-            return torch.randn(*batch, count, heads, dim, device=device).to(self.dtype).transpose(-3, -2)
+        def tokens(count: int) -> torch.Tensor:
+            return torch.randn(*batch, count, heads * dim, device=device).to(self.dtype)
 
         biases = [torch.randn(b, device=device).to(self.dtype) for b in self.biases]
         return tokens(queries), tokens(self.keys), tokens(self.keys), *biases
+
+    def heads(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens.unflatten(-1, (self.q[-3], self.q[-1])).transpose(-3, -2)
 
     def attention(self) -> Callable[..., torch.Tensor]:
         scale, causal = self.q[-1] ** -0.5, self.causal
 
         def fn(q, k, v, *biases):
+            q, k, v = map(self.heads, (q, k, v))
             scores = q @ k.transpose(-2, -1) * scale
             for bias in biases:
                 scores = scores + bias
             if causal:
                 hidden = torch.ones(scores.shape[-2], scores.shape[-1], dtype=torch.bool, device=q.device).triu(1)
                 scores = scores.masked_fill(hidden, -math.inf)
-            return torch.softmax(scores, -1) @ v
+            return (torch.softmax(scores, -1) @ v).transpose(-3, -2).flatten(-2)
 
         return fn
+
+    def sdpa(self, q, k, v, *biases):
+        """PyTorch's own kernels, on biases that were added up before. Their gradient is not asked for: these kernels may not have it."""
+        total = sum(biases).expand(*self.q[:-1], self.keys).flatten(0, -4) if biases else None
+        arguments = [self.heads(x).flatten(0, -4) for x in (q, k, v)]
+        return lambda: F.scaled_dot_product_attention(*arguments, total)
 
     @property
     def gradients(self) -> tuple[int, ...]:
@@ -58,14 +69,6 @@ class _Shape:
     @property
     def flops(self) -> int:
         return 4 * math.prod(self.q) * self.keys
-
-
-def _sdpa(q, k, v, *biases):
-    """PyTorch's own kernels, on biases that were added up before. Their gradient, which these kernels may not have, is not asked for."""
-    shape = (*q.shape[:-1], k.shape[-2])
-    total = sum(biases).expand(shape).flatten(0, -4) if biases else None
-    arguments = [x.flatten(0, -4) for x in (q, k, v)]
-    return lambda: F.scaled_dot_product_attention(*arguments, total)
 
 
 #: Name, shape, and the goals of forward and backward in ms on an H200.
@@ -87,7 +90,7 @@ def cases() -> list[Case]:
             shape = _fewer_heads(shape)
         goals = [{} if ms is None or not torch.cuda.is_available() else {"ms": ms} for ms in (forward, backward)]
         fn = shape.attention()
-        listed.append(Case(f"{name} forward", fn, shape.inputs, goals=goals[0], peers={"SDPA": _sdpa}, flops=shape.flops))
+        listed.append(Case(f"{name} forward", fn, shape.inputs, goals=goals[0], peers={"SDPA": shape.sdpa}, flops=shape.flops))
         listed.append(Case(f"{name} backward", fn, shape.inputs, goals=goals[1], backward=shape.gradients, flops=5 * shape.flops // 2))
     return listed
 

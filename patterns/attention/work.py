@@ -71,6 +71,8 @@ def work(site: Attended, backward: bool) -> Work:
     multiprocessors = _multiprocessors(site.device)
     shape = {
         "window": facts["window"],
+        "pipelined": facts["pipelined"],
+        "stored": facts["stored"],
         "log2 queries": log2(queries),
         "log2 keys": log2(keys),
         "log2 dim": log2(max(dim, value_dim)),

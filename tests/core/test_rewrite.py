@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensorMode
 
 import fusebackend
@@ -215,6 +216,34 @@ def test_a_match_across_a_mutation_is_refused():
     outcome = rewrite(graph, [Pair("test_pair", whole=True)], "forward")
     assert not outcome.substitutions
     assert "aten.neg_.default mutates memory" in outcome.rejections[0].reason
+
+
+class OfSines(Replace):
+    """Its replacement reads what the argument of the argument was computed from."""
+
+    def match(self, node):
+        return Match((node,), lambda e: e.call(aten.sin.default, node.args[0].args[0].args[0]))
+
+
+class OfCosines(Replace):
+    name = "test_of_cosines"
+    anchors = (aten.cos.default,)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_a_replacement_left_without_a_use_is_erased_and_is_no_site(kept):
+    graph = traced_graph(aten.neg.default, aten.cos.default, aten.sin.default)
+    x, _, cosine, sine, output = graph.nodes
+    with detect_fake_mode([g.value(x)]):
+        for node in (cosine, sine):
+            node.meta["val"] = torch.empty(4)  # of its own: what is computed shares no memory with x
+    if kept:
+        output.args = ((sine, cosine),)
+    patterns = [OfSines(None), OfCosines(lambda e, y: e.call(aten.cos.default, y))]
+    outcome = rewrite(graph, patterns, "forward", strict=True, priorities={"test_replace": 1})
+    assert [s.pattern for s in outcome.substitutions] == ["test_replace", "test_of_cosines"][: 1 + kept]
+    assert [n.target for n in graph.nodes if n.op == "call_function"].count(aten.neg.default) == kept
+    graph.lint()
 
 
 class Wide(Replace):

@@ -34,9 +34,18 @@ def test_the_quantities_of_windows():
     assert backward.quantities["bytes"] == 8 * tensor + 2 * bias + statistics
     assert forward.shape["window"] == backward.shape["window"] == 1
     assert forward.quantities["launches"] == 1 and backward.quantities["launches"] == 2  # the second adds the blocks' sums up
-    assert forward.quantities["biases"] == 0  # they stay in registers
+    # They stay in registers: each block reads them once.
+    assert forward.quantities["biases"] < forward.quantities["scores"] / 8
     # At least what there is, on the multiprocessor that has most of it.
     assert forward.quantities["flops"] >= 4 * 4096 * 4 * 49 * 49 * 32 / 132
+
+
+def test_biases_are_read_again_for_the_heads_that_do_not_share_them():
+    """The windows of one head share the bias of heads; that of windows is shared by their 4 heads."""
+    biases = [(1, 1, 4, 49, 49), (2048, 1, 1, 49, 49)]
+    of_heads, of_windows = (work.work(attended((2048, 1, 4, 49, 32), 49, [b], [False]), False) for b in biases)
+    assert of_heads.quantities["steps"] == of_windows.quantities["steps"] > 8
+    assert of_heads.quantities["biases"] * 4 == of_windows.quantities["biases"] * 4 / 4 == of_windows.quantities["scores"] / 4
 
 
 def test_the_quantities_of_long_sequences():
@@ -72,9 +81,11 @@ def test_whatever_the_benchmark_draws_is_described():
     for case in itertools.islice(bench.random_cases(random.Random(0), 1.0), 300):
         with torch.device("meta"):
             q, k, _, *biases = case.inputs(torch.device("meta"))
-        assert q.shape[-1] % ops.limits()[2] == 0 and len(biases) <= ops.limits()[0]
+        head = int(case.name.split("x")[3].split(",")[0])
+        heads = q.shape[-1] // head
+        assert head % ops.limits()[2] == 0 and len(biases) <= ops.limits()[0]
         sizes = [(b.shape[0], 1, *b.shape[1:]) for b in biases]
-        site = attended((q.shape[0], 1, *q.shape[1:]), k.shape[-2], sizes, [3 + i in case.backward for i in range(len(biases))])
+        site = attended((q.shape[0], 1, heads, q.shape[1], head), k.shape[1], sizes, [3 + i in case.backward for i in range(len(biases))])
         for described in (work.work(site, False), work.work(site, True)):
             assert all(math.isfinite(x) and x >= 0 for x in described.quantities.values()), case.name
             assert all(math.isfinite(x) for x in described.shape.values()), case.name
