@@ -35,6 +35,14 @@ bool can_run_row_products(const WeightGradParams& p);
 int row_products_splits(const WeightGradParams& p);
 cudaError_t launch_row_products(const WeightGradParams& p, cudaStream_t stream);
 
+// 16-bit channels-last tensors on tensor cores, from planes in shared memory (channel_band.cuh, channel_products.cuh). For x's gradient, of the incoming
+// gradient with reversed taps.
+bool can_run_channel_band(const ForwardParams& p);
+cudaError_t launch_channel_band(const ForwardParams& p, cudaStream_t stream);
+bool can_run_channel_products(const WeightGradParams& p);
+int channel_products_splits(const WeightGradParams& p);
+cudaError_t launch_channel_products(const WeightGradParams& p, cudaStream_t stream);
+
 // Windows that roll down columns (rolling_window.cuh): channels-last tensors, and fp32 planes.
 bool can_run_rolling_window(const ForwardParams& p);
 cudaError_t launch_rolling_window(const ForwardParams& p, cudaStream_t stream);

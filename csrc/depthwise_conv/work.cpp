@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "depthwise_conv/channel_tile_plan.h"
 #include "depthwise_conv/outer_products_plan.h"
 #include "depthwise_conv/register_window_plan.h"
 #include "depthwise_conv/rolling_band_plan.h"
@@ -14,7 +15,7 @@ namespace fusebackend::depthwise_conv {
 namespace {
 
 struct Facts {
-  bool band, rolling, rows, toeplitz, window, outer;
+  bool band, channel, rolling, rows, toeplitz, window, outer;
   double blocks, shared_bytes, loaded, products, rows_of_taps;
   bool transposes, elements;
   double partial_bytes;
@@ -23,7 +24,7 @@ struct Facts {
 std::string text(const Facts& f) {
   std::ostringstream out;
   out.precision(17);
-  out << "band=" << f.band << " rolling=" << f.rolling << " rows=" << f.rows << " toeplitz=" << f.toeplitz << " window=" << f.window << " outer=" << f.outer
+  out << "band=" << f.band << " channel=" << f.channel << " rolling=" << f.rolling << " rows=" << f.rows << " toeplitz=" << f.toeplitz << " window=" << f.window << " outer=" << f.outer
       << " blocks=" << f.blocks << " shared_bytes=" << f.shared_bytes << " loaded=" << f.loaded << " products=" << f.products << " rows_of_taps=" << f.rows_of_taps << " transposes=" << f.transposes
       << " elements=" << f.elements << " partial_bytes=" << f.partial_bytes;
   return out.str();
@@ -34,7 +35,18 @@ bool is_elements(Move m) { return m == Move::kElements || m == Move::kSparse; }
 // Columns of x that a thread of rolling_window.cuh loads of a row.
 double rolling_loads(const RollingWindowPlan& p, int taps) { return p.planes ? 12 : rolling_columns(taps, false) + taps - 1; }
 
-// The kernels without shared tiles, which come first. Neither is set if none fits.
+// Of channel_band.cuh, or channel_products.cuh.
+Facts channel_tile(const ChannelTilePlan& p, const Geometry& g, bool weight_grad) {
+  Facts f = {};
+  f.channel = true;
+  const double tiles = double(p.groups) * p.column_tiles * p.channel_tiles, source_rows = double(p.rows) + double(g.taps.h) - 1;
+  f.blocks = weight_grad ? double(p.splits) * p.channel_tiles : tiles, f.shared_bytes = p.shared_bytes;
+  f.loaded = tiles * p.segments * p.words * 2 * kTileChannels * (weight_grad ? source_rows + p.rows : source_rows);
+  f.rows_of_taps = tiles * kTileChannels * source_rows * double(g.taps.h), f.products = f.rows_of_taps * 2048;
+  return f;
+}
+
+// The kernels that come first. Neither is set if none fits.
 Facts rolling(const Geometry& g, const Placement& source, const Placement& target, DType dtype, int sm_count) {
   Facts f = {};
   const RollingBandPlan b = is_half(dtype) ? rolling_band_plan(g, source, target, sm_count) : RollingBandPlan{};
@@ -45,6 +57,8 @@ Facts rolling(const Geometry& g, const Placement& source, const Placement& targe
     f.rows_of_taps = source_rows * double(g.taps.h), f.products = f.rows_of_taps * 2048;
     return f;
   }
+  const ChannelTilePlan c = is_half(dtype) ? channel_tile_plan(g, source, target, false, sm_count) : ChannelTilePlan{};
+  if (c.fits) return channel_tile(c, g, false);
   const RollingWindowPlan w = rolling_window_plan(g, dtype, source, target, false, sm_count);
   if (!w.fits) return f;
   f.rolling = true;
@@ -65,7 +79,7 @@ Facts convolution(const Geometry& g, bool transposed, const Strides& from, const
     forward.pad = {(g.taps.h - 1) * g.dilation.h - g.pad.h, (g.taps.w - 1) * g.dilation.w - g.pad.w};
   }
   Facts f = !transposed || g.multiplier == 1 ? rolling(forward, source, target, dtype, sm_count) : Facts{};
-  if (f.band || f.rolling) return f;
+  if (f.band || f.channel || f.rolling) return f;
   const ToeplitzPlan t = is_half(dtype) ? toeplitz_plan(g, transposed, source, target, sm_count) : ToeplitzPlan{};
   if (t.fits) {
     f.toeplitz = true;
@@ -104,8 +118,9 @@ std::string weight_grad_work(const WorkParams& p, int sm_count) {
   const double taps = double(g.tap_count()), results = double(g.batch) * double(g.outputs()) * double(g.out.h * g.out.w);
   const Placement grad = {p.y_stride, g.outputs(), g.out.w, 0}, x = {p.x_stride, g.channels, g.in.w, 0};
   const RowProductsPlan r = is_half(p.dtype) ? row_products_plan(g, grad, x, sm_count) : RowProductsPlan{};
-  const RollingWindowPlan v = r.fits ? RollingWindowPlan{} : rolling_window_plan(g, p.dtype, x, grad, true, sm_count);
-  const OuterProductsPlan o = is_half(p.dtype) && !r.fits && !v.fits ? outer_products_plan(g, grad, x, sm_count) : OuterProductsPlan{};
+  const ChannelTilePlan c = is_half(p.dtype) && !r.fits ? channel_tile_plan(g, x, grad, true, sm_count) : ChannelTilePlan{};
+  const RollingWindowPlan v = r.fits || c.fits ? RollingWindowPlan{} : rolling_window_plan(g, p.dtype, x, grad, true, sm_count);
+  const OuterProductsPlan o = is_half(p.dtype) && !r.fits && !c.fits && !v.fits ? outer_products_plan(g, grad, x, sm_count) : OuterProductsPlan{};
   double splits = 1;
   if (r.fits) {
     f.rows = true, splits = r.splits;
@@ -113,6 +128,8 @@ std::string weight_grad_work(const WorkParams& p, int sm_count) {
     const double units = double(r.units) * double(g.channels);
     f.loaded = units * (16 * kChunkColumns + kBandRows * (kChunkColumns + 4 * 8));
     f.rows_of_taps = units * double(g.taps.w), f.products = f.rows_of_taps * 2048;
+  } else if (c.fits) {
+    f = channel_tile(c, g, true), splits = c.splits;
   } else if (v.fits) {
     f.rolling = true, splits = double(v.strip_tiles);
     f.blocks = double(v.strip_tiles * v.channel_tiles);

@@ -14,8 +14,8 @@ struct WorkParams {
 };
 
 // "name=value" pairs, separated by spaces.
-//   band, rolling, toeplitz,    1 for the kind of kernel (rolling_band.cuh, rolling_window.cuh, toeplitz.cuh, register_window.cu); none for direct.cu
-//   window
+//   band, channel, rolling,     1 for the kind of kernel (rolling_band.cuh, channel_band.cuh, rolling_window.cuh, toeplitz.cuh, register_window.cu);
+//   toeplitz, window            none for direct.cu
 //   blocks                      thread blocks
 //   shared_bytes                that a block has in shared memory
 //   loaded                      elements that all blocks load, with their halos
@@ -25,7 +25,7 @@ struct WorkParams {
 std::string forward_work(const WorkParams& p, int sm_count);
 std::string input_grad_work(const WorkParams& p, int sm_count);
 
-// The same, where `rows` stands for row_products.cuh and `outer` for outer_products.cuh, with `partial_bytes` of sums between the kernels.
+// The same, where `channel` stands for channel_products.cuh, `rows` for row_products.cuh and `outer` for outer_products.cuh, with `partial_bytes` of sums between the kernels.
 std::string weight_grad_work(const WorkParams& p, int sm_count);
 
 }  // namespace fusebackend::depthwise_conv

@@ -160,7 +160,7 @@ def _quantities(sizes: _Sizes, facts: Mapping[str, float]) -> dict[str, float]:
         route = next((name for name in ("channels", "planes") if facts[name]), "loops")
         threads = sizes.multiprocessors
         return {f"products ({route})": facts["products"] / threads, "loaded": facts["loaded"] / threads, "kernels": facts["kernels"]}
-    route = next((name for name in ("band", "rolling", "rows", "toeplitz", "outer", "window") if facts[name]), "direct")
+    route = next((name for name in ("band", "channel", "rolling", "rows", "toeplitz", "outer", "window") if facts[name]), "direct")
     idle = max(sizes.multiprocessors / max(facts["blocks"], 1.0), 1.0)
     quantities = {
         f"products ({route})": facts["products"] * idle,
@@ -176,7 +176,7 @@ def _route(sizes: _Sizes, facts: Mapping[str, float]) -> dict[str, float]:
     if sizes.device.type != "cuda":
         return {name: facts.get(name, 0.0) for name in ("channels", "planes")}
     fill = log2(facts["blocks"] / sizes.multiprocessors)
-    shape = {name: facts[name] for name in ("band", "rolling", "toeplitz", "window", "transposes", "elements")}
+    shape = {name: facts[name] for name in ("band", "channel", "rolling", "toeplitz", "window", "transposes", "elements")}
     return {**shape, "log2 blocks per multiprocessor": fill, "log2 shared bytes": log2(max(facts["shared_bytes"], 1.0))}
 
 

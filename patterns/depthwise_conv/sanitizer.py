@@ -13,7 +13,8 @@ def launch_every_kernel() -> None:
     from one to the other."""
     for dtype in (torch.bfloat16, torch.float16):
         for channels_last in (False, True):
-            for shape, taps in (((3, 16, 9, 28), 3), ((2, 9, 8, 14), 5), ((2, 8, 7, 7), 7), ((5, 6, 12, 10), 7)):
+            rolling = ((3, 16, 9, 28), 3), ((2, 9, 8, 14), 5), ((2, 8, 7, 7), 7), ((5, 6, 12, 10), 7)
+            for shape, taps in (*rolling, ((3, 24, 9, 30), 7), ((2, 8, 9, 140), 5)):
                 _check(shape, (taps, taps), 1, dtype, channels_last)
             for shape, taps, stride in (((3, 16, 9, 28), (4, 4), 1), ((2, 8, 7, 7), (9, 7), 1), ((1, 16, 20, 40), (12, 12), 1)):
                 _check(shape, taps, stride, dtype, channels_last)

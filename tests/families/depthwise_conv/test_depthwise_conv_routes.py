@@ -12,6 +12,7 @@ from one_depthwise_convolution import Case
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PLANES = ("depthwise_rolling_band", "depthwise_rolling_band", "depthwise_row_products")
+CHANNELS = ("depthwise_channel_band", "depthwise_channel_band", "depthwise_channel_products")
 WINDOW = ("depthwise_rolling_window", "depthwise_rolling_window", "depthwise_rolling_weight_grad")
 TILES = ("depthwise_toeplitz", "depthwise_toeplitz", "depthwise_outer_products")
 
@@ -47,9 +48,21 @@ def test_16_bit_planes_roll_on_tensor_cores(taps, dtype):
 
 @pytest.mark.parametrize("taps", [3, 5, 7])
 def test_channels_last_rolls_down_columns(taps):
-    shapes = (3, 16, 17, 29), (9, 34, 7, 7), (1, 130, 25, 61), (5, 2, 120, 31), (2, 144, 3, 5), (40, 6, 9, 1)
+    shapes = (3, 18, 17, 29), (9, 34, 7, 7), (1, 130, 25, 61), (5, 2, 120, 31), (2, 142, 3, 5), (40, 6, 9, 1)
     for dtype, shape in itertools.product((BF16, FP16, FP32), shapes):
         check_routes(Case(shape, taps, dtype, "cuda", orders=(True, True)), WINDOW)
+    check_routes(Case((3, 16, 17, 29), taps, BF16 if taps == 3 else FP32, "cuda", orders=(True, True)), WINDOW)
+    check_routes(Case((3, 16, 17, 28), taps, BF16, "cuda", orders=(True, True), offset=2), WINDOW)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("taps", [5, 7])
+def test_channels_last_runs_on_tensor_cores(taps, dtype):
+    # Segments of one strip to sixteen, several of them, and tiles of columns; the last of each is not full.
+    small = (9, 8, 7, 7), (3, 24, 14, 14), (17, 8, 2, 10), (40, 16, 9, 6), (3, 8, 9, 1), (1, 40, 300, 4)
+    wide = (3, 16, 17, 28), (5, 8, 30, 56), (1, 136, 25, 61), (2, 8, 20, 112), (2, 8, 9, 130), (1, 24, 12, 300)
+    for shape in (*small, *wide):
+        check_routes(Case(shape, taps, dtype, "cuda", orders=(True, True)), CHANNELS)
 
 
 @pytest.mark.parametrize("taps", [3, 5, 7])
@@ -62,7 +75,7 @@ def test_what_these_do_not_take_runs_on_tiles():
     for more in (dict(stride=2), dict(dilation=2)):
         check_routes(Case((2, 16, 20, 28), 3, BF16, "cuda", **more), TILES)
     # Several outputs of a channel are convolutions of the same plane; its gradient is the sum of theirs.
-    check_routes(Case((2, 16, 20, 28), 3, BF16, "cuda", multiplier=2), (PLANES[0], *TILES[1:]))
+    check_routes(Case((2, 16, 20, 28), 3, BF16, "cuda", multiplier=2), (PLANES[0], "depthwise_direct_input_grad", TILES[2]))
     for shape, taps, channels_last, dtype in (
         ((2, 16, 20, 28), 9, False, BF16),
         ((2, 16, 20, 28), (3, 4), True, BF16),

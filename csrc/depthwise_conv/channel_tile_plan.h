@@ -1,0 +1,35 @@
+// The launch configurations of the kernels on tensor cores for 16-bit channels-last tensors (channel_band.cuh, channel_products.cuh), apart from these.
+#pragma once
+#include "depthwise_conv/tile_shape.h"
+
+namespace fusebackend::depthwise_conv {
+
+constexpr int kChannelTileThreads = 256, kTileChannels = 16;  // of a block: a warp has two channels
+constexpr int kFillThreads = 128;                             // that fill one row of a tile; each has two pixels of eight channels
+constexpr int kBandStrips = 16, kProductStrips = 8;           // of eight columns that a product has: results; gradients of two segments
+
+// Thread blocks that a multiprocessor has registers for.
+constexpr int kChannelTileBlocks = 2;
+
+// A segment is a number of strips beside one another in some rows of an image. A block has several, all at the same columns.
+struct ChannelTilePlan {
+  bool fits;
+  int strips, slot_bits;  // of a segment; in a product it has 2^slot_bits places
+  int segments;           // of a block (channel_products: pairs of segments)
+  int words;              // pairs of pixels that a row of a segment is filled with
+  int shift;              // columns before the first that is needed, so that pairs begin at even ones
+  int rows;               // of results, or gradients
+  int row_tiles, column_tiles, channel_tiles;
+  int64_t all_segments;   // at the same columns
+  int64_t groups;         // of so many segments as a block has
+  int splits;             // channel_products: blocks of a channel tile
+  int row_pitch;          // words of a row in shared memory
+  int shared_bytes;
+
+  constexpr int segment_pitch(bool weight_grad) const { return weight_grad ? 8 * strips + 8 : 4 * strips + 4; }
+};
+
+// Either x and y, or x and the gradient.
+ChannelTilePlan channel_tile_plan(const Geometry& g, const Placement& x, const Placement& y, bool weight_grad, int sm_count);
+
+}  // namespace fusebackend::depthwise_conv
