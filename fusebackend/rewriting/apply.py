@@ -210,7 +210,7 @@ class _Rewriting:
         return made
 
     def erase_unused(self, nodes: Sequence[fx.Node]) -> None:
-        """Erases those of ``nodes``, and what only they read, that the original alone has used: nobody needs them, and they are no sites."""
+        """Erases those of ``nodes``, and what only they read, that the original alone has used. They are no sites any more."""
         for node in nodes:
             pure = node.op == "call_function" and not node.is_impure() and not g.is_mutating(node)
             if pure and not node.users and node not in self.unused:

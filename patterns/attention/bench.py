@@ -19,7 +19,7 @@ _MOST_SCORES, _MOST_ELEMENTS = 2**28, 2**27
 
 @dataclasses.dataclass(frozen=True)
 class _Shape:
-    """Attention: (batch..., heads, queries, D), the keys, the sizes of the biases, and which of these have a gradient. Inputs and result are
+    """Attention: (batch..., heads, queries, D), the keys, the sizes of the biases, and which have a gradient. Inputs and result are
     (batch..., tokens, heads * D), as linear layers give and take them."""
 
     q: tuple[int, ...]

@@ -20,3 +20,13 @@ def on_each_device(device):
         pytest.skip(reason)
     with torch.device(device):
         yield
+
+
+@pytest.fixture
+def large_memory():
+    """60 GiB of GPU memory: room for tensors of more than 2^31 elements. What PyTorch keeps of other tests is given back."""
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < 60 << 30:
+        pytest.skip("needs 60 GiB of GPU memory")
+    yield
+    torch.cuda.empty_cache()

@@ -330,9 +330,8 @@ def test_cuda_graphs_and_side_streams(length, library):
 
 
 @pytest.mark.cuda
-def test_more_than_2_31_elements(library):
-    if torch.cuda.mem_get_info()[0] < 60 << 30:
-        pytest.skip("needs 60 GiB of GPU memory")
+@pytest.mark.usefixtures("large_memory")
+def test_more_than_2_to_the_31_elements(library):
     q, k, v = (torch.randn(700_000, 49, 2, 32, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
     bias = torch.randn(1, 2, 49, 49, device="cuda").bfloat16()
     assert q.numel() > 2**31

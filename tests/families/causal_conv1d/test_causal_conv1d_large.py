@@ -5,8 +5,6 @@ import torch
 from one_convolution import TOLERANCE, Case
 
 pytestmark = pytest.mark.usefixtures("library")
-# For x, the result and their gradients, and what kernels need beside them.
-NEEDED_BYTES = 60 << 30
 
 
 def drawn(batch, channels, length, channels_last):
@@ -58,7 +56,6 @@ def check(case, rows):
         (66, 8192, 4000, 4000),  # FFT
     ],
 )
+@pytest.mark.usefixtures("large_memory")
 def test_more_than_2_to_the_31_elements(batch, channels, length, taps, order):
-    if torch.cuda.mem_get_info()[0] < NEEDED_BYTES:
-        pytest.skip(f"needs {NEEDED_BYTES >> 30} GiB of GPU memory")
     check(case_of(batch, channels, length, taps, order, silu=taps == 4), (0, batch // 2, batch - 1))

@@ -224,9 +224,8 @@ def test_side_streams_and_cuda_graphs():
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("large_memory")
 def test_more_than_2_to_the_31_elements(shape, begin, end):
-    if torch.cuda.mem_get_info()[0] < 40 << 30:
-        pytest.skip("needs 40 GiB of GPU memory")
     x = torch.empty(shape, dtype=bf16, device="cuda").bernoulli_(0.5)
     assert x.numel() > 2**31
     # Counts of ones are exact in fp32 up to 2^24, and nearly so beyond, since the order of the sums is that of a tree.

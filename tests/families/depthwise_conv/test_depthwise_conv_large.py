@@ -5,8 +5,6 @@ import torch
 from one_depthwise_convolution import TOLERANCE, Case
 
 pytestmark = pytest.mark.usefixtures("library")
-# For x, the result and their gradients, and what kernels need beside them.
-NEEDED_BYTES = 60 << 30
 bf16, f32 = torch.bfloat16, torch.float32
 
 CASES = {
@@ -33,9 +31,8 @@ def drawn(shape, dtype, channels_last):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("large_memory")
 def test_more_than_2_to_the_31_elements(name):
-    if torch.cuda.mem_get_info()[0] < NEEDED_BYTES:
-        pytest.skip(f"needs {NEEDED_BYTES >> 30} GiB of GPU memory")
     shape, taps, dtype, options = CASES[name]
     orders = options.get("orders", (False, False))
     few = Case((3, *shape[1:2], 8, 8), taps, dtype, "cuda", **options)

@@ -302,10 +302,9 @@ def around(size, *places):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("m, n, k", [(46_400, 46_400, 40), (70_000, 192, 1 << 15), (192, 70_000, 1 << 15)])
 @pytest.mark.parametrize("order", ["rows", "columns"])
+@pytest.mark.usefixtures("large_memory")
 def test_more_than_two_to_the_31_elements(m, n, k, order, kernel):
     """In the result, or in an operand. Compared is what lies at their ends, and around the element of that number."""
-    if torch.cuda.mem_get_info()[0] < 60 << 30:
-        pytest.skip("needs 60 GiB of GPU memory")
     assert max(m * n, m * k, k * n) > 2**31
     a, b = laid_out((m, k), order), laid_out((k, n), order)
     c = product(a, b, kernel=kernel)
@@ -313,9 +312,8 @@ def test_more_than_two_to_the_31_elements(m, n, k, order, kernel):
     check(c[rows][:, columns], a[rows], b[:, columns], kernel)
 
 
+@pytest.mark.usefixtures("large_memory")
 def test_planes_of_more_than_two_to_the_31_elements():
-    if torch.cuda.mem_get_info()[0] < 60 << 30:
-        pytest.skip("needs 60 GiB of GPU memory")
     x = torch.randn(66_000, 1 << 15, device=device())
     planes = ops.matmul_planes(x, -1)
     for part in (slice(0, 64), slice(2**31 // x.shape[1] - 32, 2**31 // x.shape[1] + 32), slice(x.shape[0] - 64, None)):
@@ -323,3 +321,18 @@ def test_planes_of_more_than_two_to_the_31_elements():
     y = torch.randn(1 << 15, 96, device=device())
     c = ops.matmul(x, y, None, 1.0, 0.0, planes, -1, None, -1, "auto")
     check(c[-200:], x[-200:], y)
+
+
+def test_sizes_that_only_the_data_decide_compile(monkeypatch):
+    """Operands whose strides are not known before run time are left to Inductor, which could not lower our operator with them."""
+    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
+
+    def fn(count):
+        n = count.item()
+        torch._check(n >= 1024)
+        return torch.ones(1024, n, device=device()) @ torch.ones(n, 1024, device=device())
+
+    compiled = torch.compile(fn, backend="fuse", fullgraph=True, options={"fuse.gate": "off", "fuse.strict": True})
+    assert torch.equal(compiled(torch.tensor(1500)), torch.full((1024, 1024), 1500.0, device=device()))
+    (rejection,) = (r for r in fusebackend.last_report().rejections if r.pattern == "fp32_matmul")
+    assert "are not known before run time" in rejection.reason

@@ -269,6 +269,7 @@ def test_wide_rows_equal_the_reference(shape, n, dtype):
 
 
 @pytest.mark.cuda
+@pytest.mark.usefixtures("large_memory")
 def test_more_than_2_to_the_31_elements_are_summed():
     far = 2**31 + 100
     self = torch.zeros(far + 8, device="cuda", dtype=torch.int8)

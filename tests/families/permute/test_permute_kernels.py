@@ -160,6 +160,7 @@ def test_random_shapes_are_as_announced():
 @pytest.mark.parametrize(
     "shape, permutation", [((2, 1 << 15, (1 << 15) + 3), (0, 2, 1)), (((1 << 31) + 40, 3), (1, 0)), ((3, (1 << 30) + 9), (1, 0))]
 )
+@pytest.mark.usefixtures("large_memory")
 def test_more_than_two_to_the_31_elements(shape, permutation):
     x = torch.empty(shape, dtype=torch.uint8, device="cuda").random_()
     result = permute_copy(x.permute(permutation), list(range(len(shape))))

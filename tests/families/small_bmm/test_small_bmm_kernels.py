@@ -176,10 +176,8 @@ def test_side_streams_and_cuda_graphs():
         (9_000_000, 15, 17, 16),  # nothing aligned
     ],
 )
+@pytest.mark.usefixtures("large_memory")
 def test_more_than_2_to_the_31_elements(batch, m, n, k, transposed):
-    if torch.cuda.mem_get_info()[0] < 40 << 30:
-        pytest.skip("needs 40 GiB of GPU memory")
-
     def drawn(rows, columns, by_columns):
         matrices = torch.empty((batch, columns, rows) if by_columns else (batch, rows, columns), dtype=bf16, device="cuda").normal_()
         return matrices.mT if by_columns else matrices

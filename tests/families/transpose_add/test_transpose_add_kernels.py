@@ -131,6 +131,7 @@ def test_bad_arguments_are_named(arguments, words):
 
 
 @pytest.mark.cuda
+@pytest.mark.usefixtures("large_memory")
 def test_more_than_two_to_the_31_elements_of_a_square():
     x = torch.randint(-100, 100, (46400, 46400), dtype=torch.int8, device="cuda")
     y = torch.randint(-100, 100, (46400, 46400), dtype=torch.int8, device="cuda")
@@ -143,9 +144,8 @@ def test_more_than_two_to_the_31_elements_of_a_square():
 @pytest.mark.parametrize(
     "shape, permutation", [((1 << 16, (1 << 15) + 5), (1, 0)), ((2, 1 << 15, (1 << 15) + 3), (0, 2, 1)), (((1 << 31) + 40, 3), (1, 0))]
 )
+@pytest.mark.usefixtures("large_memory")
 def test_more_than_two_to_the_31_elements(shape, permutation, dtype):
-    if torch.cuda.mem_get_info()[0] < 60 << 30:
-        pytest.skip("needs 60 GiB of GPU memory")
     x = torch.empty(shape, dtype=torch.int8, device="cuda").random_(-100, 100).to(dtype).permute(permutation)
     y = torch.empty(x.shape, dtype=torch.int8, device="cuda").random_(-100, 100).to(dtype)
     result = transpose_add(x, y, 3.0, 3, list(range(x.dim())))
