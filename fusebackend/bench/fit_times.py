@@ -51,60 +51,73 @@ class Sample:
 
 @dataclasses.dataclass
 class _Together:
-    """Kernels of one kind that took ``us`` together."""
+    """Kernels, each in the ways that could have been chosen for it, that took ``us`` together."""
 
     kernels: list[list[Work]]
     us: float
 
-    def divided(self, model: TimeModel | None) -> list[float]:
-        """The time of each: equal parts, or as the rates of ``model`` have it. Of a kernel that is shared with other sites the whole."""
-        expected = [1.0 if model is None else min(map(model.physical, ways)) * ways[0].share for ways in self.kernels]
-        return [self.us * e / sum(expected) / ways[0].share for e, ways in zip(expected, self.kernels)]
+    @property
+    def kinds(self) -> set[str]:
+        return {ways[0].kind for ways in self.kernels}
 
     @property
     def are_equal(self) -> bool:
         return all(k == self.kernels[0] for k in self.kernels)
 
+    def divided(self, models: Mapping[str, TimeModel]) -> list[float]:
+        """The time of each: as the rates of ``models`` have it, or equal parts. Of a kernel that is shared with other sites the whole."""
+        known = models and not self.are_equal
+        expected = [min(map(models[w[0].kind].physical, w)) * w[0].share if known else w[0].share for w in self.kernels]
+        return [self.us * e / sum(expected) / ways[0].share for e, ways in zip(expected, self.kernels)]
+
 
 def samples(measured: Sequence[Measured], models: Mapping[str, TimeModel]) -> dict[str, list[Sample]]:
-    """By kind: the sites all of whose kernels that ``models`` do not know are of that kind. Kinds with too few sites are left out."""
-    found: dict[str, list[_Together]] = collections.defaultdict(list)
+    """By kind: what sites tell of those that ``models`` do not have, apart from the time of the others.
+
+    First of kinds that are the only unknown ones of enough sites; if there are none, of those that stand beside one another in them.
+    """
+    sites = []
     for m in measured:
         unknown = [k for k in m.kernels if k[0].kind not in models]
-        if not unknown or any(k[0].kind != unknown[0][0].kind for k in unknown):
-            continue
         try:
             known = sum(models[k[0].kind].time(k[0]).expected * k[0].share for k in m.kernels if k[0].kind in models)
         except Unfit:
             continue
-        if m.us > _LEAST_MORE * known:
-            found[unknown[0][0].kind].append(_Together(unknown, m.us - known))
-    return {kind: _divided(sites) for kind, sites in found.items() if len(sites) >= LEAST_SITES}
+        if unknown and m.us > _LEAST_MORE * known:
+            sites.append(_Together(unknown, m.us - known))
+    alone = [s for s in sites if len(s.kinds) == 1]
+    return _divided(alone) or _divided(sites)
 
 
-def _divided(sites: Sequence[_Together]) -> list[Sample]:
-    """A sample for each kernel. The time of kernels that differ is divided by rates, which are fitted to the parts, again and again."""
-    model = None
+def _divided(sites: Sequence[_Together]) -> dict[str, list[Sample]]:
+    """A sample for each kernel, of kinds with enough sites. The time of kernels that differ is divided by rates, which are fitted to the
+    parts, again and again."""
+    while True:
+        count = collections.Counter(kind for site in sites for kind in site.kinds)
+        enough = [site for site in sites if all(count[kind] >= LEAST_SITES for kind in site.kinds)]
+        if len(enough) == len(sites):
+            break
+        sites = enough
+    parts = _parts(sites, {})
     for _ in range(0 if all(s.are_equal for s in sites) else _DIVISIONS):
-        model = _fit_rates(_parts(sites, model))
-    return _parts(sites, model)
+        parts = _parts(sites, {kind: _fit_rates(found) for kind, found in parts.items()})
+    return parts
 
 
-def _parts(sites: Sequence[_Together], model: TimeModel | None) -> list[Sample]:
-    found = []
+def _parts(sites: Sequence[_Together], models: Mapping[str, TimeModel]) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = collections.defaultdict(list)
     for i, site in enumerate(sites):
-        if site.are_equal:
-            found.append(Sample(site.kernels[0], site.divided(None)[0], i))
-        else:
-            found += [Sample(ways, us, i) for ways, us in zip(site.kernels, site.divided(model))]
-    return found
+        kernels = list(zip(site.kernels, site.divided(models)))
+        for ways, us in kernels[:1] if site.are_equal else kernels:
+            found[ways[0].kind].append(Sample(ways, us, i))
+    return dict(found)
 
 
 def fit_all(measured: Sequence[Measured], known: Mapping[str, TimeModel] | None = None) -> dict[str, TimeModel]:
     """A model for each kind of work that has enough sites; ``known``: models of kinds that are not fitted again."""
     models: dict[str, TimeModel] = dict(known or {})
     while True:
-        new = {k: s for k, s in samples(measured, models).items() if k not in models}
+        new = samples(measured, models)
         if not new:
             return {k: m for k, m in models.items() if k not in (known or {})}
         models |= {kind: fit(found) for kind, found in new.items()}

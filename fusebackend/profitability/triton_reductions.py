@@ -35,6 +35,8 @@ from fusebackend.rewriting.pattern import Work
 from fusebackend.rewriting.workload import log2
 
 KIND = "triton reduction"
+#: Of those that write elements of whole tiles, too, as a softmax and layer norms do: they read a row again, or keep it.
+NORMALIZATION = "triton normalization"
 
 #: That a multiprocessor runs at once.
 _THREADS = 2048
@@ -67,6 +69,7 @@ class _Reduction(Language):
         self._tile, self._times = tile, 1.0
         self.times: list[float] = []
         self.steps = 0.0  # of innermost loops
+        self.writes_tiles = False
         self.operations = dict.fromkeys(("operations", "divisions", "functions", "operations a row"), 0.0)
 
     def range(self, begin: int, end: int, step: int = 1, **_: Any) -> Iterator[int]:
@@ -87,7 +90,8 @@ class _Reduction(Language):
         return torch.zeros(self._noted(False, pointer, mask), dtype=torch.int64)
 
     def store(self, pointer: tuple[str, Any], value: Any, mask: Any = None, **_: Any) -> None:
-        self._noted(True, pointer, mask)
+        shape = self._noted(True, pointer, mask)
+        self.writes_tiles |= shape.numel() >= self._tile > 1
 
     def sum(self, x: torch.Tensor, axis: int) -> torch.Tensor:
         return x.sum(axis)
@@ -181,7 +185,7 @@ def _work(kernel: TritonKernel, code: Any, config: Any, multiprocessors: int) ->
     itemsizes = {n: ITEMSIZES[t.removeprefix("*")] for n, t in kernel.types.items() if t.startswith("*")}
     totals = dict.fromkeys(("read", "written", "lines", "sectors", "pages", "moved"), 0.0)
     operations: dict[str, float] = {}
-    vectors, steps = [], 1.0
+    vectors, steps, kind = [], 1.0, KIND
     for first, others in SAMPLES:
         language = _Reduction([int(n * (others if i else first)) for i, n in enumerate(tiles)], itemsizes, rows * columns)
         arguments: dict[str, Any] = {n: Pointer(n) for n in itemsizes} | dict(sizes)
@@ -201,6 +205,7 @@ def _work(kernel: TritonKernel, code: Any, config: Any, multiprocessors: int) ->
         for name, amount in language.operations.items():
             operations[name] = operations.get(name, 0.0) + amount / len(SAMPLES)
         steps = max(language.steps, 1.0)
+        kind = NORMALIZATION if language.writes_tiles else KIND
     quantities = {name: amount * blocks for name, amount in (totals | operations).items()}
     tile = rows * columns
     threads = WARP * config.num_warps
@@ -229,7 +234,7 @@ def _work(kernel: TritonKernel, code: Any, config: Any, multiprocessors: int) ->
         "operations a term": math.log2(1 + sum(operations.values()) / (tile * steps)),
         "64-bit": float(any(t == "i64" for n, t in kernel.types.items() if n.startswith("ks"))),
     }
-    return Work(KIND, quantities, shape)
+    return Work(kind, quantities, shape)
 
 
 def merged(kernels: list[list[Work]], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> list[list[Work]]:

@@ -108,9 +108,20 @@ def test_the_time_of_different_kernels_of_one_kind_is_divided_among_them():
             assert model.time(work).expected == pytest.approx(us, rel=0.25)
 
 
-def test_what_two_unknown_kinds_took_together_tells_nothing():
-    pairs = [Measured("f", str(i), "ours", [[w], [Work("other", w.quantities)]], us) for i, (w, us) in enumerate(drawn(50))]
-    assert fit_times.fit_all(pairs) == {} and fit_times.samples(pairs, {}) == {}
+def test_kinds_that_are_never_alone_are_told_apart_by_how_much_there_is_of_each():
+    pairs = []
+    for i, ((one, us), (other, other_us)) in enumerate(zip(drawn(150, seed=1, noise=0.02), drawn(150, seed=2, noise=0.02, kind="slow"))):
+        pairs.append(Measured("f", f"pair {i}", "inductor", [[one], [other]], us + 3 * other_us))
+    models = fit_times.fit_all(pairs)
+    assert models["k"].rates == {name: pytest.approx(rate, rel=0.2) for name, rate in RATES.items()}
+    assert models["slow"].rates == {name: pytest.approx(rate / 3, rel=0.2) for name, rate in RATES.items()}
+
+
+def test_what_stands_beside_a_kind_of_few_sites_tells_nothing():
+    rare = [Measured("f", str(i), "ours", [[w], [Work("rare", w.quantities)]], us) for i, (w, us) in enumerate(drawn(LEAST_SITES - 1))]
+    others = [Measured("f", f"pair {i}", "ours", [[w], [Work("other", w.quantities)]], us) for i, (w, us) in enumerate(drawn(30))]
+    assert fit_times.samples(rare, {}) == {}
+    assert {kind: len(found) for kind, found in fit_times.samples([*rare, *others], {}).items()} == {"k": 30, "other": 30}
 
 
 def test_fewer_sites_are_not_fitted():

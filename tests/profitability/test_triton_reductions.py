@@ -101,7 +101,7 @@ def test_a_loop_is_run_for_some_of_its_steps(work):
     q = found.quantities
     assert q["blocks"] == 4 * 4 and q["padded terms"] == 32 * 64 * 1000
     assert q["moved"] == 4 * (16 * 1000 * (8 + 16) + 32 * 64)
-    assert q["written"] == 4 * 32 * 64
+    assert q["written"] == 4 * 32 * 64 and found.kind == triton_reductions.KIND
     # One product, one addition, and three masks (two for a row or a column of the tile, counted there), an element each.
     assert 2 * 32 * 64 * 1000 <= q["operations"] <= 6 * 32 * 64 * 1000
     assert found.shape["dimensions"] == 2 and 2 ** found.shape["log2 steps"] == pytest.approx(250)
@@ -114,6 +114,7 @@ def test_loops_one_after_the_other_add_up(work):
     q = found.quantities
     assert 2 ** found.shape["log2 steps"] == pytest.approx(8 + 8)
     assert q["moved"] == 4 * 256 * 512 * 3  # read twice, written once
+    assert found.kind == triton_reductions.NORMALIZATION
     assert q["functions"] == 256 * 512
     assert q["padded terms"] == 2 * 256 * 512
 
