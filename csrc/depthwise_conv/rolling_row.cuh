@@ -21,13 +21,13 @@ struct RollingPlace {
 struct RollingIndex {
   FastDiv groups, channel_tiles, column_strips, row_tiles;
 
-  __device__ __forceinline__ RollingPlace find(uint32_t strip, const RollingWindowPlan& plan, const RollingSides& sides, int columns) const {
+  __device__ __forceinline__ RollingPlace find(uint32_t strip, const RollingWindowPlan& plan, int columns) const {
     RollingPlace at;
     uint32_t rest, column, row, image;
     column_strips.divmod(strip, rest, column);
     row_tiles.divmod(rest, image, row);
     at.image = int(image), at.column = int(column) * columns, at.first_row = int(row) * plan.rows;
-    at.rows = min(plan.rows, sides.out_h - at.first_row);
+    at.rows = min(plan.rows, plan.all_rows - at.first_row);
     return at;
   }
 };
