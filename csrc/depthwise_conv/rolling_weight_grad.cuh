@@ -50,6 +50,11 @@ depthwise_rolling_weight_grad(const __grid_constant__ RollingGradParams p) {
     const auto load = [&](int r, bool has_grad) {
       const bool inside = r < source_rows && unsigned(first_source + r) < unsigned(sides.in_h);
       row.load(source, p.x_step, inside ? mask : 0);
+      if constexpr (kPlanes) {
+        const int later = r + kRowsAsked;
+        if (later < source_rows && unsigned(first_source + later) < unsigned(sides.in_h)) ask_for(source + kRowsAsked * p.x_row + 4);
+        if (later < at.rows) ask_for(grad + kRowsAsked * p.grad_row);
+      }
       source += p.x_row;
       if (!has_grad) return;
       grad_row.load(grad, p.grad_step, r < at.rows * kStep ? grad_mask : 0);

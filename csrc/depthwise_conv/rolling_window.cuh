@@ -95,6 +95,10 @@ depthwise_rolling_window(const __grid_constant__ RollingWindowParams params) {
   const auto load = [&](int r, Row& to) {
     const bool inside = r < source_rows && unsigned(first_source + r) < unsigned(sides.in_h);
     to.load(source, params.x_step, inside ? mask : 0);
+    if constexpr (kPlanes) {
+      const int later = r + kRowsAsked;
+      if (later < source_rows && unsigned(first_source + later) < unsigned(sides.in_h)) ask_for(source + kRowsAsked * params.x_row + 4);
+    }
     source += params.x_row;
   };
 #pragma unroll
