@@ -1,6 +1,7 @@
 // Depthwise convolution of 16-bit channels-last tensors on tensor cores, stride 1: the products of rolling_band.cuh, whose rows of x come through
-// shared memory. A block rolls down sixteen strips of eight columns of sixteen channels, of which each warp has two. Two rows at a time go from
-// global memory to registers, from there as planes to shared memory, while the rows before them are multiplied; results go back the same way.
+// shared memory. A block rolls down sixteen strips of eight columns of sixteen channels, of which each warp has two. Two rows at a time are
+// transposed from pixels, which were copied to shared memory asynchronously, to planes, while the rows before them are multiplied; results go back the
+// same way, without waiting.
 //
 // The band's zeros, and those beside the image, are multiplied by whatever is there. Where a sum is not finite, it is computed again, tap by tap.
 #pragma once
