@@ -34,6 +34,7 @@ cudaError_t input_grad(const InputGradParams& p, cudaStream_t stream) {
   if (is_forward && can_run_rolling_band(f)) return launch_rolling_band(f, stream);
   if (is_forward && can_run_channel_band(f)) return launch_channel_band(f, stream);
   if (is_forward && can_run_rolling_window(f)) return launch_rolling_window(f, stream);
+  if (!is_forward && can_run_rolling_window(p)) return launch_rolling_window(p, stream);
   if (can_run_toeplitz(p)) return launch_toeplitz(p, stream);
   if (is_forward && can_run_register_window(f)) return launch_register_window(f, stream);
   return launch_direct_input_grad(p, stream);

@@ -1,6 +1,7 @@
 // Depthwise convolution of 16-bit channels-last tensors on tensor cores, stride 1: the products of rolling_band.cuh, whose rows of x come through
-// shared memory. A block rolls down sixteen strips of eight columns of sixteen channels, of which each warp has two. Two rows at a time go from
-// global memory to registers, from there as planes to shared memory, while the rows before them are multiplied; results go back the same way.
+// shared memory. A block rolls down sixteen strips of eight columns of sixteen channels, of which each warp has two. Two rows at a time are
+// transposed from pixels, which were copied to shared memory asynchronously, to planes, while the rows before them are multiplied; results go back the
+// same way, without waiting.
 //
 // The band's zeros, and those beside the image, are multiplied by whatever is there. Where a sum is not finite, it is computed again, tap by tap.
 #pragma once
@@ -48,13 +49,14 @@ __device__ __noinline__ void mend_pixels(const ForwardParams& p, const Segment& 
 template <typename T, int kTaps>
 __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depthwise_channel_band(const __grid_constant__ ChannelBandParams params) {
   constexpr int kStep = 2;                                          // rows at a time
-  constexpr int kOutPitch = kStep * 64 + 2, kOutWords = kTileChannels * kOutPitch;
+  constexpr int kOutPitch = kStep * kFillWords + kChunkPad, kOutWords = kTileChannels * kOutPitch;
   const ForwardParams& p = params.p;
   const ChannelTilePlan& plan = params.plan;
   const ChannelTileSides& sides = params.sides;
   extern __shared__ uint32_t shared[];
-  const int row_pitch = plan.row_pitch, pitch = 2 * kStep * row_pitch + 2, segment_pitch = 4 * plan.strips + 4;
-  constexpr int kIn = 2 * kOutWords;  // where rows of x are, behind two steps of results
+  const int row_pitch = plan.row_pitch, pitch = 2 * kStep * row_pitch + kChunkPad, segment_pitch = 4 * plan.strips + 4;
+  constexpr int kOut = kChannelTileAhead * kPixelPairWords * kChannelTileThreads;  // where results are, behind what is on its way
+  constexpr int kIn = kOut + 2 * kOutWords;                                          // where rows of x are, behind two steps of results
   const int in_words = kTileChannels * pitch + 64;
   for (int i = threadIdx.x; i < in_words; i += kChannelTileThreads) shared[kIn + i] = 0;
 
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
   const int source_rows = plan.rows + kTaps - 1;
 
   // What a thread fills, and what it writes: a row of a step, a pair of pixels, eight channels.
-  const int row_of_step = int(threadIdx.x) / kFillThreads, chunk = int(threadIdx.x) % 2;
+  const int row_of_step = int(threadIdx.x) / kFillThreads, chunk = int(threadIdx.x) % kTileChunks;
   const bool has_channels = first_channel + 8 * chunk < sides.channels;
   const uint16_t *source;
   int fill = 0;
@@ -74,7 +76,7 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
   bool inside[2] = {false, false};
   {
     uint32_t segment, word;
-    params.by.words.divmod(uint32_t(threadIdx.x % kFillThreads) / 2, segment, word);
+    params.by.words.divmod(uint32_t(threadIdx.x % kFillThreads) / kTileChunks, segment, word);
     const Segment at = segment_at(group * plan.segments + segment, plan, params.by, sides);
     const int w = int(word) + (start < 0 ? -start / 2 : 0), column = start + 2 * w;
     if (int(segment) < plan.segments && w < segment_pitch) {
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
   uint16_t* target;
   int target_rows = 0, target_columns;
   {
-    const int word = int(threadIdx.x) % kFillThreads / 2, place = word / 4, segment = place >> plan.slot_bits, strip = place & ((1 << plan.slot_bits) - 1);
+    const int word = int(threadIdx.x) % kFillThreads / kTileChunks, place = word / 4, segment = place >> plan.slot_bits, strip = place & ((1 << plan.slot_bits) - 1);
     const Segment at = segment_at(group * plan.segments + segment, plan, params.by, sides);
     const int column = block_column + strip * 8 + word % 4 * 2;
     if (segment < plan.segments && strip < plan.strips && has_channels) target_rows = at.rows;
@@ -96,16 +98,17 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
     target = static_cast<uint16_t*>(p.y) + at.image * p.y_stride.n + (first_channel + 8 * chunk) + (at.first_row + row_of_step - kTaps + 1) * params.y_row +
              column * params.y_column;
   }
-  const int written = chunk * 8 * kOutPitch + row_of_step * 64 + int(threadIdx.x) % kFillThreads / 2;
+  const int written = kOut + chunk * 8 * kOutPitch + row_of_step * kFillWords + int(threadIdx.x) % kFillThreads / kTileChunks;
 
-  PixelPair pixels;
+  PixelsAhead ahead(shared);
   const auto load = [&] {
     const bool row_inside = unsigned(fill_row) < unsigned(sides.in_h);
-    pixels.load(source, source + params.x_column, row_inside && inside[0], row_inside && inside[1]);
+    ahead.load(source, source + params.x_column, row_inside && inside[0], row_inside && inside[1]);
     source += kStep * params.x_row;
     if (fill_row != INT_MIN) fill_row += kStep;
   };
   const auto put = [&](int buffer) {
+    const PixelPair pixels = ahead.get();
     if (fill > 0) pixels.put(shared + (fill + buffer * kStep * row_pitch), pitch);
   };
   const auto write = [&](int row, int buffer) {  // the results that were ready when source row `row` was
@@ -118,7 +121,8 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
     }
     target += kStep * params.y_row;
   };
-  load();
+#pragma unroll
+  for (int i = 0; i < kChannelTileAhead; ++i) load();
 
   // A warp's channels, and its lanes' places in the products.
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, line = lane / 4, quarter = lane % 4;
@@ -148,7 +152,7 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
     const int place = line + 8 * half, segment = min(place >> plan.slot_bits, plan.segments - 1), strip = place & ((1 << plan.slot_bits) - 1);
     read[half] = kIn + 2 * warp * pitch + segment * segment_pitch + strip * 4 + quarter;
   }
-  const int out = 2 * warp * kOutPitch + lane;
+  const int out = kOut + 2 * warp * kOutPitch + lane;
   float sums[2][kTaps][4], finite = 0;
 #pragma unroll
   for (int j = 0; j < 2; ++j)
@@ -178,9 +182,9 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
           const int at = j * pitch + (buffer * kStep + u) * row_pitch;
           const uint32_t a0 = shared[read[0] + at], a1 = shared[read[1] + at], a2 = shared[read[0] + at + 4], a3 = shared[read[1] + at + 4];
 #pragma unroll
-          for (int a = 0; a < kTaps; ++a) mma_k16<T>(sums[j][(now - a + 2 * kTaps) % kTaps], a0, a1, a2, a3, band[j][a][0], band[j][a][1]);
+          for (int a = kTaps - 1; a >= 0; --a) mma_k16<T>(sums[j][(now - a + 2 * kTaps) % kTaps], a0, a1, a2, a3, band[j][a][0], band[j][a][1]);
           float(&done)[4] = sums[j][(now + 1) % kTaps];
-          const int to = out + buffer * kOutWords + j * kOutPitch + u * 64;
+          const int to = out + buffer * kOutWords + j * kOutPitch + u * kFillWords;
           shared[to] = pack<T>(done[0], done[1]), shared[to + 32] = pack<T>(done[2], done[3]);
 #pragma unroll
           for (int i = 0; i < 4; ++i) finite = fmaf(done[i], 0.f, finite), done[i] = bias[j];

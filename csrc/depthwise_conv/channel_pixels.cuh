@@ -32,11 +32,6 @@ __device__ __forceinline__ Segment segment_at(uint32_t index, const ChannelTileP
 struct PixelPair {
   uint4 first, second;
 
-  __device__ __forceinline__ void load(const uint16_t* at, const uint16_t* other, bool inside, bool other_inside) {
-    first = second = {0, 0, 0, 0};
-    if (inside) first = __ldg(reinterpret_cast<const uint4*>(at));
-    if (other_inside) second = __ldg(reinterpret_cast<const uint4*>(other));
-  }
   // To eight planes, `pitch` words apart.
   __device__ __forceinline__ void put(uint32_t* to, int pitch) const {
     const uint32_t a[4] = {first.x, first.y, first.z, first.w}, b[4] = {second.x, second.y, second.z, second.w};
@@ -55,6 +50,32 @@ struct PixelPair {
     }
     first = {a[0], a[1], a[2], a[3]}, second = {b[0], b[1], b[2], b[3]};
   }
+};
+
+// A thread's pixels on their way from global memory: its own places in shared memory, which no other thread has to wait for.
+struct PixelsAhead {
+  static constexpr int kPlaces = 2 * kChannelTileThreads;  // of a row
+  uint4* const places;
+  int next = 0;
+
+  __device__ __forceinline__ explicit PixelsAhead(uint32_t* shared) : places(reinterpret_cast<uint4*>(shared) + threadIdx.x) {}
+
+  // The pixels of the row that was loaded kChannelTileAhead rows ago; the next row takes their place.
+  __device__ __forceinline__ PixelPair get() const {
+    cp_async_wait<kChannelTileAhead - 1>();
+    return {places[next], places[next + kChannelTileThreads]};
+  }
+  __device__ __forceinline__ void load(const uint16_t* at, const uint16_t* other, bool inside, bool other_inside) {
+    uint4* const to = places + next;
+    if (inside) cp_async_16(to, at);
+    else *to = {0, 0, 0, 0};
+    if (other_inside) cp_async_16(to + kChannelTileThreads, other);
+    else to[kChannelTileThreads] = {0, 0, 0, 0};
+    cp_async_commit();
+    next = next == (kChannelTileAhead - 1) * kPlaces ? 0 : next + kPlaces;
+  }
+  // Whatever is on its way is of no use.
+  __device__ __forceinline__ void forget() { cp_async_wait<0>(); }
 };
 
 }  // namespace fusebackend::depthwise_conv

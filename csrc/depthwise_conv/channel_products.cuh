@@ -25,14 +25,15 @@ struct ChannelProductsParams {
 
 template <typename T, int kTaps>
 __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depthwise_channel_products(const __grid_constant__ ChannelProductsParams params) {
-  constexpr int kGradRow = 64, kGradPitch = 2 * kGradRow + 2, kGradWords = kTileChannels * kGradPitch;
+  constexpr int kGradRow = 64, kGradPitch = 2 * kGradRow + kChunkPad, kGradWords = kTileChannels * kGradPitch;
+  constexpr int kGrad = kChannelTileAhead * kPixelPairWords * kChannelTileThreads;  // where the gradient's rows are, behind what is on its way
   const ChannelTilePlan& plan = params.plan;
   const ChannelTileSides& sides = params.sides;
   extern __shared__ uint32_t shared[];
-  const int row_pitch = plan.row_pitch, pitch = 2 * row_pitch + 2, segment_pitch = 8 * plan.strips + 8;
-  constexpr int kX = kGradWords;  // where rows of x are
+  const int row_pitch = plan.row_pitch, pitch = 2 * row_pitch + kChunkPad, segment_pitch = 8 * plan.strips + 8;
+  constexpr int kX = kGrad + kGradWords;  // where rows of x are
   const int words = kGradWords + kTileChannels * pitch + 64;
-  for (int i = threadIdx.x; i < words; i += kChannelTileThreads) shared[i] = 0;
+  for (int i = threadIdx.x; i < words; i += kChannelTileThreads) shared[kGrad + i] = 0;
 
   uint32_t split, channel_tile, part, column_tile;
   params.by.channel_tiles.divmod(blockIdx.x, split, channel_tile);
@@ -44,14 +45,14 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
 
   // What a thread fills: a row of x or of the gradient, a column of two segments, eight channels.
   const bool fills_grad = int(threadIdx.x) >= kFillThreads;
-  const int chunk = int(threadIdx.x) % 2;
+  const int chunk = int(threadIdx.x) % kTileChunks;
   uint32_t pair, word;
-  params.by.words.divmod(uint32_t(threadIdx.x % kFillThreads) / 2, pair, word);
+  params.by.words.divmod(uint32_t(threadIdx.x % kFillThreads) / kTileChunks, pair, word);
   const int w = int(word) + (!fills_grad && start < 0 ? -start : 0), column = (fills_grad ? block_column : start) + w;
   const bool fills = int(pair) < plan.segments && w < (fills_grad ? 8 * plan.strips : segment_pitch);
   const bool inside = fills && first_channel + 8 * chunk < sides.channels && unsigned(column) < unsigned(fills_grad ? sides.out_w : sides.in_w);
   const int step = fills_grad ? params.grad_row : params.x_row;
-  const int fill = fills_grad ? chunk * 8 * kGradPitch + ((int(pair) << plan.slot_bits) * 8 + w) : kX + chunk * 8 * pitch + int(pair) * segment_pitch + w;
+  const int fill = fills_grad ? kGrad + chunk * 8 * kGradPitch + ((int(pair) << plan.slot_bits) * 8 + w) : kX + chunk * 8 * pitch + int(pair) * segment_pitch + w;
   const int fill_pitch = fills_grad ? kGradPitch : pitch, fill_row_pitch = fills_grad ? kGradRow : row_pitch;
   const uint16_t* const base = (fills_grad ? params.grad : params.x) + (first_channel + 8 * chunk) + column * (fills_grad ? params.grad_column : params.x_column);
 
@@ -63,10 +64,11 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
     const int place = quarter + 4 * half, segment = min(place >> plan.slot_bits, plan.segments - 1), strip = place & ((1 << plan.slot_bits) - 1);
     read[half] = kX + 2 * warp * pitch + segment * segment_pitch + strip * 8 + line;
   }
-  const int read_grad = 2 * warp * kGradPitch + quarter * 8 + line;
+  const int read_grad = kGrad + 2 * warp * kGradPitch + quarter * 8 + line;
   const uint32_t one = pack<T>(1.f, 1.f);
   const bool is_ones = line == 7;
 
+  PixelsAhead ahead(shared);
   float sums[2][kTaps][4] = {};
   for (int group = first_group; group < last_group; ++group) {
     const uint16_t* source[2];
@@ -79,16 +81,18 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
       first_row[i] = fills_grad ? 0 : first;
       rows[i] = !inside || at.rows == 0 ? 0 : fills_grad ? at.rows : sides.in_h;
     }
-    PixelPair pixels;
     int next = 0;
     const auto load = [&] {
-      pixels.load(source[0], source[1], unsigned(first_row[0] + next) < unsigned(rows[0]), unsigned(first_row[1] + next) < unsigned(rows[1]));
+      ahead.load(source[0], source[1], unsigned(first_row[0] + next) < unsigned(rows[0]), unsigned(first_row[1] + next) < unsigned(rows[1]));
       source[0] += step, source[1] += step, ++next;
     };
     const auto put = [&](int buffer) {
+      const PixelPair pixels = ahead.get();
       if (fills) pixels.put(shared + (fill + buffer * fill_row_pitch), fill_pitch);
     };
-    load();
+    ahead.forget();
+#pragma unroll
+    for (int i = 0; i < kChannelTileAhead; ++i) load();
     __syncthreads();
     put(0);
     load();
@@ -123,6 +127,7 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
   }
 
   // Diagonals, a matrix of a warp at a time.
+  ahead.forget();
   __syncthreads();
   float(&products)[16][9] = reinterpret_cast<float(*)[16][9]>(shared)[warp];
   const int taps = kTaps * kTaps;

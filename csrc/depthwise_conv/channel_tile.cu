@@ -15,7 +15,7 @@ ChannelTilePlan plan_of(const WeightGradParams& p) {
   return channel_tile_plan(p.g, placement_of(p.x, p.x_stride, p.g.channels, p.g.in.w), placement_of(p.grad, p.grad_stride, p.g.outputs(), p.g.out.w), true, sm_count());
 }
 
-bool has_tensor_cores(DType dtype) { return is_half(dtype) && compute_capability_major() >= 8; }
+bool fits(const ChannelTilePlan& p, DType dtype) { return is_half(dtype) && compute_capability_major() >= 8 && p.fits && p.shared_bytes <= max_shared_bytes(); }
 
 ChannelTileIndex index_of(const ChannelTilePlan& p) {
   return {FastDiv(uint32_t(p.channel_tiles)), FastDiv(uint32_t(p.column_tiles)), FastDiv(uint32_t(p.row_tiles)), FastDiv(uint32_t(p.words))};
@@ -55,9 +55,9 @@ cudaError_t launch(const Params& p, DType dtype, int64_t taps, cudaStream_t stre
 
 bool can_run_channel_band(const ForwardParams& p) {
   const auto is_small = [](int64_t step) { return step > -(1 << 20) && step < 1 << 20; };
-  return has_tensor_cores(p.dtype) && is_small(p.w_stride.h) && is_small(p.w_stride.w) && plan_of(p).fits;
+  return is_small(p.w_stride.h) && is_small(p.w_stride.w) && fits(plan_of(p), p.dtype);
 }
-bool can_run_channel_products(const WeightGradParams& p) { return has_tensor_cores(p.dtype) && plan_of(p).fits; }
+bool can_run_channel_products(const WeightGradParams& p) { return fits(plan_of(p), p.dtype); }
 int channel_products_splits(const WeightGradParams& p) { return plan_of(p).splits; }
 
 cudaError_t launch_channel_band(const ForwardParams& f, cudaStream_t stream) {

@@ -25,7 +25,7 @@ ChannelTilePlan channel_tile_plan(const Geometry& g, const Placement& x, const P
   if (!is_loadable(x, rows) || !is_loadable(y, rows) || std::abs(g.pad.h) > 32 || std::abs(g.pad.w) > 32) return p;
 
   // Strips of a segment: as few places of the products empty as possible.
-  const int places = weight_grad ? kProductStrips : kBandStrips, most_words = kFillThreads / 2;
+  const int places = weight_grad ? kProductStrips : kBandStrips, most_words = kFillWords;
   const int blocks = int(ceil_div(g.out.w, 8));
   const auto words_of = [&](int strips) {
     const int64_t words = weight_grad ? std::min<int64_t>(std::max(g.in.w, g.out.w), 8 * strips + 8) : std::min<int64_t>(ceil_div(g.in.w, 2), 4 * strips + 4);
@@ -66,8 +66,9 @@ ChannelTilePlan channel_tile_plan(const Geometry& g, const Placement& x, const P
   p.all_segments = g.batch * p.row_tiles;
   // Idle places read up to a segment behind the last one.
   p.row_pitch = int(round_up(p.segments * p.segment_pitch(weight_grad), 4));
-  const int in_words = kTileChannels * ((weight_grad ? 2 : 4) * p.row_pitch + 2) + 64;
-  p.shared_bytes = 4 * (in_words + (weight_grad ? kTileChannels * (2 * 64 + 2) : 2 * kTileChannels * (2 * 64 + 2)));
+  const int in_words = kTileChannels * ((weight_grad ? 2 : 4) * p.row_pitch + kChunkPad) + 64;
+  const int on_their_way = kChannelTileAhead * kPixelPairWords * kChannelTileThreads;
+  p.shared_bytes = 4 * (on_their_way + in_words + (weight_grad ? kTileChannels * (2 * 64 + kChunkPad) : 2 * kTileChannels * (2 * 64 + kChunkPad)));
   p.fits = p.all_segments > 0 && p.all_segments <= INT32_MAX / 2 && p.groups * p.column_tiles * p.channel_tiles <= INT32_MAX &&
            int64_t{p.splits} * p.channel_tiles <= INT32_MAX;
   return p;

@@ -4,12 +4,17 @@
 
 namespace fusebackend::depthwise_conv {
 
-constexpr int kChannelTileThreads = 256, kTileChannels = 16;  // of a block: a warp has two channels
-constexpr int kFillThreads = 128;                             // that fill one row of a tile; each has two pixels of eight channels
+constexpr int kTileChannels = 16, kTileChunks = kTileChannels / 8;  // of a block, and of eight channels
+constexpr int kChannelTileThreads = 16 * kTileChannels;             // a warp has two channels
+constexpr int kFillWords = 64, kFillThreads = kFillWords * kTileChunks;  // that fill one row of a tile; each has two pixels of a chunk
+constexpr int kChunkPad = 4 / kTileChunks;                          // words behind a plane, with which chunks are in different banks
 constexpr int kBandStrips = 16, kProductStrips = 8;           // of eight columns that a product has: results; gradients of two segments
 
 // Thread blocks that a multiprocessor has registers for.
-constexpr int kChannelTileBlocks = 2;
+constexpr int kChannelTileBlocks = 512 / kChannelTileThreads;
+// Rows (channel_band: pairs of rows) that are on their way, beside those that are multiplied.
+constexpr int kChannelTileAhead = 3;
+constexpr int kPixelPairWords = 8;  // of eight channels of two pixels
 
 // A segment is a number of strips beside one another in some rows of an image. A block has several, all at the same columns.
 struct ChannelTilePlan {

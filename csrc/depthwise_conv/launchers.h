@@ -43,9 +43,12 @@ bool can_run_channel_products(const WeightGradParams& p);
 int channel_products_splits(const WeightGradParams& p);
 cudaError_t launch_channel_products(const WeightGradParams& p, cudaStream_t stream);
 
-// Windows that roll down columns (rolling_window.cuh): channels-last tensors, and fp32 planes.
+// Windows that roll down columns (rolling_window.cuh): channels-last tensors, and fp32 planes. For x's gradient with a stride of two; with one, of the
+// incoming gradient with reversed taps.
 bool can_run_rolling_window(const ForwardParams& p);
 cudaError_t launch_rolling_window(const ForwardParams& p, cudaStream_t stream);
+bool can_run_rolling_window(const InputGradParams& p);
+cudaError_t launch_rolling_window(const InputGradParams& p, cudaStream_t stream);
 bool can_run_rolling_window(const WeightGradParams& p);
 int rolling_window_splits(const WeightGradParams& p);
 cudaError_t launch_rolling_window(const WeightGradParams& p, cudaStream_t stream);

@@ -21,13 +21,13 @@ struct RollingPlace {
 struct RollingIndex {
   FastDiv groups, channel_tiles, column_strips, row_tiles;
 
-  __device__ __forceinline__ RollingPlace find(uint32_t strip, const RollingWindowPlan& plan, const RollingSides& sides, int columns) const {
+  __device__ __forceinline__ RollingPlace find(uint32_t strip, const RollingWindowPlan& plan, int columns) const {
     RollingPlace at;
     uint32_t rest, column, row, image;
     column_strips.divmod(strip, rest, column);
     row_tiles.divmod(rest, image, row);
     at.image = int(image), at.column = int(column) * columns, at.first_row = int(row) * plan.rows;
-    at.rows = min(plan.rows, sides.out_h - at.first_row);
+    at.rows = min(plan.rows, plan.all_rows - at.first_row);
     return at;
   }
 };
@@ -37,6 +37,10 @@ __device__ __forceinline__ const char* settled(const char* at) {
   asm("" : "+l"(at));
   return at;
 }
+
+// Rows of planes are asked for so many rows before they are loaded: there are registers for one that is on its way.
+constexpr int kRowsAsked = 2;
+__device__ __forceinline__ void ask_for(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // Some columns of a row of kChannels channels, as they lie in memory. In planes rows begin at multiples of four columns, and are loaded so.
 template <typename T, int kChannels, int kCount, bool kPlanes>

@@ -1,8 +1,8 @@
-// Depthwise convolution without tiles, stride 1: a thread walks down a few columns of a few channels, with the taps and all sums that a row of
+// Depthwise convolution without tiles, stride 1 or 2: a thread walks down a few columns of a few channels, with the taps and all sums that a row of
 // x has a part in in registers. Each thread loads the columns that it needs, straight from global memory: neighbouring lanes have
 // neighbouring channels where these are innermost in memory, else neighbouring columns.
 //
-// For x's gradient it runs on the incoming gradient, with reversed taps.
+// For x's gradient at stride 1 it runs on the incoming gradient, with reversed taps.
 #pragma once
 #include "depthwise_conv/launchers.h"
 #include "depthwise_conv/rolling_row.cuh"
@@ -30,10 +30,10 @@ __device__ __noinline__ void roll_tap_by_tap(const ForwardParams& p, const Rolli
     for (int column = at.column; column < at.column + columns && column < int(g.out.w); ++column) {
       float sum = bias;
       for (int a = 0; a < int(g.taps.h); ++a) {
-        const int i = row - int(g.pad.h) + a;
+        const int i = row * int(g.stride.h) - int(g.pad.h) + a;
         if (i < 0 || i >= int(g.in.h)) continue;
         for (int b = 0; b < int(g.taps.w); ++b) {
-          const int j = column - int(g.pad.w) + b;
+          const int j = column * int(g.stride.w) - int(g.pad.w) + b;
           if (j >= 0 && j < int(g.in.w)) sum = fmaf(to_float(w[a * p.w_stride.h + b * p.w_stride.w]), to_float(x[i * p.x_stride.h + j * p.x_stride.w]), sum);
         }
       }
@@ -42,12 +42,14 @@ __device__ __noinline__ void roll_tap_by_tap(const ForwardParams& p, const Rolli
   }
 }
 
-template <typename T, int kTaps, bool kPlanes>
-__global__ void __launch_bounds__(kRollingThreads, rolling_blocks(kTaps, kPlanes))
+template <typename T, int kTaps, Rolling kForm>
+__global__ void __launch_bounds__(kRollingThreads, rolling_blocks(kTaps, kForm))
 depthwise_rolling_window(const __grid_constant__ RollingWindowParams params) {
-  constexpr int kChannels = rolling_channels(kTaps, kPlanes), kColumns = rolling_columns(kTaps, kPlanes);
-  constexpr int kFront = kPlanes ? 4 - kTaps / 2 : 0, kCount = kPlanes ? 12 : kColumns + kTaps - 1;
-  constexpr int kAhead = kTaps == 3 && !kPlanes ? 3 : 1;  // rows that are on their way
+  constexpr bool kPlanes = kForm == Rolling::kPlanes;
+  constexpr int kChannels = rolling_channels(kTaps, kForm), kColumns = rolling_columns(kTaps, kForm), kStep = rolling_step(kForm);
+  constexpr int kFront = kPlanes ? 4 - kTaps / 2 : 0, kCount = rolling_window_columns(kTaps, kForm), kRing = rolling_ring(kTaps, kForm);
+  constexpr int kWindow = (kColumns - 1) * kStep + kTaps;
+  constexpr int kAhead = kForm == Rolling::kStrided ? 2 : kTaps == 3 && !kPlanes ? 3 : 1;  // rows that are on their way
   using Row = RollingRow<T, kChannels, kCount, kPlanes>;
   const ForwardParams& p = params.p;
   const RollingWindowPlan& plan = params.plan;
@@ -65,7 +67,7 @@ depthwise_rolling_window(const __grid_constant__ RollingWindowParams params) {
   __syncthreads();
   const uint32_t strip = strip_tile * plan.lines + line;
   if (line >= plan.lines || strip >= plan.strips || int(group) * kChannels >= block_channels) return;
-  RollingPlace at = params.index.find(strip, plan, sides, kColumns);
+  RollingPlace at = params.index.find(strip, plan, kColumns);
   at.channel = first_channel + int(group) * kChannels;
 
   float w[kTaps][kTaps][kChannels], bias[kChannels], finite = 0;
@@ -83,7 +85,8 @@ depthwise_rolling_window(const __grid_constant__ RollingWindowParams params) {
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) bias[c] = p.bias ? to_float(static_cast<const T*>(p.bias)[(at.channel + c) * p.bias_stride]) : 0.f;
 
-  const int first_source = at.first_row - sides.pad_h, source_column = at.column - sides.pad_w - kFront, source_rows = at.rows + kTaps - 1;
+  const int first_source = at.first_row * kStep - sides.pad_h, source_column = at.column * kStep - sides.pad_w - kFront;
+  const int source_rows = (at.rows - 1) * kStep + kTaps;
   const uint32_t mask = columns_inside(source_column, kCount, kPlanes ? 4 : 1, sides.in_w);
   const T* source = static_cast<const T*>(p.x) + at.image * p.x_stride.n + at.channel * p.x_stride.c + first_source * params.x_row + source_column * params.x_column;
   T* target = static_cast<T*>(p.y) + at.image * p.y_stride.n + at.channel * p.y_stride.c + at.first_row * params.y_row + at.column * params.y_column;
@@ -92,46 +95,52 @@ depthwise_rolling_window(const __grid_constant__ RollingWindowParams params) {
   const auto load = [&](int r, Row& to) {
     const bool inside = r < source_rows && unsigned(first_source + r) < unsigned(sides.in_h);
     to.load(source, params.x_step, inside ? mask : 0);
+    if constexpr (kPlanes) {
+      const int later = r + kRowsAsked;
+      if (later < source_rows && unsigned(first_source + later) < unsigned(sides.in_h)) ask_for(source + kRowsAsked * params.x_row + 4);
+    }
     source += params.x_row;
   };
 #pragma unroll
   for (int r = 0; r < kAhead; ++r) load(r, rows[r]);
 
-  float sums[kTaps][kColumns][kChannels];
+  float sums[kRing][kColumns][kChannels];
 #pragma unroll
-  for (int i = 0; i < kTaps; ++i)
+  for (int i = 0; i < kRing; ++i)
 #pragma unroll
     for (int j = 0; j < kColumns; ++j)
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) sums[i][j][c] = bias[c];
 
-  for (int r0 = 0; r0 < source_rows; r0 += kTaps) {
+  for (int r0 = 0; r0 < source_rows; r0 += kStep * kRing) {
 #pragma unroll
-    for (int s = 0; s < kTaps; ++s) {
+    for (int s = 0; s < kStep * kRing; ++s) {
       const int r = r0 + s;
-      float window[kColumns + kTaps - 1][kChannels];
+      float window[kWindow][kChannels];
 #pragma unroll
-      for (int i = 0; i < kColumns + kTaps - 1; ++i)
+      for (int i = 0; i < kWindow; ++i)
 #pragma unroll
         for (int c = 0; c < kChannels; ++c) window[i][c] = rows[s % kAhead].get(i + kFront, c);
       load(r + kAhead, rows[s % kAhead]);
       if (unsigned(first_source + r) < unsigned(sides.in_h)) {
 #pragma unroll
         for (int a = 0; a < kTaps; ++a) {
-          if (kTaps > 3 && unsigned(r - a) >= unsigned(at.rows)) continue;  // no result of this thread
+          if ((s - a) % kStep != 0) continue;
+          if (kTaps > 3 && unsigned(r - a) >= unsigned(at.rows * kStep)) continue;  // no result of this thread
 #pragma unroll
           for (int b = 0; b < kTaps; ++b)
 #pragma unroll
             for (int j = 0; j < kColumns; ++j)
 #pragma unroll
               for (int c = 0; c < kChannels; ++c) {
-                float& sum = sums[(s - a + kTaps) % kTaps][j][c];
-                sum = fmaf(w[a][b][c], window[j + b][c], sum);
+                float& sum = sums[(s - a + kStep * kTaps) / kStep % kRing][j][c];
+                sum = fmaf(w[a][b][c], window[j * kStep + b][c], sum);
               }
         }
       }
-      float(&done)[kColumns][kChannels] = sums[(s + 1) % kTaps];
-      if (unsigned(r - kTaps + 1) < unsigned(at.rows)) {
+      if ((s - kTaps + 1) % kStep != 0) continue;
+      float(&done)[kColumns][kChannels] = sums[(s - kTaps + 1 + kStep * kTaps) / kStep % kRing];
+      if (unsigned(r - kTaps + 1) < unsigned(at.rows * kStep)) {
         if constexpr (kPlanes) {
           *reinterpret_cast<float4*>(target) = {done[0][0], done[1][0], done[2][0], done[3][0]};
         } else {

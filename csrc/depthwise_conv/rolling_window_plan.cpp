@@ -18,27 +18,29 @@ bool have_vectors(const Placement& t, int bytes, int64_t elements, bool planes) 
 
 }  // namespace
 
-RollingWindowPlan rolling_window_plan(const Geometry& g, DType dtype, const Placement& x, const Placement& y, bool weight_grad, int sm_count) {
+RollingWindowPlan rolling_window_plan(const Geometry& g, DType dtype, const Placement& x, const Placement& y, RollingResult result, int sm_count) {
   RollingWindowPlan p = {};
-  if (g.stride.h != 1 || g.stride.w != 1 || g.dilation.h != 1 || g.dilation.w != 1 || g.multiplier != 1) return p;
+  const bool weight_grad = result == RollingResult::kWeightGrad, input_grad = result == RollingResult::kInputGrad;
+  if (g.stride.h != g.stride.w || g.stride.h > 2 || (input_grad && g.stride.h != 2) || g.dilation.h != 1 || g.dilation.w != 1 || g.multiplier != 1) return p;
   const int taps = int(g.taps.h), item = int(element_size(dtype));
   if (g.taps.h != g.taps.w || (taps != 3 && taps != 5 && taps != 7)) return p;
-  p.planes = x.stride.w == 1 && y.stride.w == 1;
-  if (p.planes) {
+  const bool planes = x.stride.w == 1 && y.stride.w == 1 && g.stride.w == 1;
+  p.form = planes ? Rolling::kPlanes : g.stride.w == 2 ? Rolling::kStrided : Rolling::kChannels;
+  if (planes) {
     if (dtype != DType::kFloat32 || g.pad.w != taps / 2 || g.in.w % 4 || g.out.w != g.in.w) return p;
     if (!have_vectors(x, item, 4, true) || !have_vectors(y, item, 4, true)) return p;
   } else if (x.stride.c != 1 || y.stride.c != 1) {
     return p;
   }
-  const int channels = rolling_channels(taps, p.planes), columns = rolling_columns(taps, p.planes);
-  if (!p.planes && (g.channels % channels || !have_vectors(x, item, channels, false) || !have_vectors(y, item, channels, false))) return p;
+  const int channels = rolling_channels(taps, p.form), step = rolling_step(p.form);
+  if (!planes && (g.channels % channels || !have_vectors(x, item, channels, false) || !have_vectors(y, item, channels, false))) return p;
   const Pair most_sides = {std::max(g.in.h, g.out.h), std::max(g.in.w, g.out.w)};
   if (!is_small(x.stride, most_sides) || !is_small(y.stride, most_sides) || std::abs(g.pad.h) > 32 || std::abs(g.pad.w) > 32) return p;
 
   // The threads of a block: as many channels side by side as leave few threads idle. Whole sectors of memory are worth more than a few threads.
   const int64_t groups = g.channels / channels;
   double most = 0;
-  for (int n = 1; n <= (p.planes ? 1 : 64); ++n) {
+  for (int n = 1; n <= (planes ? 1 : 64); ++n) {
     const double busy = double(kRollingThreads / n * n) / kRollingThreads * double(groups) / double(round_up(groups, n));
     const int64_t bytes = int64_t{n} * channels * item;
     const double score = busy * (n < groups && bytes % 32 ? .8 : bytes >= 64 ? 1 : .9);
@@ -46,17 +48,22 @@ RollingWindowPlan rolling_window_plan(const Geometry& g, DType dtype, const Plac
   }
   p.lines = kRollingThreads / p.groups;
   p.channel_tiles = int(ceil_div(groups, p.groups));
-  p.column_strips = int(ceil_div(g.out.w, columns));
+  const int first_column = first_of_pairs(int(g.pad.w)), first_row = first_of_pairs(int(g.pad.h));
+  if (input_grad && (g.in.h + g.pad.h <= 0 || g.in.w + g.pad.w <= 0)) return p;  // all of x is cropped
+  p.column_strips = int(input_grad ? ceil_div(g.in.w + g.pad.w - first_column, 2 * kRollingInputColumns) : ceil_div(g.out.w, rolling_columns(taps, p.form)));
+  p.all_rows = int(input_grad ? ceil_div(g.in.h + g.pad.h - first_row, 2) : g.out.h);
   const int64_t columns_of_strips = g.batch * p.column_strips;
-  const int64_t slots = int64_t{weight_grad ? rolling_grad_blocks(taps) : rolling_blocks(taps, p.planes)} * sm_count;
+  const int64_t slots = int64_t{weight_grad ? rolling_grad_blocks(taps) : input_grad ? kRollingInputBlocks : rolling_blocks(taps, p.form)} * sm_count;
   double least = 0;
-  for (int parts = 1; parts <= 64 && parts <= ceil_div(g.out.h, taps); ++parts) {
-    const int rows = int(ceil_div(g.out.h, parts));
-    const int64_t blocks = ceil_div(columns_of_strips * ceil_div(g.out.h, rows), p.lines) * p.channel_tiles;
-    const double cost = double(weight_grad ? std::max(blocks, slots) : round_up(blocks, slots)) * double(rows + taps + 1);
+  for (int parts = 1; parts <= 64 && parts <= ceil_div(p.all_rows, ceil_div(taps, step)); ++parts) {
+    const int rows = int(ceil_div(p.all_rows, parts));
+    const int64_t strips = columns_of_strips * ceil_div(p.all_rows, rows), tiles = ceil_div(strips, p.lines);
+    // What the busiest thread walks down, or all blocks in whole waves.
+    const int64_t rounds = weight_grad ? ceil_div(ceil_div(strips, std::max<int64_t>(slots / p.channel_tiles, 1)), p.lines) : round_up(tiles * p.channel_tiles, slots);
+    const double cost = double(rounds) * double(rows * step + taps + 1);
     if (parts == 1 || cost < least * .98) least = cost, p.rows = rows;
   }
-  p.row_tiles = int(ceil_div(g.out.h, p.rows));
+  p.row_tiles = int(ceil_div(p.all_rows, p.rows));
   p.strips = columns_of_strips * p.row_tiles;
   p.strip_tiles = ceil_div(p.strips, p.lines);
   if (weight_grad) p.strip_tiles = std::clamp<int64_t>(slots / p.channel_tiles, 1, std::min<int64_t>(p.strip_tiles, 1024));

@@ -33,7 +33,29 @@ std::string text(const Facts& f) {
 bool is_elements(Move m) { return m == Move::kElements || m == Move::kSparse; }
 
 // Columns of x that a thread of rolling_window.cuh loads of a row.
-double rolling_loads(const RollingWindowPlan& p, int taps) { return p.planes ? 12 : rolling_columns(taps, false) + taps - 1; }
+double rolling_loads(const RollingWindowPlan& p, int taps) { return rolling_window_columns(taps, p.form); }
+
+// Of rolling_window.cuh.
+Facts rolling_window(const RollingWindowPlan& p, const Geometry& g) {
+  Facts f = {};
+  f.rolling = true;
+  const int taps = int(g.taps.w), step = rolling_step(p.form);
+  const double strips = double(p.strips) * double(g.channels), rows = strips * p.rows, loaded = strips * ((p.rows - 1) * step + taps);
+  f.blocks = double(p.strip_tiles * p.channel_tiles), f.shared_bytes = double(p.groups * rolling_channels(taps, p.form) * taps * taps * 4);
+  f.loaded = loaded * rolling_loads(p, taps), f.products = rows * rolling_columns(taps, p.form) * double(g.tap_count());
+  return f;
+}
+
+// Of rolling_input_grad.cuh.
+Facts rolling_input_grad(const RollingWindowPlan& p, const Geometry& g) {
+  Facts f = {};
+  f.rolling = true;
+  const int taps = int(g.taps.w), columns = kRollingInputColumns;
+  const double rows = double(p.strips) * double(g.channels) * (p.rows + taps / 2);
+  f.blocks = double(p.strip_tiles * p.channel_tiles), f.shared_bytes = double(p.groups * rolling_channels(taps, p.form) * taps * taps * 4);
+  f.loaded = rows * (columns + taps / 2), f.products = rows * columns * double(g.tap_count());
+  return f;
+}
 
 // Of channel_band.cuh, or channel_products.cuh.
 Facts channel_tile(const ChannelTilePlan& p, const Geometry& g, bool weight_grad) {
@@ -59,14 +81,8 @@ Facts rolling(const Geometry& g, const Placement& source, const Placement& targe
   }
   const ChannelTilePlan c = is_half(dtype) ? channel_tile_plan(g, source, target, false, sm_count) : ChannelTilePlan{};
   if (c.fits) return channel_tile(c, g, false);
-  const RollingWindowPlan w = rolling_window_plan(g, dtype, source, target, false, sm_count);
-  if (!w.fits) return f;
-  f.rolling = true;
-  const int taps = int(g.taps.w);
-  const double rows = double(w.strips) * double(g.channels) * w.rows, loaded = double(w.strips) * double(g.channels) * (w.rows + taps - 1);
-  f.blocks = double(w.strip_tiles * w.channel_tiles), f.shared_bytes = double(w.groups * rolling_channels(taps, w.planes) * taps * taps * 4);
-  f.loaded = loaded * rolling_loads(w, taps), f.products = rows * rolling_columns(taps, w.planes) * double(g.tap_count());
-  return f;
+  const RollingWindowPlan w = rolling_window_plan(g, dtype, source, target, RollingResult::kForward, sm_count);
+  return w.fits ? rolling_window(w, g) : f;
 }
 
 Facts convolution(const Geometry& g, bool transposed, const Strides& from, const Strides& to, DType dtype, int sm_count) {
@@ -78,8 +94,13 @@ Facts convolution(const Geometry& g, bool transposed, const Strides& from, const
     std::swap(forward.in, forward.out);
     forward.pad = {(g.taps.h - 1) * g.dilation.h - g.pad.h, (g.taps.w - 1) * g.dilation.w - g.pad.w};
   }
-  Facts f = !transposed || g.multiplier == 1 ? rolling(forward, source, target, dtype, sm_count) : Facts{};
+  const bool is_forward = !transposed || (g.multiplier == 1 && g.stride.h == 1 && g.stride.w == 1);
+  Facts f = is_forward ? rolling(forward, source, target, dtype, sm_count) : Facts{};
   if (f.band || f.channel || f.rolling) return f;
+  if (!is_forward) {
+    const RollingWindowPlan w = rolling_window_plan(g, dtype, target, source, RollingResult::kInputGrad, sm_count);
+    if (w.fits) return rolling_input_grad(w, g);
+  }
   const ToeplitzPlan t = is_half(dtype) ? toeplitz_plan(g, transposed, source, target, sm_count) : ToeplitzPlan{};
   if (t.fits) {
     f.toeplitz = true;
@@ -119,7 +140,7 @@ std::string weight_grad_work(const WorkParams& p, int sm_count) {
   const Placement grad = {p.y_stride, g.outputs(), g.out.w, 0}, x = {p.x_stride, g.channels, g.in.w, 0};
   const RowProductsPlan r = is_half(p.dtype) ? row_products_plan(g, grad, x, sm_count) : RowProductsPlan{};
   const ChannelTilePlan c = is_half(p.dtype) && !r.fits ? channel_tile_plan(g, x, grad, true, sm_count) : ChannelTilePlan{};
-  const RollingWindowPlan v = r.fits || c.fits ? RollingWindowPlan{} : rolling_window_plan(g, p.dtype, x, grad, true, sm_count);
+  const RollingWindowPlan v = r.fits || c.fits ? RollingWindowPlan{} : rolling_window_plan(g, p.dtype, x, grad, RollingResult::kWeightGrad, sm_count);
   const OuterProductsPlan o = is_half(p.dtype) && !r.fits && !c.fits && !v.fits ? outer_products_plan(g, grad, x, sm_count) : OuterProductsPlan{};
   double splits = 1;
   if (r.fits) {
@@ -133,8 +154,8 @@ std::string weight_grad_work(const WorkParams& p, int sm_count) {
   } else if (v.fits) {
     f.rolling = true, splits = double(v.strip_tiles);
     f.blocks = double(v.strip_tiles * v.channel_tiles);
-    const double rows = double(v.strips) * double(g.channels) * v.rows, loaded = double(v.strips) * double(g.channels) * (v.rows + double(g.taps.h) - 1);
-    const int columns = rolling_columns(int(g.taps.w), v.planes);
+    const int columns = rolling_columns(int(g.taps.w), v.form), step = rolling_step(v.form);
+    const double strips = double(v.strips) * double(g.channels), rows = strips * v.rows, loaded = strips * ((v.rows - 1) * step + double(g.taps.h));
     f.loaded = rows * columns + loaded * rolling_loads(v, int(g.taps.w)), f.products = rows * columns * taps;
   } else if (o.fits) {
     f.outer = true, splits = o.splits;

@@ -20,6 +20,8 @@ def launch_every_kernel() -> None:
                 _check(shape, taps, stride, dtype, channels_last)
             for shape, taps, stride in (((1, 8, 35, 40), (31, 31), 1), ((2, 24, 12, 34), (3, 3), 2), ((2, 16, 16, 14), (9, 20), 2)):
                 _check(shape, taps, stride, dtype, channels_last)
+            for shape, taps, stride in (((3, 6, 15, 21), (5, 5), 2), ((2, 3, 14, 12), (7, 7), 2)):
+                _check(shape, taps, stride, dtype, channels_last)
         _check((2, 5, 9, 13), (5, 5), 1, dtype)
         _check((2, 3, 9, 20), (3, 13), 2, dtype)
         _check((2, 4, 12, 12), (3, 3), 3, dtype, multiplier=2)

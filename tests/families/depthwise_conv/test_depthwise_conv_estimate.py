@@ -92,6 +92,18 @@ def test_the_kernel_follows_from_the_form(form):
     assert all(work.shape["transposes"] == transposed for work in works)
 
 
+@pytest.mark.parametrize("taps", [3, 5, 7])
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_strided_channels_last_rolls(taps, dtype):
+    args = inputs((64, 32, 56, 56), taps, dtype, channels_last=True)
+    forward, backward = workloads(lambda x, w: F.conv2d(x, w, stride=2, padding=taps // 2, groups=32), args, (0, 1))
+    works = (*forward.ours, *backward.ours)
+    assert len(works) == 3
+    # Each product of a result and a tap once, and those of the strips' edges.
+    shares = [work.quantities["products (rolling)"] / (taps**2 * 64 * 32 * 28 * 28) for work in works]
+    assert all(1 <= share < 2 for share in shares), shares
+
+
 def test_the_bias_is_a_kernel_of_inductors_unless_the_next_one_adds_it():
     args = (*inputs(), torch.empty(32, dtype=torch.bfloat16))
     (alone,), (fused,) = workloads(plain, args), workloads(lambda *a: torch.sin(plain(*a)), args)

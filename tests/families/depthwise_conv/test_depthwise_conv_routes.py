@@ -14,6 +14,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PLANES = ("depthwise_rolling_band", "depthwise_rolling_band", "depthwise_row_products")
 CHANNELS = ("depthwise_channel_band", "depthwise_channel_band", "depthwise_channel_products")
 WINDOW = ("depthwise_rolling_window", "depthwise_rolling_window", "depthwise_rolling_weight_grad")
+STRIDED = ("depthwise_rolling_window", "depthwise_rolling_input_grad", "depthwise_rolling_weight_grad")
 TILES = ("depthwise_toeplitz", "depthwise_toeplitz", "depthwise_outer_products")
 
 
@@ -63,6 +64,15 @@ def test_channels_last_runs_on_tensor_cores(taps, dtype):
     wide = (3, 16, 17, 28), (5, 8, 30, 56), (1, 136, 25, 61), (2, 8, 20, 112), (2, 8, 9, 130), (1, 24, 12, 300)
     for shape in (*small, *wide):
         check_routes(Case(shape, taps, dtype, "cuda", orders=(True, True)), CHANNELS)
+
+
+@pytest.mark.parametrize("taps", [3, 5, 7])
+def test_channels_last_rolls_down_columns_by_two(taps):
+    shapes = (3, 18, 17, 29), (9, 34, 7, 7), (1, 130, 25, 60), (5, 2, 121, 31), (2, 144, 14, 14), (40, 6, 9, 1)
+    for dtype, shape in itertools.product((BF16, FP16, FP32), shapes):
+        check_routes(Case(shape, taps, dtype, "cuda", stride=2, orders=(True, True)), STRIDED)
+    for padding in ((0, 0, 0, 0), (1, 0, 2, 1), (6, 3, 3, 3), (-1, 2, 3, 5), (2, 2, -3, 4), (9, 9, 9, 9), (-12, 9, 1, 1)):
+        check_routes(Case((3, 10, 19, 24), taps, BF16, "cuda", stride=2, padding=padding, orders=(True, True)), STRIDED)
 
 
 @pytest.mark.parametrize("taps", [3, 5, 7])
