@@ -72,17 +72,21 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
   const RowSums* const row_sums = index.row_sums(a);
 
   const auto stage_of = [&](int stage) { return shared0 + Layout::kStages + stage * Layout::kStage; };
-  const auto copy = [&](int tile, int stage) {  // by one thread
+  // What a stage consists of is copied by one thread each of so many warps: one thread would keep its warp, and so the others, waiting.
+  constexpr int kParts = 3 + kGroups;
+  const auto copy = [&](int part, int tile, int stage) {
     const uint32_t to = stage_of(stage), barrier = stages.full(stage);
-    tma::expect_bytes(barrier, 2 * Layout::kTile + (tile_bias < 0 ? 0 : kGroups * Layout::kBiasTile) + Layout::kRowSums);
-    load_tile(to + Layout::kQ, maps.q, barrier, tile * kQueries, 0, index);
-    load_tile(to + Layout::kGrad, maps.grad, barrier, tile * kQueries, 0, index);
-    if (tile_bias >= 0) {
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i)
-        load_tile(to + Layout::kBias + i * Layout::kBiasTile, maps.bias, barrier, tile * kQueries, first + 64 * i, index);
+    if (part == 0) {
+      tma::expect_bytes(barrier, 2 * Layout::kTile + (tile_bias < 0 ? 0 : kGroups * Layout::kBiasTile) + Layout::kRowSums);
+      load_tile(to + Layout::kQ, maps.q, barrier, tile * kQueries, 0, index);
+    } else if (part == 1) {
+      load_tile(to + Layout::kGrad, maps.grad, barrier, tile * kQueries, 0, index);
+    } else if (part < kParts - 1) {
+      const int i = part - 2;
+      if (tile_bias >= 0) load_tile(to + Layout::kBias + i * Layout::kBiasTile, maps.bias, barrier, tile * kQueries, first + 64 * i, index);
+    } else {
+      tma::load_bytes(shared0 + Layout::kSums + stage * Layout::kRowSums, row_sums + tile * kQueries, Layout::kRowSums, barrier);
     }
-    tma::load_bytes(shared0 + Layout::kSums + stage * Layout::kRowSums, row_sums + tile * kQueries, Layout::kRowSums, barrier);
   };
   if (threadIdx.x == 0) stages.init(4 * kGroups);
   wait_for_previous_kernel();
@@ -92,10 +96,12 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       load_tile(shared0 + Layout::kK + i * Layout::kTile, maps.k, stages.once(), first + 64 * i, 0, index);
       load_tile(shared0 + Layout::kV + i * Layout::kTile, maps.v, stages.once(), first + 64 * i, 0, index);
     }
-    for (int i = 0; i < kStageCount; ++i)
-      if (first_tile + i < query_tiles) copy(first_tile + i, i);
   }
   __syncthreads();
+  const bool copies = lane == 0 && warp < kParts;
+  if (copies)
+    for (int i = 0; i < kStageCount; ++i)
+      if (first_tile + i < query_tiles) copy(warp, first_tile + i, i);
 
   // What the biases that all queries share add to this lane's keys; -inf for keys that do not exist.
   float key_bias[2] = {};
@@ -132,6 +138,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
     wgmma::scores<T, false>(p[0], keys, queries);
 #pragma unroll
     for (int k = 1; k < kD / 16; ++k) wgmma::scores<T, true>(p[0], keys + k * (32 >> 4), queries + k * (32 >> 4));
+    wgmma::commit();
     wgmma::scores<T, false>(dp[0], values, grads);
 #pragma unroll
     for (int k = 1; k < kD / 16; ++k) wgmma::scores<T, true>(dp[0], values + k * (32 >> 4), grads + k * (32 >> 4));
@@ -153,8 +160,9 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
     Product::release(packed[0]);
     Product::release(packed[1]);
   };
-  // Products to probabilities, and to the gradients of the scores.
-  const auto differentiate = [&](float(&p)[8][4], float(&dp)[8][4], int tile, int stage) {
+  float delta[8][2];  // of this lane's queries
+  // Products to probabilities.
+  const auto exponentiate = [&](float(&p)[8][4], int tile, int stage) {
     const int t = tile * kQueries + 2 * c;  // the first of this lane's queries
     const int is_large_now = is_large_next;
     if (tile + 1 < query_tiles) is_large_next = __ldg(large_tiles + tile + 1);
@@ -194,12 +202,17 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float4 two = *reinterpret_cast<const float4*>(sums + (8 * j + 2 * c) * int(sizeof(RowSums)));
+      delta[j][0] = two.y, delta[j][1] = two.w;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, -(e % 2 ? two.z : two.x)));
-        dp[j][e] = p[j][e] * (dp[j][e] - (e % 2 ? two.w : two.y));
-      }
+      for (int e = 0; e < 4; ++e) p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, -(e % 2 ? two.z : two.x)));
     }
+  };
+  // Products to gradients of scores.
+  const auto differentiate = [&](const float(&p)[8][4], float(&dp)[8][4]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dp[j][e] = p[j][e] * (dp[j][e] - delta[j][e % 2]);
   };
   const auto pack_and_store = [&](const float(&p)[8][4], const float(&dp)[8][4]) {
 #pragma unroll
@@ -222,9 +235,10 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       tma::wait(stages.full(0), 0);
       float scores[1][8][4], score_gradients[1][8][4];
       start_scores(scores, score_gradients, 0);
-      Product::template wait<0>(scores);
+      Product::template wait<1>(scores);
+      exponentiate(scores[0], first_tile, 0);
       Product::template wait<0>(score_gradients);
-      differentiate(scores[0], score_gradients[0], first_tile, 0);
+      differentiate(scores[0], score_gradients[0]);
       pack_and_store(scores[0], score_gradients[0]);
     }
 #pragma unroll 1
@@ -236,13 +250,14 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       start_scores(scores, score_gradients, place.stage);
       start_sums(before);
       // Into the stage of the tile two before, once all warps are done with it.
-      if (threadIdx.x == 0 && tile >= first_tile + 2 && tile + kStageCount - 2 < query_tiles) {
+      if (copies && tile >= first_tile + 2 && tile + kStageCount - 2 < query_tiles) {
         tma::wait(stages.free(place.stage_two_before()), place.parity_two_before());
-        copy(tile + kStageCount - 2, place.stage_two_before());
+        copy(warp, tile + kStageCount - 2, place.stage_two_before());
       }
-      Product::template wait<1>(scores);
+      Product::template wait<2>(scores);
+      exponentiate(scores[0], tile, place.stage);
       Product::template wait<1>(score_gradients);
-      differentiate(scores[0], score_gradients[0], tile, place.stage);
+      differentiate(scores[0], score_gradients[0]);
       finish_sums();
       __syncwarp();
       if (lane == 0) tma::arrive(stages.free(before));

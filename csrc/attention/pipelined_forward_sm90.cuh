@@ -24,18 +24,22 @@ struct PipelinedForward {
   static constexpr int kBarriers = kKeyBiases + kStageCount * kKeyBias, kBytes = kBarriers + Stages<kStageCount>::kBytes;
 };
 
-// Adds a tile of a bias in shared memory to scale * scores; a warp has the 16 rows from `row` on, in plain order.
-template <typename T>
-__device__ __forceinline__ void scale_and_add_tile(float (&scores)[8][4], float scale, uint32_t tile, int row) {
+// A warp's 16 rows, from `row` on, of a tile of a bias in shared memory: pairs of elements as scores has them, in plain order.
+__device__ __forceinline__ void read_tile(uint32_t (&pairs)[4][4], uint32_t tile, int row) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int j = 0; j < 8; j += 2) {
-    uint32_t pairs[4];
-    ldmatrix(pairs, tile + Tile<kKeys>::offset(row + lane % 16, j + lane / 16));
+  for (int j = 0; j < 4; ++j) ldmatrix(pairs[j], tile + Tile<kKeys>::offset(row + lane % 16, 2 * j + lane / 16));
+}
+
+// Adds them to scale * scores.
+template <typename T>
+__device__ __forceinline__ void scale_and_add(float (&scores)[8][4], float scale, const uint32_t (&pairs)[4][4]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
-      const float2 pair = Half2<T>::unpack(pairs[x]);
-      float(&s)[4] = scores[j + x / 2];
+      const float2 pair = Half2<T>::unpack(pairs[j][x]);
+      float(&s)[4] = scores[2 * j + x / 2];
       s[x % 2 * 2] = fmaf(s[x % 2 * 2], scale, pair.x);
       s[x % 2 * 2 + 1] = fmaf(s[x % 2 * 2 + 1], scale, pair.y);
     }
@@ -77,28 +81,34 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
   const char* const key_bias = staged.keys < 0 ? nullptr : a.bias[staged.keys].data + (index.offset(a.bias[staged.keys]) << key_shift);
 
   const auto stage_of = [&](int stage) { return shared0 + Layout::kStages + stage * Layout::kStage; };
-  const auto copy = [&](int key, int stage) {  // by one thread
+  // What a stage consists of is copied by one thread each of so many warps: one thread would keep its warp, and so the others, waiting.
+  constexpr int kParts = 3 + kGroups;
+  const auto copy = [&](int part, int key, int stage) {
     const uint32_t to = stage_of(stage), barrier = stages.full(stage);
     // What lies behind the last key, up to a vector, can be read (has_vectors).
     const uint32_t key_bytes = key_bias ? uint32_t(min(kKeys, (a.s - key + 7) / 8 * 8)) << key_shift : 0;
-    tma::expect_bytes(barrier, 2 * Layout::kTile + (staged.tile < 0 ? 0 : kGroups * Layout::kBiasTile) + key_bytes);
-    load_tile(to + Layout::kK, maps.k, barrier, key, 0, index);
-    load_tile(to + Layout::kV, maps.v, barrier, key, 0, index);
-    if (staged.tile >= 0) {
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) load_tile(to + Layout::kBias + i * Layout::kBiasTile, maps.bias, barrier, first + 64 * i, key, index);
-    }
-    if (key_bias)
+    if (part == 0) {
+      tma::expect_bytes(barrier, 2 * Layout::kTile + (staged.tile < 0 ? 0 : kGroups * Layout::kBiasTile) + key_bytes);
+      load_tile(to + Layout::kK, maps.k, barrier, key, 0, index);
+    } else if (part == 1) {
+      load_tile(to + Layout::kV, maps.v, barrier, key, 0, index);
+    } else if (part < kParts - 1) {
+      const int i = part - 2;
+      if (staged.tile >= 0) load_tile(to + Layout::kBias + i * Layout::kBiasTile, maps.bias, barrier, first + 64 * i, key, index);
+    } else if (key_bias) {
       tma::load_bytes(shared0 + Layout::kKeyBiases + stage * Layout::kKeyBias, key_bias + (int64_t(key) << key_shift), key_bytes, barrier);
+    }
   };
   if (threadIdx.x == 0) {
     stages.init(4 * kGroups);
     tma::expect_bytes(stages.once(), kGroups * Layout::kTile);
     for (int i = 0; i < kGroups; ++i) load_tile(shared0 + i * Layout::kTile, maps.q, stages.once(), first + 64 * i, 0, index);
-    for (int i = 0; i < kStageCount; ++i)
-      if (i * kKeys < end) copy(i * kKeys, i);
   }
   __syncthreads();
+  const bool copies = lane == 0 && warp < kParts;
+  if (copies)
+    for (int i = 0; i < kStageCount; ++i)
+      if (i * kKeys < end) copy(warp, i * kKeys, i);
 
   float out[1][kD / 8][4] = {};
   float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {};
@@ -113,11 +123,15 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
     for (int x = 0; x < 4; ++x) wgmma::sum<T>(out[0], packed.left[x], right + x * (16 * Rows::kPitch >> 4));
     wgmma::commit();
   };
+  uint32_t bias[4][4];  // read before the scores are there
+  const auto read_bias = [&](int stage) {
+    if (staged.tile >= 0) read_tile(bias, stage_of(stage) + Layout::kBias + group * Layout::kBiasTile, 16 * (warp % 4));
+  };
   // Products to probabilities, relative to the maximum so far; `rescale`: of what was summed before.
   const auto exponentiate = [&](float(&scores)[1][8][4], float(&rescale)[2], int key, int stage) {
     auto& p = scores[0];
     if (staged.tile >= 0) {
-      scale_and_add_tile<T>(p, a.scale, stage_of(stage) + Layout::kBias + group * Layout::kBiasTile, 16 * (warp % 4));
+      scale_and_add<T>(p, a.scale, bias);
     } else {
 #pragma unroll
       for (int j = 0; j < 8; ++j)
@@ -134,31 +148,40 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
       }
     }
     if (is_masked(a, first, key)) mask_plain_scores(a, p, t, key);
+    float top[2] = {maximum[0], maximum[1]}, shift[2];
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], fmaxf(p[j][2 * r], p[j][2 * r + 1]));
+    bool any_large = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float top = maximum[r];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) top = fmaxf(top, fmaxf(p[j][2 * r], p[j][2 * r + 1]));
-      top = quad_max(top);
-      const bool none = top == -INFINITY;  // no key yet
-      rescale[r] = none ? 0.f : exp2_fast((maximum[r] - top) * kLog2e);
-      float shift = none ? 0.f : -top * kLog2e;
-      if (!none && is_large(top)) {
-        shift = 0;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) p[j][2 * r] -= top, p[j][2 * r + 1] -= top;
-      }
-      maximum[r] = top;
-      float tile_sum = 0;
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-#pragma unroll
-        for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, shift));
-          tile_sum += p[j][e];
-        }
-      sum[r] = fmaf(sum[r], rescale[r], tile_sum);
+      top[r] = quad_max(top[r]);
+      const bool none = top[r] == -INFINITY;  // no key yet
+      rescale[r] = none ? 0.f : exp2_fast((maximum[r] - top[r]) * kLog2e);
+      shift[r] = none ? 0.f : -top[r] * kLog2e;
+      maximum[r] = top[r];
+      any_large |= !none && is_large(top[r]);
     }
+    if (any_large) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (top[r] == -INFINITY || !is_large(top[r])) continue;
+        shift[r] = 0;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) p[j][2 * r] -= top[r], p[j][2 * r + 1] -= top[r];
+      }
+    }
+    float tile_sum[2] = {};
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, shift[e / 2]));
+        tile_sum[e / 2] += p[j][e];
+      }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], rescale[r], tile_sum[r]);
   };
   const auto pack = [&](const float(&scores)[1][8][4]) {
 #pragma unroll
@@ -171,6 +194,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
     tma::wait(stages.full(0), 0);
     float scores[1][8][4], rescale[2];
     start_scores(scores, 0);
+    read_bias(0);
     Product::template wait<0>(scores);
     exponentiate(scores, rescale, 0, 0);
     pack(scores);
@@ -184,9 +208,10 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
     start_scores(scores, place.stage);
     start_sum(before);
     // Into the stage of the keys two tiles before, once all warps are done with them.
-    if (threadIdx.x == 0 && key >= 2 * kKeys && key + (kStageCount - 2) * kKeys < end) {
+    read_bias(place.stage);
+    if (copies && key >= 2 * kKeys && key + (kStageCount - 2) * kKeys < end) {
       tma::wait(stages.free(place.stage_two_before()), place.parity_two_before());
-      copy(key + (kStageCount - 2) * kKeys, place.stage_two_before());
+      copy(warp, key + (kStageCount - 2) * kKeys, place.stage_two_before());
     }
     Product::template wait<1>(scores);
     exponentiate(scores, rescale, key, place.stage);

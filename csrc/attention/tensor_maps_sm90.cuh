@@ -60,7 +60,8 @@ inline decltype(&cuTensorMapEncodeTiled) encode_tiled() {
   return function;
 }
 
-// Of matrices of 16-bit elements. `strides`: of the plan's dimensions, in elements; `tile_columns`: 32 or 64.
+// Of matrices of 16-bit elements. The cache reads a tile's rows alone: next to a head's row lies that of another, which is needed later.
+// `strides`: of the plan's dimensions, in elements; `tile_columns`: 32 or 64.
 inline cudaError_t make_head_map(HeadMap& to, const void* data, const int64_t (&strides)[3], int64_t row_stride, const uint32_t (&heads)[3],
                                  int rows, int columns, int tile_columns) {
   if (!encode_tiled()) return cudaErrorNotSupported;
@@ -74,7 +75,8 @@ inline cudaError_t make_head_map(HeadMap& to, const void* data, const int64_t (&
   const cuuint32_t box[5] = {cuuint32_t(tile_columns), 64, 1, 1, 1}, every[5] = {1, 1, 1, 1, 1};
   const CUresult result = encode_tiled()(&to.map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(data), sizes, bytes, box, every,
                                          CU_TENSOR_MAP_INTERLEAVE_NONE, tile_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                         tile_columns == 64 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
+                                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 inline cudaError_t make_head_map(HeadMap& to, const HeadRows& from, const Arguments& a, int rows, int columns, int tile_columns) {

@@ -1,6 +1,9 @@
 // Attention in short windows, backward: a thread block computes one head after another, a warp 16 keys of each. Scores are computed
 // transposed, so that probabilities and their gradients are the left operands of dv and dk as they stand in registers; only dq needs them
 // from all warps, by way of shared memory. The gradient of one bias is summed in registers over the block's heads.
+//
+// What a query's gradients of scores have in common, the sum of probabilities times their gradients, is summed over the keys: the sum of
+// grad * out, which is the same, has the rounding of out in it, and that is more than what is left where one key has nearly all the weight.
 #include "attention/launchers.h"
 #include "attention/window.cuh"
 
@@ -10,10 +13,27 @@ namespace {
 template <int kD>
 struct BackwardStage {
   static constexpr int kBytes = Tile<kD>::bytes(kWindow);
-  static constexpr int kQ = 0, kK = kBytes, kV = 2 * kBytes, kGrad = 3 * kBytes, kOut = 4 * kBytes, kAll = 5 * kBytes;
+  static constexpr int kQ = 0, kK = kBytes, kV = 2 * kBytes, kGrad = 3 * kBytes, kResult = 4 * kBytes, kAll = 5 * kBytes;
 };
 
 using ScoreTile = Tile<kWindow>;  // of the scores' gradient, a row a key
+
+// Sums over the 8 lanes that share c = lane % 4, of two queries 8 * j + 2 * c each. Of each j one lane gets it: queries 2 * lane and the next.
+__device__ __forceinline__ float2 sum_of_keys(float (&x)[8][2]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int count = 4; count > 0; count /= 2) {
+    const bool upper = lane & (4 * count);
+#pragma unroll
+    for (int j = 0; j < count; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float given = upper ? x[j][e] : x[j + count][e], kept = upper ? x[j + count][e] : x[j][e];
+        x[j][e] = kept + __shfl_xor_sync(~0u, given, 4 * count);
+      }
+  }
+  return {x[0][0], x[0][1]};
+}
 
 template <typename T, int kD, int kTiles, bool kSumsBias>
 __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : kWideWindowBackwardBlocks) void attention_window_backward(
@@ -22,8 +42,9 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
   using Stage = BackwardStage<kD>;
   extern __shared__ __align__(128) char shared[];
   __shared__ __align__(128) char score_gradient[ScoreTile::bytes(kWindow)];
-  __shared__ RowSums query_rows[kWindow];
-  __shared__ float large_maximum[kWindow];
+  constexpr int kWarps = kWindowThreads / 32;
+  __shared__ float log2_sums[kWindow], large_maximum[kWindow];
+  __shared__ float2 warp_deltas[kWarps][kWindow / 2], deltas[kWarps][kWindow / 2];  // of two queries; a copy for each warp
   const uint32_t shared0 = shared_address(shared), score_gradient0 = shared_address(score_gradient);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
   const uint32_t kept = blockIdx.x / a.chunks * a.inner;
@@ -36,10 +57,8 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
     Rows::template load<kWindow, kWindowThreads>(to + Stage::kK, rows_of<const T>(a.k, index), a.k.row, 0, a.s, a.d);
     Rows::template load<kWindow, kWindowThreads>(to + Stage::kV, rows_of<const T>(a.v, index), a.v.row, 0, a.s, a.dv);
     Rows::template load<kWindow, kWindowThreads>(to + Stage::kGrad, rows_of<const T>(a.grad, index), a.grad.row, 0, a.t, a.dv);
-    Rows::template load<kWindow, kWindowThreads>(to + Stage::kOut, rows_of<const T>(a.out, index), a.out.row, 0, a.t, a.dv);
   };
-  // The statistics of the row whose delta this thread helps to compute.
-  const int own_row = threadIdx.x / 2;
+  const int own_row = threadIdx.x % kWindow;
   const auto statistics_of = [&](uint32_t head) {
     const HeadIndex index(a, kept + head);
     return own_row < a.t ? __ldg(index.statistics(a) + own_row) : float2{0.f, INFINITY};
@@ -60,32 +79,16 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
     cp_async_commit();
     const HeadIndex index(a, kept + head);
     biases.load(a, index, head == begin);
-    cp_async_wait<1>();
-    __syncthreads();
-    char* const here = shared + stage * Stage::kAll;
-    const uint32_t from = shared0 + stage * Stage::kAll;
-
-    // delta = sum of grad * out; padded queries have probabilities of 0.
-    float delta = 0;
-#pragma unroll
-    for (int i = 0; i < Rows::kVectors / 2; ++i) {
-      const int at = Rows::offset(own_row, threadIdx.x % 2 * (Rows::kVectors / 2) + i);
-      const uint4 x = *reinterpret_cast<const uint4*>(here + Stage::kGrad + at), y = *reinterpret_cast<const uint4*>(here + Stage::kOut + at);
-      const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float2 u = Half2<T>::unpack(xs[w]), v = Half2<T>::unpack(ys[w]);
-        delta = fmaf(u.x, v.x, fmaf(u.y, v.y, delta));
-      }
-    }
-    delta += __shfl_xor_sync(~0u, delta, 1);
     const bool large = is_large(own_statistics.x);
-    if (threadIdx.x % 2 == 0) {
+    if (threadIdx.x < kWindow) {
       const float2 s = own_statistics;
-      query_rows[own_row] = {large ? s.y * kLog2e : (s.x + s.y) * kLog2e, delta};
+      log2_sums[own_row] = large ? s.y * kLog2e : (s.x + s.y) * kLog2e;  // of padded queries infinity: their probabilities are 0
       large_maximum[own_row] = large ? s.x : 0.f;
     }
+    cp_async_wait<1>();
     const bool any_large = __syncthreads_or(large);
+    char* const here = shared + stage * Stage::kAll;
+    const uint32_t from = shared0 + stage * Stage::kAll;
 
     float p[kTiles][4] = {}, dp[kTiles][4] = {};
 #pragma unroll
@@ -122,13 +125,29 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
 #pragma unroll
         for (int e = 0; e < 4; ++e) p[j][e] -= large_maximum[8 * j + 2 * c + e % 2];
     }
+    float products[8][2] = {};
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
-      const float4 two = *reinterpret_cast<const float4*>(&query_rows[8 * j + 2 * c]);
+      const float2 log2_sum = *reinterpret_cast<const float2*>(&log2_sums[8 * j + 2 * c]);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, -(e % 2 ? two.z : two.x)));
-        dp[j][e] = p[j][e] * (dp[j][e] - (e % 2 ? two.w : two.y));
+        p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, -(e % 2 ? log2_sum.y : log2_sum.x)));
+        products[j][e % 2] = fmaf(p[j][e], dp[j][e], products[j][e % 2]);
+      }
+    }
+    warp_deltas[warp][lane] = sum_of_keys(products);
+    __syncthreads();
+    float2 delta = warp_deltas[0][lane];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) delta.x += warp_deltas[w][lane].x, delta.y += warp_deltas[w][lane].y;
+    deltas[warp][lane] = delta;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      const float2 two = deltas[warp][4 * j + c];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        dp[j][e] = p[j][e] * (dp[j][e] - (e % 2 ? two.y : two.x));
         if constexpr (kSumsBias) bias_gradient[j][e] += dp[j][e];
       }
     }
@@ -152,7 +171,7 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
         }
       }
     };
-      add_product(p, from + Stage::kGrad, [](int, const uint32_t(&)[4]) {});
+    add_product(p, from + Stage::kGrad, [](int, const uint32_t(&)[4]) {});
     store_rows<kD>(here + Stage::kV, 16 * warp, result, 1.f, 1.f, rows_of<T>(a.dv_out, index), a.dv_out.row, 16 * warp, a.s, a.dv);
 #pragma unroll
     for (int j = 0; j < kD / 8; ++j)
@@ -164,8 +183,7 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
       for (int i = 0; i < 4; ++i)
         ScoreTile::store_pair(score_gradient, 16 * warp + g + i % 2 * 8, 16 * k + i / 2 * 8 + 2 * c, packed[i]);
     });
-    // Nothing reads `out` any more.
-    store_rows<kD>(here + Stage::kOut, 16 * warp, result, a.scale, a.scale, rows_of<T>(a.dk, index), a.dk.row, 16 * warp, a.s, a.d);
+    store_rows<kD>(here + Stage::kResult, 16 * warp, result, a.scale, a.scale, rows_of<T>(a.dk, index), a.dk.row, 16 * warp, a.s, a.d);
     __syncthreads();
 
     float dq[kD / 8][4] = {};

@@ -63,7 +63,9 @@ def work(site: Attended, backward: bool) -> Work:
     facts = kernel_facts(site, backward)
     q, k, v, out = (site.heads * site.itemsize * n for n in (queries * dim, keys * dim, keys * value_dim, queries * value_dim))
     biases = sum(math.prod(b.sizes) * b.itemsize * (2 if backward and b.has_gradient else 1) for b in site.biases)
-    tensors = 2 * (q + k + v) + 2 * out if backward else q + k + v + out
+    tensors = q + k + v + out
+    if backward:
+        tensors += q + k + v + (0 if facts["window"] else out)  # their gradients; for windows the gradient of out takes its place
     quantities = {
         "bytes": float(tensors + biases + 8 * site.heads * queries),
         **{name: facts[key] for name, key in _QUANTITIES.items()},

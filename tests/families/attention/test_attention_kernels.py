@@ -109,10 +109,12 @@ def test_the_error_is_no_larger_than_eagers(name, dtype, device, library):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_where_one_key_has_nearly_all_the_weight_the_error_is_no_larger_than_eagers(dtype, library):
-    """What is left of the scores' gradients is less than the rounding of the result times its gradient, from which GPUs compute them."""
-    q, k, v, grad = (torch.randint(-4, 5, (8, 2, 5, 16)).to(dtype) for _ in range(4))
-    check(4 * q, k, v, [torch.randint(-4, 5, (1, 2, 5, 5)).to(dtype)], grad)
+@pytest.mark.parametrize("queries, keys, dim", [(5, 5, 16), (49, 49, 32), (60, 64, 64), (3, 64, 32)])
+def test_where_one_key_has_nearly_all_the_weight_the_error_is_no_larger_than_eagers(queries, keys, dim, dtype, device, library):
+    """What is left of the scores' gradients is less than the rounding of the result times its gradient. In windows on GPUs, and on CPUs."""
+    q, grad = (torch.randint(-4, 5, (8, 2, queries, dim)).to(device, dtype) for _ in range(2))
+    k, v = (torch.randint(-4, 5, (8, 2, keys, dim)).to(device, dtype) for _ in range(2))
+    check(4 * q, k, v, [torch.randint(-4, 5, (1, 2, queries, keys)).to(device, dtype)], grad)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
