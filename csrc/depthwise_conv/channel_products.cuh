@@ -61,7 +61,9 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
   int read[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int place = quarter + 4 * half, segment = min(place >> plan.slot_bits, plan.segments - 1), strip = place & ((1 << plan.slot_bits) - 1);
+    // Places without a strip read another's pixels, whose products with their zeros of the gradient are nothing.
+    const int place = quarter + 4 * half, segment = min(place >> plan.slot_bits, plan.segments - 1);
+    const int strip = min(place & ((1 << plan.slot_bits) - 1), plan.strips - 1);
     read[half] = kX + 2 * warp * pitch + segment * segment_pitch + strip * 8 + line;
   }
   const int read_grad = kGrad + 2 * warp * kGradPitch + quarter * 8 + line;

@@ -210,10 +210,13 @@ class _Rewriting:
         return made
 
     def erase_unused(self, nodes: Sequence[fx.Node]) -> None:
-        """Erases those of ``nodes``, and what only they read, that the original alone has used. They are no sites any more."""
+        """Erases those of ``nodes``, and what only they read, that the original alone has used. They are no sites any more.
+
+        Symbolic sizes stay: they cost nothing, and another replacement may need their value.
+        """
         for node in nodes:
             pure = node.op == "call_function" and not node.is_impure() and not g.is_mutating(node)
-            if pure and not node.users and node not in self.unused:
+            if pure and g.is_tensor(node) and not node.users and node not in self.unused:
                 self.unused.add(node)
                 inputs = node.all_input_nodes
                 node.graph.erase_node(node)
