@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import math
 import random
 import signal
 import subprocess
@@ -115,6 +116,11 @@ FOUND = {
     "addmm with alpha 0 does not look at infinities": Program(
         inputs=(Spec((130, 64), fill="special"), Spec((64, 130), fill="special", seed=1), Spec((130,), seed=2)),
         body=("v0 = torch.addmm(x2, x0, x1, beta=2, alpha=0)",),
+        outputs=("v0",),
+    ),
+    "a sum that overflows in eager's order alone": Program(
+        inputs=(Spec((8, 96, 3), torch.float32, fill="scales", seed=1),),
+        body=("v0 = x0.sum((0, 1))",),
         outputs=("v0",),
     ),
 }
@@ -299,6 +305,15 @@ def test_what_is_converted_to_float32_is_rounded_as_float32(monkeypatch):
     eps = torch.finfo(torch.float32).eps
     assert not check_spoilt(monkeypatch, program, "output 0", lambda t: t * (1 + eps)).wrong
     assert check_spoilt(monkeypatch, program, "output 0", lambda t: t * (1 + 100 * eps)).wrong
+
+
+@pytest.mark.parametrize("exact, ours, right", [(2.9e38, 2.9e38, True), (2.9e38, 2.8e38, False), (1e10, 1e10, False)])
+def test_where_eager_overflows_the_exact_sum_is_right_if_it_is_nearly_too_large(exact, ours, right):
+    program = Program((Spec((3, 2)),), ("v0 = x0.sum(0)",), ("v0",))
+    eager, wide, got = (
+        torch.tensor([1.0, x], dtype=d) for x, d in ((math.inf, torch.float32), (exact, torch.float64), (ours, torch.float32))
+    )
+    assert (compare._error(program, eager, wide, got, 0.0) is None) is right
 
 
 def test_a_program_that_draws_random_numbers_tells_nothing():
