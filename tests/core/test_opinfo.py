@@ -123,7 +123,7 @@ def sample_program(op, sample, layout):
 
 def chosen(samples, dtype):
     """Some samples, evenly spread over the list, each in the next layout; or all samples in all layouts."""
-    samples = list(samples)
+    samples = [s for s in samples if not s.kwargs.get("dropout_p")]  # compiled code drops others
     if SETTING == "all":
         return [(s, layout) for s in samples for layout in LAYOUTS]
     count = int(SETTING) if dtype in MAIN_DTYPES else 1
