@@ -108,7 +108,8 @@ class _RandomOperators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if torch.Tag.nondeterministic_seeded in func.tags:
-            given = dict(zip((a.name for a in func._schema.arguments), args), **(kwargs or {}))
+            arguments = func._schema.arguments
+            given = {a.name: a.default_value for a in arguments} | dict(zip((a.name for a in arguments), args), **(kwargs or {}))
             self.called |= given.get("dropout_p", 1.0) != 0  # attention that drops nothing draws nothing
         return func(*args, **(kwargs or {}))
 
