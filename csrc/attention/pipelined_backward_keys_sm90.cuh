@@ -9,6 +9,7 @@
 #include "attention/products_sm90.cuh"
 #include "attention/stored_gradients_sm90.cuh"
 #include "attention/tensor_maps_sm90.cuh"
+#include "common/mbarrier_sm90.cuh"
 #include "common/programmatic_launch.cuh"
 
 namespace fusebackend::attention {
@@ -77,7 +78,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
   const auto copy = [&](int part, int tile, int stage) {
     const uint32_t to = stage_of(stage), barrier = stages.full(stage);
     if (part == 0) {
-      tma::expect_bytes(barrier, 2 * Layout::kTile + (tile_bias < 0 ? 0 : kGroups * Layout::kBiasTile) + Layout::kRowSums);
+      mbarrier::expect_bytes(barrier, 2 * Layout::kTile + (tile_bias < 0 ? 0 : kGroups * Layout::kBiasTile) + Layout::kRowSums);
       load_tile(to + Layout::kQ, maps.q, barrier, tile * kQueries, 0, index);
     } else if (part == 1) {
       load_tile(to + Layout::kGrad, maps.grad, barrier, tile * kQueries, 0, index);
@@ -91,7 +92,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
   if (threadIdx.x == 0) stages.init(4 * kGroups);
   wait_for_previous_kernel();
   if (threadIdx.x == 0) {
-    tma::expect_bytes(stages.once(), 2 * kGroups * Layout::kTile);
+    mbarrier::expect_bytes(stages.once(), 2 * kGroups * Layout::kTile);
     for (int i = 0; i < kGroups; ++i) {
       load_tile(shared0 + Layout::kK + i * Layout::kTile, maps.k, stages.once(), first + 64 * i, 0, index);
       load_tile(shared0 + Layout::kV + i * Layout::kTile, maps.v, stages.once(), first + 64 * i, 0, index);
@@ -228,11 +229,11 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
     }
   };
 
-  tma::wait(stages.once(), 0);
+  mbarrier::wait(stages.once(), 0);
   if (first_tile < query_tiles) {
     Place<kStageCount> place;
     {
-      tma::wait(stages.full(0), 0);
+      mbarrier::wait(stages.full(0), 0);
       float scores[1][8][4], score_gradients[1][8][4];
       start_scores(scores, score_gradients, 0);
       Product::template wait<1>(scores);
@@ -245,13 +246,13 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
     for (int tile = first_tile + 1; tile < query_tiles; ++tile) {
       const int before = place.stage;
       place.next();
-      tma::wait(stages.full(place.stage), place.parity);
+      mbarrier::wait(stages.full(place.stage), place.parity);
       float scores[1][8][4], score_gradients[1][8][4];
       start_scores(scores, score_gradients, place.stage);
       start_sums(before);
       // Into the stage of the tile two before, once all warps are done with it.
       if (copies && tile >= first_tile + 2 && tile + kStageCount - 2 < query_tiles) {
-        tma::wait(stages.free(place.stage_two_before()), place.parity_two_before());
+        mbarrier::wait(stages.free(place.stage_two_before()), place.parity_two_before());
         copy(warp, tile + kStageCount - 2, place.stage_two_before());
       }
       Product::template wait<2>(scores);
@@ -260,7 +261,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       differentiate(scores[0], score_gradients[0]);
       finish_sums();
       __syncwarp();
-      if (lane == 0) tma::arrive(stages.free(before));
+      if (lane == 0) mbarrier::arrive(stages.free(before));
       pack_and_store(scores[0], score_gradients[0]);
     }
     start_sums(place.stage);

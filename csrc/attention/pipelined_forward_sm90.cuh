@@ -7,6 +7,7 @@
 #include "attention/launchers.h"
 #include "attention/products_sm90.cuh"
 #include "attention/tensor_maps_sm90.cuh"
+#include "common/mbarrier_sm90.cuh"
 
 namespace fusebackend::attention {
 
@@ -88,7 +89,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
     // What lies behind the last key, up to a vector, can be read (has_vectors).
     const uint32_t key_bytes = key_bias ? uint32_t(min(kKeys, (a.s - key + 7) / 8 * 8)) << key_shift : 0;
     if (part == 0) {
-      tma::expect_bytes(barrier, 2 * Layout::kTile + (staged.tile < 0 ? 0 : kGroups * Layout::kBiasTile) + key_bytes);
+      mbarrier::expect_bytes(barrier, 2 * Layout::kTile + (staged.tile < 0 ? 0 : kGroups * Layout::kBiasTile) + key_bytes);
       load_tile(to + Layout::kK, maps.k, barrier, key, 0, index);
     } else if (part == 1) {
       load_tile(to + Layout::kV, maps.v, barrier, key, 0, index);
@@ -101,7 +102,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
   };
   if (threadIdx.x == 0) {
     stages.init(4 * kGroups);
-    tma::expect_bytes(stages.once(), kGroups * Layout::kTile);
+    mbarrier::expect_bytes(stages.once(), kGroups * Layout::kTile);
     for (int i = 0; i < kGroups; ++i) load_tile(shared0 + i * Layout::kTile, maps.q, stages.once(), first + 64 * i, 0, index);
   }
   __syncthreads();
@@ -190,8 +191,8 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
 
   Place<kStageCount> place;
   {
-    tma::wait(stages.once(), 0);
-    tma::wait(stages.full(0), 0);
+    mbarrier::wait(stages.once(), 0);
+    mbarrier::wait(stages.full(0), 0);
     float scores[1][8][4], rescale[2];
     start_scores(scores, 0);
     read_bias(0);
@@ -203,14 +204,14 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
   for (int key = kKeys; key < end; key += kKeys) {
     const int before = place.stage;
     place.next();
-    tma::wait(stages.full(place.stage), place.parity);
+    mbarrier::wait(stages.full(place.stage), place.parity);
     float scores[1][8][4], rescale[2];
     start_scores(scores, place.stage);
     start_sum(before);
     // Into the stage of the keys two tiles before, once all warps are done with them.
     read_bias(place.stage);
     if (copies && key >= 2 * kKeys && key + (kStageCount - 2) * kKeys < end) {
-      tma::wait(stages.free(place.stage_two_before()), place.parity_two_before());
+      mbarrier::wait(stages.free(place.stage_two_before()), place.parity_two_before());
       copy(warp, key + (kStageCount - 2) * kKeys, place.stage_two_before());
     }
     Product::template wait<1>(scores);
@@ -218,7 +219,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
     Product::template wait<0>(out);
     Product::release(packed);
     __syncwarp();
-    if (lane == 0) tma::arrive(stages.free(before));
+    if (lane == 0) mbarrier::arrive(stages.free(before));
 #pragma unroll
     for (int j = 0; j < kD / 8; ++j)
 #pragma unroll

@@ -5,6 +5,7 @@
 #include "attention/fragments.cuh"
 #include "attention/heads.cuh"
 #include "attention/ptx_tma_sm90.cuh"
+#include "common/mbarrier_sm90.cuh"
 
 namespace fusebackend::attention {
 
@@ -29,9 +30,9 @@ struct Stages {
   __device__ __forceinline__ uint32_t free(int stage) const { return full(stage) + 8; }
   __device__ __forceinline__ uint32_t once() const { return full(kStageCount); }
   __device__ __forceinline__ void init(int warps) const {  // by one thread
-    for (int i = 0; i < kStageCount; ++i) tma::init(full(i), 1), tma::init(free(i), warps);
-    tma::init(once(), 1);
-    tma::init_fence();
+    for (int i = 0; i < kStageCount; ++i) mbarrier::init(full(i), 1), mbarrier::init(free(i), warps);
+    mbarrier::init(once(), 1);
+    mbarrier::init_fence();
   }
 };
 

@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "common/cuda_common.cuh"
+#include "common/mbarrier_sm90.cuh"
 #include "common/programmatic_launch.cuh"
 #include "fp32_matmul/wgmma_stages.cuh"
 #include "fp32_matmul/wgmma_work.cuh"
@@ -43,9 +44,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0);    // shows the compiler that it is uniform in a warp
 
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kHiStages; ++s) ptx::mbar_init(hi_full + 8 * s, 1), ptx::mbar_init(hi_empty + 8 * s, kConsumers);
-    for (int s = 0; s < kRestStages; ++s) ptx::mbar_init(rest_full + 8 * s, 1), ptx::mbar_init(rest_empty + 8 * s, kConsumers);
-    ptx::mbar_init_fence();
+    for (int s = 0; s < kHiStages; ++s) mbarrier::init(hi_full + 8 * s, 1), mbarrier::init(hi_empty + 8 * s, kConsumers);
+    for (int s = 0; s < kRestStages; ++s) mbarrier::init(rest_full + 8 * s, 1), mbarrier::init(rest_empty + 8 * s, kConsumers);
+    mbarrier::init_fence();
   }
   __syncthreads();
   wait_for_previous_kernel();
@@ -61,14 +62,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
         for (int kb = work.k_begin; kb < work.k_end; ++kb, hi.advance(), rest.advance()) {
           const int k = kb * kBlockK, a_batch = g.a_batched ? at.batch : 0, b_batch = g.b_batched ? at.batch : 0;
-          ptx::mbar_wait(hi_empty + 8 * hi.stage(), hi.phase() ^ 1);
+          mbarrier::wait(hi_empty + 8 * hi.stage(), hi.phase() ^ 1);
           uint32_t to = smem + hi.stage() * kHiBytes, bar = hi_full + 8 * hi.stage();
-          ptx::mbar_expect_bytes(bar, kHiBytes);
+          mbarrier::expect_bytes(bar, kHiBytes);
           load_plane<kAMnInner, kTileM>(to, &a_map, bar, at.m, k, 0, a_batch);
           load_plane<kBMnInner, kTileN>(to + kAPlaneBytes, &b_map, bar, at.n, k, 0, b_batch);
-          ptx::mbar_wait(rest_empty + 8 * rest.stage, rest.phase ^ 1);
+          mbarrier::wait(rest_empty + 8 * rest.stage, rest.phase ^ 1);
           to = rest_ring + rest.stage * kRestBytes, bar = rest_full + 8 * rest.stage;
-          ptx::mbar_expect_bytes(bar, kRestBytes);
+          mbarrier::expect_bytes(bar, kRestBytes);
 #pragma unroll
           for (int plane = 1; plane < kPlanes; ++plane, to += kHiBytes) {
             load_plane<kAMnInner, kTileM>(to, &a_map, bar, at.m, k, plane, a_batch);
@@ -109,8 +110,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     // Addresses / 16 of the hi planes, and of the mid and lo planes as if a stage of hi planes preceded them.
     const uint32_t at_hi = (smem + hi.stage() * kHiBytes) / 16, at_rest = (rest_ring + rest.stage * kRestBytes - kHiBytes) / 16;
     const uint32_t at_previous_hi = (smem + hi.previous_stage() * kHiBytes) / 16;
-    ptx::mbar_wait(hi_full + 8 * hi.stage(), hi.phase());
-    ptx::mbar_wait(rest_full + 8 * rest.stage, rest.phase);
+    mbarrier::wait(hi_full + 8 * hi.stage(), hi.phase());
+    mbarrier::wait(rest_full + 8 * rest.stage, rest.phase);
     ptx::bar_sync(my_barrier, kConsumerThreads);
     ptx::wgmma_fence();
     const auto multiply = [&](uint32_t a, uint32_t b) {
@@ -141,9 +142,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     ptx::wgmma_wait<0>();
     if (thread == 0) {
-      ptx::mbar_arrive(rest_empty + 8 * rest.stage);
-      if (kPosition == kPairSecond) ptx::mbar_arrive(hi_empty + 8 * hi.previous_stage());
-      if (kPosition != kPairFirst) ptx::mbar_arrive(hi_empty + 8 * hi.stage());
+      mbarrier::arrive(rest_empty + 8 * rest.stage);
+      if (kPosition == kPairSecond) mbarrier::arrive(hi_empty + 8 * hi.previous_stage());
+      if (kPosition != kPairFirst) mbarrier::arrive(hi_empty + 8 * hi.stage());
     }
     hi.advance(), rest.advance();
     if (kPosition == kPairFirst) return;
