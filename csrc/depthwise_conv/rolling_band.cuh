@@ -14,6 +14,7 @@
 #include "depthwise_conv/launchers.h"
 #include "depthwise_conv/mma.cuh"
 #include "depthwise_conv/rolling_band_plan.h"
+#include "depthwise_conv/tap_by_tap.cuh"
 
 namespace fusebackend::depthwise_conv {
 
@@ -35,16 +36,8 @@ __device__ __noinline__ void mend_column(const ForwardParams& p, int64_t image, 
   for (int row = first_row; row < first_row + rows; ++row, y += p.y_stride.h) {
     for (int column = first_column; column < min(first_column + 2, int(g.out.w)); ++column) {
       if (isfinite(to_float(y[column - first_column]))) continue;
-      float sum = p.bias ? to_float(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.f;
-      for (int a = 0; a < int(g.taps.h); ++a) {
-        const int i = row - int(g.pad.h) + a;
-        if (i < 0 || i >= int(g.in.h)) continue;
-        for (int b = 0; b < int(g.taps.w); ++b) {
-          const int j = column - int(g.pad.w) + b;
-          if (j >= 0 && j < int(g.in.w)) sum = fmaf(to_float(w[a * p.w_stride.h + b * p.w_stride.w]), to_float(x[i * p.x_stride.h + j * p.x_stride.w]), sum);
-        }
-      }
-      y[column - first_column] = from_float<T>(sum);
+      const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.f;
+      y[column - first_column] = from_float<T>(add_tap_by_tap(bias, p, x, w, row, column, {1, 1}));
     }
   }
 }

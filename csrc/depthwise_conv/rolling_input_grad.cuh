@@ -54,11 +54,7 @@ __global__ void __launch_bounds__(kRollingThreads, kRollingInputBlocks) depthwis
   params.index.channel_tiles.divmod(blockIdx.x, strip_tile, channel_tile);
   params.index.groups.divmod(threadIdx.x, line, group);
   const int first_channel = int(channel_tile) * plan.groups * kChannels, block_channels = min(plan.groups * kChannels, int(p.g.channels) - first_channel);
-  for (int i = threadIdx.x; i < block_channels * kTaps * kTaps; i += kRollingThreads) {
-    const int c = i / (kTaps * kTaps), tap = i % (kTaps * kTaps);
-    taps[i] = to_float(static_cast<const T*>(p.w)[(first_channel + c) * p.w_stride.n + tap / kTaps * p.w_stride.h + tap % kTaps * p.w_stride.w]);
-  }
-  __syncthreads();
+  stage_taps<T, kTaps>(taps, p.w, p.w_stride, first_channel, block_channels);
   const uint32_t strip = strip_tile * plan.lines + line;
   if (line >= plan.lines || strip >= plan.strips || int(group) * kChannels >= block_channels) return;
   const RollingPlace at = params.index.find(strip, plan, kColumns);
@@ -66,15 +62,9 @@ __global__ void __launch_bounds__(kRollingThreads, kRollingInputBlocks) depthwis
   // Of dx, from the first row and column of it on; these may be outside.
   const int first_row = 2 * at.first_row + first_of_pairs(sides.pad_h) - sides.pad_h, first_column = 2 * at.column + first_of_pairs(sides.pad_w) - sides.pad_w;
 
-  float w[kTaps][kTaps][kChannels], finite = 0;
-#pragma unroll
-  for (int i = 0; i < kTaps * kTaps; ++i)
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c) {
-      w[i / kTaps][i % kTaps][c] = taps[(int(group) * kChannels + c) * kTaps * kTaps + i];
-      finite = fmaf(w[i / kTaps][i % kTaps][c], 0.f, finite);
-    }
-  if (finite != 0.f) {
+  float w[kTaps][kTaps][kChannels];
+  const bool finite = read_taps(w, taps + int(group) * kChannels * kTaps * kTaps);
+  if (!finite) {
     for (int c = 0; c < kChannels; ++c) roll_back_tap_by_tap<T>(p, at.image, channel + c, first_row, 2 * at.rows, first_column, 2 * kColumns);
     return;
   }

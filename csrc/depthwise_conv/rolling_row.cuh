@@ -1,4 +1,4 @@
-// Where a thread of the kernels that roll down columns is, and the row of columns that it holds.
+// Where a thread of the kernels that roll down columns is, its taps, and the row of columns that it holds.
 #pragma once
 #include <type_traits>
 
@@ -76,6 +76,30 @@ struct RollingRow {
     else return low_half<T>(v[i]);
   }
 };
+
+// Copies the taps of a block's channels to shared memory, and waits for them.
+template <typename T, int kTaps>
+__device__ __forceinline__ void stage_taps(float* shared, const void* w, const Strides& stride, int first_channel, int channels) {
+  for (int i = threadIdx.x; i < channels * kTaps * kTaps; i += kRollingThreads) {
+    const int c = i / (kTaps * kTaps), tap = i % (kTaps * kTaps);
+    shared[i] = to_float(static_cast<const T*>(w)[(first_channel + c) * stride.n + tap / kTaps * stride.h + tap % kTaps * stride.w]);
+  }
+  __syncthreads();
+}
+
+// Reads the taps of a thread's channels, and tells whether all are finite.
+template <int kTaps, int kChannels>
+__device__ __forceinline__ bool read_taps(float (&w)[kTaps][kTaps][kChannels], const float* shared) {
+  float finite = 0;
+#pragma unroll
+  for (int i = 0; i < kTaps * kTaps; ++i)
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      w[i / kTaps][i % kTaps][c] = shared[c * kTaps * kTaps + i];
+      finite = fmaf(w[i / kTaps][i % kTaps][c], 0.f, finite);
+    }
+  return finite == 0.f;
+}
 
 // Which of `count` columns from `first` on are inside, by steps of `each`.
 __device__ __forceinline__ uint32_t columns_inside(int first, int count, int each, int width) {

@@ -6,6 +6,7 @@
 #pragma once
 #include "depthwise_conv/launchers.h"
 #include "depthwise_conv/rolling_row.cuh"
+#include "depthwise_conv/tap_by_tap.cuh"
 
 namespace fusebackend::depthwise_conv {
 
@@ -28,15 +29,7 @@ __device__ __noinline__ void roll_tap_by_tap(const ForwardParams& p, const Rolli
   const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[at.channel * p.bias_stride]) : 0.f;
   for (int row = at.first_row; row < at.first_row + at.rows; ++row) {
     for (int column = at.column; column < at.column + columns && column < int(g.out.w); ++column) {
-      float sum = bias;
-      for (int a = 0; a < int(g.taps.h); ++a) {
-        const int i = row * int(g.stride.h) - int(g.pad.h) + a;
-        if (i < 0 || i >= int(g.in.h)) continue;
-        for (int b = 0; b < int(g.taps.w); ++b) {
-          const int j = column * int(g.stride.w) - int(g.pad.w) + b;
-          if (j >= 0 && j < int(g.in.w)) sum = fmaf(to_float(w[a * p.w_stride.h + b * p.w_stride.w]), to_float(x[i * p.x_stride.h + j * p.x_stride.w]), sum);
-        }
-      }
+      const float sum = add_tap_by_tap(bias, p, x, w, row, column, g.stride);
       y[row * p.y_stride.h + column * p.y_stride.w] = from_float<T>(sum);
     }
   }
@@ -60,25 +53,15 @@ depthwise_rolling_window(const __grid_constant__ RollingWindowParams params) {
   params.index.channel_tiles.divmod(blockIdx.x, strip_tile, channel_tile);
   params.index.groups.divmod(threadIdx.x, line, group);
   const int first_channel = int(channel_tile) * plan.groups * kChannels, block_channels = min(plan.groups * kChannels, int(p.g.channels) - first_channel);
-  for (int i = threadIdx.x; i < block_channels * kTaps * kTaps; i += kRollingThreads) {
-    const int c = i / (kTaps * kTaps), tap = i % (kTaps * kTaps);
-    taps[i] = to_float(static_cast<const T*>(p.w)[(first_channel + c) * p.w_stride.n + tap / kTaps * p.w_stride.h + tap % kTaps * p.w_stride.w]);
-  }
-  __syncthreads();
+  stage_taps<T, kTaps>(taps, p.w, p.w_stride, first_channel, block_channels);
   const uint32_t strip = strip_tile * plan.lines + line;
   if (line >= plan.lines || strip >= plan.strips || int(group) * kChannels >= block_channels) return;
   RollingPlace at = params.index.find(strip, plan, kColumns);
   at.channel = first_channel + int(group) * kChannels;
 
-  float w[kTaps][kTaps][kChannels], bias[kChannels], finite = 0;
-#pragma unroll
-  for (int i = 0; i < kTaps * kTaps; ++i)
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c) {
-      w[i / kTaps][i % kTaps][c] = taps[(int(group) * kChannels + c) * kTaps * kTaps + i];
-      finite = fmaf(w[i / kTaps][i % kTaps][c], 0.f, finite);
-    }
-  if (finite != 0.f) {
+  float w[kTaps][kTaps][kChannels], bias[kChannels];
+  const bool finite = read_taps(w, taps + int(group) * kChannels * kTaps * kTaps);
+  if (!finite) {
     for (int c = 0; c < kChannels; ++c, ++at.channel) roll_tap_by_tap<T>(p, at, kColumns);
     return;
   }

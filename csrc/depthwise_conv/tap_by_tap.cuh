@@ -1,0 +1,23 @@
+// A sum over taps without padding: what the kernels of rolling windows and bands fall back on where something is not finite.
+#pragma once
+#include "depthwise_conv/device_math.cuh"
+
+namespace fusebackend::depthwise_conv {
+
+// `sum`, and what a channel's taps add to the result at this row and column. Those that fall outside the plane of x are left out. The stride is
+// apart from the geometry, since kernels for a stride of 1 know it.
+template <typename T>
+__device__ __forceinline__ float add_tap_by_tap(float sum, const ForwardParams& p, const T* x, const T* w, int row, int column, const Pair& stride) {
+  const Geometry& g = p.g;
+  for (int a = 0; a < int(g.taps.h); ++a) {
+    const int i = row * int(stride.h) - int(g.pad.h) + a;
+    if (i < 0 || i >= int(g.in.h)) continue;
+    for (int b = 0; b < int(g.taps.w); ++b) {
+      const int j = column * int(stride.w) - int(g.pad.w) + b;
+      if (j >= 0 && j < int(g.in.w)) sum = fmaf(to_float(w[a * p.w_stride.h + b * p.w_stride.w]), to_float(x[i * p.x_stride.h + j * p.x_stride.w]), sum);
+    }
+  }
+  return sum;
+}
+
+}  // namespace fusebackend::depthwise_conv
