@@ -32,9 +32,6 @@ std::string text(const Facts& f) {
 
 bool is_elements(Move m) { return m == Move::kElements || m == Move::kSparse; }
 
-// Columns of x that a thread of rolling_window.cuh loads of a row.
-double rolling_loads(const RollingWindowPlan& p, int taps) { return rolling_window_columns(taps, p.form); }
-
 // Of rolling_window.cuh.
 Facts rolling_window(const RollingWindowPlan& p, const Geometry& g) {
   Facts f = {};
@@ -42,7 +39,7 @@ Facts rolling_window(const RollingWindowPlan& p, const Geometry& g) {
   const int taps = int(g.taps.w), step = rolling_step(p.form);
   const double strips = double(p.strips) * double(g.channels), rows = strips * p.rows, loaded = strips * ((p.rows - 1) * step + taps);
   f.blocks = double(p.strip_tiles * p.channel_tiles), f.shared_bytes = double(p.groups * rolling_channels(taps, p.form) * taps * taps * 4);
-  f.loaded = loaded * rolling_loads(p, taps), f.products = rows * rolling_columns(taps, p.form) * double(g.tap_count());
+  f.loaded = loaded * rolling_window_columns(taps, p.form), f.products = rows * rolling_columns(taps, p.form) * double(g.tap_count());
   return f;
 }
 
@@ -156,7 +153,7 @@ std::string weight_grad_work(const WorkParams& p, int sm_count) {
     f.blocks = double(v.strip_tiles * v.channel_tiles);
     const int columns = rolling_columns(int(g.taps.w), v.form), step = rolling_step(v.form);
     const double strips = double(v.strips) * double(g.channels), rows = strips * v.rows, loaded = strips * ((v.rows - 1) * step + double(g.taps.h));
-    f.loaded = rows * columns + loaded * rolling_loads(v, int(g.taps.w)), f.products = rows * columns * taps;
+    f.loaded = rows * columns + loaded * rolling_window_columns(int(g.taps.w), v.form), f.products = rows * columns * taps;
   } else if (o.fits) {
     f.outer = true, splits = o.splits;
     f.blocks = double(o.grid()), f.shared_bytes = o.shared_bytes;
