@@ -6,8 +6,6 @@
 namespace fusebackend::depthwise_conv {
 namespace {
 
-Placement placement_of(const void* data, const Strides& s, int64_t channels, int64_t width) { return {s, channels, width, reinterpret_cast<uint64_t>(data)}; }
-
 ChannelTilePlan plan_of(const ForwardParams& p) {
   return channel_tile_plan(p.g, placement_of(p.x, p.x_stride, p.g.channels, p.g.in.w), placement_of(p.y, p.y_stride, p.g.outputs(), p.g.out.w), false, sm_count());
 }
@@ -53,10 +51,7 @@ cudaError_t launch(const Params& p, DType dtype, int64_t taps, cudaStream_t stre
 
 }  // namespace
 
-bool can_run_channel_band(const ForwardParams& p) {
-  const auto is_small = [](int64_t step) { return step > -(1 << 20) && step < 1 << 20; };
-  return is_small(p.w_stride.h) && is_small(p.w_stride.w) && fits(plan_of(p), p.dtype);
-}
+bool can_run_channel_band(const ForwardParams& p) { return has_small_steps(p.w_stride) && fits(plan_of(p), p.dtype); }
 bool can_run_channel_products(const WeightGradParams& p) { return fits(plan_of(p), p.dtype); }
 int channel_products_splits(const WeightGradParams& p) { return plan_of(p).splits; }
 

@@ -7,8 +7,7 @@ namespace fusebackend::depthwise_conv {
 namespace {
 
 OuterProductsPlan plan_of(const WeightGradParams& p) {
-  return outer_products_plan(p.g, {p.grad_stride, p.g.outputs(), p.g.out.w, reinterpret_cast<uint64_t>(p.grad)},
-                             {p.x_stride, p.g.channels, p.g.in.w, reinterpret_cast<uint64_t>(p.x)}, sm_count());
+  return outer_products_plan(p.g, placement_of(p.grad, p.grad_stride, p.g.outputs(), p.g.out.w), placement_of(p.x, p.x_stride, p.g.channels, p.g.in.w), sm_count());
 }
 
 Image image_of(const void* data, const Strides& s, int64_t batch, int64_t channels, Pair sides) {

@@ -7,8 +7,7 @@ namespace fusebackend::depthwise_conv {
 namespace {
 
 RollingBandPlan plan_of(const ForwardParams& p) {
-  return rolling_band_plan(p.g, {p.x_stride, p.g.channels, p.g.in.w, reinterpret_cast<uint64_t>(p.x)},
-                           {p.y_stride, p.g.outputs(), p.g.out.w, reinterpret_cast<uint64_t>(p.y)}, sm_count());
+  return rolling_band_plan(p.g, placement_of(p.x, p.x_stride, p.g.channels, p.g.in.w), placement_of(p.y, p.y_stride, p.g.outputs(), p.g.out.w), sm_count());
 }
 
 template <typename T, int kTapRows>
@@ -21,10 +20,9 @@ cudaError_t launch(const RollingBandParams& p, cudaStream_t stream) {
 
 }  // namespace
 
-bool can_run_rolling_band(const ForwardParams& p) { 
-  const auto is_small = [](int64_t step) { return step > -(1 << 20) && step < 1 << 20; };
-  return is_half(p.dtype) && compute_capability_major() >= 8 && is_small(p.w_stride.h) && is_small(p.w_stride.w) && plan_of(p).fits;
- }
+bool can_run_rolling_band(const ForwardParams& p) {
+  return is_half(p.dtype) && compute_capability_major() >= 8 && has_small_steps(p.w_stride) && plan_of(p).fits;
+}
 
 cudaError_t launch_rolling_band(const ForwardParams& f, cudaStream_t stream) {
   const Geometry& g = f.g;

@@ -8,8 +8,6 @@
 namespace fusebackend::depthwise_conv {
 namespace {
 
-Placement placement_of(const void* data, const Strides& s, int64_t channels, int64_t width) { return {s, channels, width, reinterpret_cast<uint64_t>(data)}; }
-
 RollingWindowPlan plan_of(const ForwardParams& p) {
   return rolling_window_plan(p.g, p.dtype, placement_of(p.x, p.x_stride, p.g.channels, p.g.in.w), placement_of(p.y, p.y_stride, p.g.channels, p.g.out.w),
                              RollingResult::kForward, sm_count());

@@ -36,6 +36,16 @@ struct Placement {
   uint64_t address;
 };
 
+inline Placement placement_of(const void* data, const Strides& stride, int64_t channels, int64_t width) {
+  return {stride, channels, width, reinterpret_cast<uint64_t>(data)};
+}
+
+// Whether an offset of a few rows and columns fits 32 bits.
+constexpr bool has_small_steps(const Strides& s) {
+  constexpr int64_t kMost = 1 << 20;
+  return s.h > -kMost && s.h < kMost && s.w > -kMost && s.w < kMost;
+}
+
 inline bool multiples(const Placement& t, int64_t of) {
   return t.stride.n % of == 0 && t.stride.c % of == 0 && t.stride.h % of == 0 && t.width % of == 0 && t.address % (2 * of) == 0;
 }
