@@ -141,10 +141,7 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
   }
   int read[2];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int place = line + 8 * half, segment = min(place >> plan.slot_bits, plan.segments - 1), strip = place & ((1 << plan.slot_bits) - 1);
-    read[half] = kIn + 2 * warp * pitch + segment * segment_pitch + strip * 4 + quarter;
-  }
+  for (int half = 0; half < 2; ++half) read[half] = kIn + 2 * warp * pitch + strip_of_place(line + 8 * half, plan, segment_pitch, 4) + quarter;
   const int out = kOut + 2 * warp * kOutPitch + lane;
   float sums[2][kTaps][4], finite = 0;
 #pragma unroll

@@ -28,6 +28,13 @@ __device__ __forceinline__ Segment segment_at(uint32_t index, const ChannelTileP
   return at;
 }
 
+// Where the strip of a place of a product begins in a row of shared memory, in words. A place without a strip has another's, whose products are
+// not used: behind the last strip there may be words that are just being filled.
+__device__ __forceinline__ int strip_of_place(int place, const ChannelTilePlan& plan, int segment_pitch, int strip_words) {
+  const int segment = min(place >> plan.slot_bits, plan.segments - 1), strip = min(place & ((1 << plan.slot_bits) - 1), plan.strips - 1);
+  return segment * segment_pitch + strip * strip_words;
+}
+
 // Eight channels of two pixels.
 struct PixelPair {
   uint4 first, second;

@@ -56,16 +56,11 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
   const int fill_pitch = fills_grad ? kGradPitch : pitch, fill_row_pitch = fills_grad ? kGradRow : row_pitch;
   const uint16_t* const base = (fills_grad ? params.grad : params.x) + (first_channel + 8 * chunk) + column * (fills_grad ? params.grad_column : params.x_column);
 
-  // A lane's places in the products: of both halves of the strips.
+  // A lane's places in the products: of both halves of the strips. The gradient of a place without a strip is zero.
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, line = lane / 4, quarter = lane % 4;
   int read[2];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    // Places without a strip read another's pixels, whose products with their zeros of the gradient are nothing.
-    const int place = quarter + 4 * half, segment = min(place >> plan.slot_bits, plan.segments - 1);
-    const int strip = min(place & ((1 << plan.slot_bits) - 1), plan.strips - 1);
-    read[half] = kX + 2 * warp * pitch + segment * segment_pitch + strip * 8 + line;
-  }
+  for (int half = 0; half < 2; ++half) read[half] = kX + 2 * warp * pitch + strip_of_place(quarter + 4 * half, plan, segment_pitch, 8) + line;
   const int read_grad = kGrad + 2 * warp * kGradPitch + quarter * 8 + line;
   const uint32_t one = pack<T>(1.f, 1.f);
   const bool is_ones = line == 7;

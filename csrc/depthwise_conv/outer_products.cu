@@ -10,10 +10,6 @@ OuterProductsPlan plan_of(const WeightGradParams& p) {
   return outer_products_plan(p.g, placement_of(p.grad, p.grad_stride, p.g.outputs(), p.g.out.w), placement_of(p.x, p.x_stride, p.g.channels, p.g.in.w), sm_count());
 }
 
-Image image_of(const void* data, const Strides& s, int64_t batch, int64_t channels, Pair sides) {
-  return {static_cast<uint16_t*>(const_cast<void*>(data)), s, int(batch), int(channels), int(sides.h), int(sides.w)};
-}
-
 template <typename T, int kBlocks, int kTapRows, bool kVectors>
 cudaError_t launch(const OuterProductsParams& p, cudaStream_t stream) {
   static SharedMemoryOptIn opt_in;

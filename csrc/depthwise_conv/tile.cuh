@@ -14,6 +14,10 @@ struct Image {
   int batch, channels, height, width;
 };
 
+inline Image image_of(const void* data, const Strides& s, int64_t batch, int64_t channels, Pair sides) {
+  return {static_cast<uint16_t*>(const_cast<void*>(data)), s, int(batch), int(channels), int(sides.h), int(sides.w)};
+}
+
 // Where a tile begins in its tensor; row and column may be outside.
 struct Corner {
   int channel, row, column;

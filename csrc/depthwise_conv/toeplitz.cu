@@ -6,10 +6,6 @@
 namespace fusebackend::depthwise_conv {
 namespace {
 
-Image image_of(const void* data, const Strides& s, int64_t batch, int64_t channels, Pair sides) {
-  return {static_cast<uint16_t*>(const_cast<void*>(data)), s, int(batch), int(channels), int(sides.h), int(sides.w)};
-}
-
 Placement placement_of(const Image& i) { return placement_of(i.data, i.stride, i.channels, i.width); }
 
 ToeplitzParams params_of(const Geometry& g, bool transposed, const Image& source, const Image& target, const void* w, const Strides& w_stride) {
