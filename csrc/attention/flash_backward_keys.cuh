@@ -5,6 +5,7 @@
 
 #include "attention/flash.cuh"
 #include "attention/launchers.h"
+#include "attention/transposed_scores.cuh"
 #include "common/device_properties.h"
 
 namespace fusebackend::attention {
@@ -132,24 +133,8 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
       Product::start_scores(score_gradients, shared0 + Layout::kV, 16 * warp, grad_tile);
       Product::template wait<1>(scores);
       add_transposed_biases<T>(p, a, index, shared0 + Layout::kBiasTile + stage * Layout::kBiasTileBytes, t, key);
-      if (is_large_now) {
-        const float2* statistics = index.statistics(a);
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int query = t + 8 * j + e;
-            const float maximum = query < a.t ? statistics[query].x : 0.f;
-            if (is_large(maximum)) p[j][e] -= maximum, p[j][2 + e] -= maximum;
-          }
-      }
-      if (a.causal && tile * kQueries < first + kKeys) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            if (key + e / 2 * 8 > t + 8 * j + e % 2) p[j][e] = -INFINITY;
-      }
+      if (is_large_now) subtract_large_maxima(p, a, index, t);
+      if (a.causal && tile * kQueries < first + kKeys) mask_transposed_scores(p, t, key);
       Product::template wait<0>(score_gradients);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {

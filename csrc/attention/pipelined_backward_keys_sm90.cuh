@@ -9,6 +9,7 @@
 #include "attention/products_sm90.cuh"
 #include "attention/stored_gradients_sm90.cuh"
 #include "attention/tensor_maps_sm90.cuh"
+#include "attention/transposed_scores.cuh"
 #include "common/mbarrier_sm90.cuh"
 #include "common/programmatic_launch.cuh"
 
@@ -181,24 +182,8 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
 #pragma unroll
         for (int e = 0; e < 4; ++e) p[j][e] += key_bias[e / 2];
     }
-    if (is_large_now) {
-      const float2* statistics = index.statistics(a);
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int query = t + 8 * j + e;
-          const float maximum = query < a.t ? statistics[query].x : 0.f;
-          if (is_large(maximum)) p[j][e] -= maximum, p[j][2 + e] -= maximum;
-        }
-    }
-    if (a.causal && tile * kQueries < first + Layout::kBlockKeys) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (key + e / 2 * 8 > t + 8 * j + e % 2) p[j][e] = -INFINITY;
-    }
+    if (is_large_now) subtract_large_maxima(p, a, index, t);
+    if (a.causal && tile * kQueries < first + Layout::kBlockKeys) mask_transposed_scores(p, t, key);
     const char* const sums = shared + Layout::kSums + stage * Layout::kRowSums;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
