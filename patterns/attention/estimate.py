@@ -9,6 +9,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.work import Attended, work
+from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
 from fusebackend.rewriting.workload import alignment, library_tiles, log2
 
@@ -62,15 +63,9 @@ def _cublas(product: fx.Node, dynamic: bool) -> Work | None:
         "batched": float(len(a) == 3),
         "dynamic": float(dynamic),
     }
-    multiprocessors = _multiprocessors(product)
+    multiprocessors = device_facts(left.device).multiprocessors
     for tile, tiles, waves in library_tiles(batch, m, n, multiprocessors):
         quantities[f"depth in waves of {tile}"] = float(waves * k)
         shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
         shape[f"log2 padded to {tile}"] = log2(tiles * tile * tile / max(batch * m * n, 1))
     return Work(f"cublas {8 * itemsize} bits", quantities, shape)
-
-
-def _multiprocessors(node: fx.Node) -> int:
-    from fusebackend.rewriting.device_facts import device_facts
-
-    return device_facts(g.value(node).device).multiprocessors

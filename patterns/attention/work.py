@@ -70,7 +70,7 @@ def work(site: Attended, backward: bool) -> Work:
         "bytes": float(tensors + biases + 8 * site.heads * queries),
         **{name: facts[key] for name, key in _QUANTITIES.items()},
     }
-    multiprocessors = _multiprocessors(site.device)
+    multiprocessors = device_facts(site.device).multiprocessors
     shape = {
         "window": facts["window"],
         "pipelined": facts["pipelined"],
@@ -108,7 +108,3 @@ def kernel_facts(site: Attended, backward: bool) -> Mapping[str, float]:
         biases += [bias.itemsize, int(bias.has_gradient), int(bias.aligned), *bias.sizes]
     device = device_facts(site.device)
     return _facts(list(site.sizes), biases, site.causal, backward, device.multiprocessors, device.capability[0])
-
-
-def _multiprocessors(device: torch.device) -> int:
-    return device_facts(device).multiprocessors
