@@ -42,11 +42,14 @@ def check_extras() -> None:
 
 @dataclasses.dataclass
 class Sample:
-    """One kernel whose time is known: the ways that could have been chosen for it, microseconds, and the site that tells."""
+    """One kernel whose time is known: the ways that could have been chosen for it, microseconds, and the site that tells.
+
+    Kernels of one site are seen together by a fit, or not at all. By default a sample has a site of its own.
+    """
 
     ways: list[Work]
     us: float
-    site: int = -1
+    site: object = dataclasses.field(default_factory=object)
 
 
 @dataclasses.dataclass
@@ -126,12 +129,9 @@ def fit_all(measured: Sequence[Measured], known: Mapping[str, TimeModel] | None 
 def fit(found: Sequence[Sample]) -> TimeModel:
     """The model of one kind."""
     numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
-    sites = sorted({s.site for s in found})
-    if len(sites) > 1:  # kernels of one site are seen, or not, together
-        of_site = dict(zip(sites, _shuffled(len(sites))))
-        folds = numpy.array([of_site[s.site] for s in found])
-    else:
-        folds = _shuffled(len(found))
+    sites = dict.fromkeys(s.site for s in found)
+    fold_of = dict(zip(sites, _shuffled(len(sites))))
+    folds = numpy.array([fold_of[s.site] for s in found])
     errors, deviations = numpy.full(len(found), numpy.nan), numpy.zeros(len(found))
     for fold in range(_FOLDS):
         model = _fit_once([s for s, f in zip(found, folds) if f != fold])
