@@ -229,12 +229,13 @@ class _Rewriting:
         except Refusal as refusal:
             return Reject(f"the operator refuses it: {refusal}", node, "unsupported")
         except Exception as error:
+            reason = f"{doing} raised {type(error).__name__}: {error}"
             unknown = next((n for n in self.graph.nodes if n.users and not g.has_value(n)), None)
-            if unknown is not None:
-                return checks.without_value(unknown)
+            if unknown is not None:  # most likely what was read and is not there
+                cause = checks.without_value(unknown)
+                return dataclasses.replace(cause, reason=f"{cause.reason}, and {reason}")
             if self.strict:
                 raise
-            reason = f"{doing} raised {type(error).__name__}: {error}"
             warn_once(f"pattern {pattern.name!r}: {reason} (site left to Inductor; fuse.strict=True raises)")
             return Reject(reason, node, "failed")
 
