@@ -13,7 +13,7 @@ Tensor column_sum(const Tensor& given, int64_t begin, int64_t end, bool mean, Sc
   const Plan plan = make_plan(p, sm_count());
   const int64_t partials = plan.partials(p);
   std::optional<Tensor> sums;
-  if (partials > 0) sums = empty_of(x, {partials}, p.in_fp64() ? ScalarType::Double : ScalarType::Float);
+  if (partials > 0) sums = empty_like_sized(x, {partials}, p.in_fp64() ? ScalarType::Double : ScalarType::Float);
   check_cuda(launch(p, plan, sums ? sums->data_ptr() : nullptr, scope.stream()), "column_sum");
   return out;
 }

@@ -60,30 +60,11 @@ inline Problem describe(Tensor& x, int64_t begin, int64_t end, bool mean, Scalar
   return *found();
 }
 
-// A contiguous tensor on the device of `like`.
-inline Tensor empty_of(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t step = 1;
-  for (size_t d = sizes.size(); d-- > 0;) {
-    strides[d] = step;
-    step *= sizes[d] > 0 ? sizes[d] : 1;
-  }
-  int32_t device_type, device_index;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
-  AtenTensorHandle handle = nullptr;
-  const AOTITorchError error = aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-                                                        static_cast<int32_t>(dtype), device_type, device_index, &handle);
-  if (device_type == aoti_torch_device_type_cuda()) check_allocated(error);
-  TORCH_ERROR_CODE_CHECK(error);
-  return Tensor(handle);
-}
-
 // The result, without the dims that are summed.
 inline Tensor make_result(Problem& p, const Tensor& x, int64_t begin, int64_t end, ScalarType dtype) {
   std::vector<int64_t> kept = to_vector(x.sizes());
   kept.erase(kept.begin() + begin, kept.begin() + end);
-  Tensor out = empty_of(x, kept, dtype);
+  Tensor out = empty_like_sized(x, kept, dtype);
   p.out = out.data_ptr();
   return out;
 }

@@ -21,10 +21,12 @@ using torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// torch.empty_strided(sizes, strides) with the dtype and device of `like`.
-inline Tensor empty_strided_like(const Tensor& like, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+// torch.empty_strided(sizes, strides) on the device of `like`; of its dtype, if no other is given.
+inline Tensor empty_strided_like(const Tensor& like, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                                 std::optional<ScalarType> other_dtype = std::nullopt) {
   int32_t dtype, device_type, device_index;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  if (other_dtype) dtype = static_cast<int32_t>(*other_dtype);
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
   AtenTensorHandle handle = nullptr;
@@ -35,15 +37,15 @@ inline Tensor empty_strided_like(const Tensor& like, const std::vector<int64_t>&
   return Tensor(handle);
 }
 
-// A contiguous torch.empty(sizes) with the dtype and device of `like`.
-inline Tensor empty_like_sized(const Tensor& like, const std::vector<int64_t>& sizes) {
+// The same, contiguous.
+inline Tensor empty_like_sized(const Tensor& like, const std::vector<int64_t>& sizes, std::optional<ScalarType> other_dtype = std::nullopt) {
   std::vector<int64_t> strides(sizes.size());
   int64_t step = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
     strides[d] = step;
     step *= sizes[d] > 0 ? sizes[d] : 1;
   }
-  return empty_strided_like(like, sizes, strides);
+  return empty_strided_like(like, sizes, strides, other_dtype);
 }
 
 // The kernels' name of a torch dtype; none if no kernel computes in it.

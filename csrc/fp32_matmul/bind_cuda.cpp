@@ -71,12 +71,7 @@ Tensor matmul_planes(const Tensor& x, int64_t inner) {
   STD_TORCH_CHECK(is_fp32_on(x, x) && (x.dim() == 2 || x.dim() == 3),
                   "matmul_planes: x must be an fp32 matrix, or a batch of them, on a GPU");
   const std::vector<int64_t> sizes = plane_sizes(x, inner);
-  std::vector<int64_t> strides(4, 1);
-  for (int d = 2; d >= 0; --d) strides[d] = strides[d + 1] * sizes[d + 1];
-  AtenTensorHandle handle = nullptr;
-  check_allocated(aoti_torch_empty_strided(4, sizes.data(), strides.data(), aoti_torch_dtype_bfloat16(), aoti_torch_device_type_cuda(),
-                                           x.get_device_index(), &handle));
-  Tensor planes(handle);
+  Tensor planes = empty_like_sized(x, sizes, ScalarType::BFloat16);
   if (x.numel() == 0) return planes;
   const int64_t rows = x.size(x.dim() - 2), columns = x.size(x.dim() - 1);
   const Matrix m = matrix(x, sizes[0], rows, columns);
