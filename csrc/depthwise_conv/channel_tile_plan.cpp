@@ -64,7 +64,6 @@ ChannelTilePlan channel_tile_plan(const Geometry& g, const Placement& x, const P
   }
   p.row_tiles = int(ceil_div(g.out.h, p.rows));
   p.all_segments = g.batch * p.row_tiles;
-  // Idle places read up to a segment behind the last one.
   p.row_pitch = int(round_up(p.segments * p.segment_pitch(weight_grad), 4));
   const int in_words = kTileChannels * ((weight_grad ? 2 : 4) * p.row_pitch + kChunkPad) + 64;
   const int on_their_way = kChannelTileAhead * kPixelPairWords * kChannelTileThreads;
