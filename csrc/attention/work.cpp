@@ -1,9 +1,9 @@
 #include "attention/work.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "attention/routes.h"
+#include "common/facts.h"
 
 namespace fusebackend::attention {
 namespace {
@@ -83,12 +83,10 @@ void add_stored(Total& total, const Problem& p, const StoredPlan& plan, int sm_c
 }
 
 std::string text(const Total& t, bool window) {
-  std::ostringstream out;
-  out.precision(17);
-  out << "window=" << window << " pipelined=" << t.pipelined << " stored=" << t.stored << " kernels=" << t.kernels << " flops=" << t.flops << " scores=" << t.scores
-      << " steps=" << t.steps << " biases=" << t.biases << " blocks=" << t.blocks << " staged_bytes=" << t.staged_bytes
-      << " scratch_bytes=" << t.scratch_bytes;
-  return out.str();
+  FactText facts;
+  facts.add("window", window).add("pipelined", t.pipelined).add("stored", t.stored).add("kernels", t.kernels).add("flops", t.flops).add("scores", t.scores)
+      .add("steps", t.steps).add("biases", t.biases).add("blocks", t.blocks).add("staged_bytes", t.staged_bytes).add("scratch_bytes", t.scratch_bytes);
+  return facts.str();
 }
 
 bool is_empty(const Problem& p) { return p.size.heads() * p.size.t * p.size.s == 0; }

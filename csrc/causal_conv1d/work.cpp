@@ -1,9 +1,9 @@
 #include "causal_conv1d/work.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "causal_conv1d/route_limits.h"
+#include "common/facts.h"
 
 namespace fusebackend::causal_conv1d {
 namespace {
@@ -58,12 +58,12 @@ int64_t tensor_core_shared_bytes(const ConvParams& p) {
   return std::min<int64_t>(p.batch, 8) * (p.in_len * item + kRowEnd) + 2 * (p.taps + kZeroTaps) * item + (is_fp32(p.dtype) ? kRest / 8 : kRest);
 }
 
-void write(std::ostringstream& out, Kind kind, bool doubles, bool in_btc, int64_t channels) {
+void write(FactText& facts, Kind kind, bool doubles, bool in_btc, int64_t channels) {
   const bool strips = in_btc && (kind == Kind::kShort || kind == Kind::kWindow);
   const int64_t per_warp = kWarp * vector_of(channels);
-  out << " short=" << (kind == Kind::kShort) << " window=" << (kind == Kind::kWindow) << " tensor_cores=" << (kind == Kind::kTensorCores)
-      << " fft=" << (kind == Kind::kFft) << " doubles=" << doubles
-      << " lanes=" << (strips ? double(ceil_div(channels, per_warp) * per_warp) / double(channels) : 1.0);
+  facts.add("short", kind == Kind::kShort).add("window", kind == Kind::kWindow).add("tensor_cores", kind == Kind::kTensorCores)
+      .add("fft", kind == Kind::kFft).add("doubles", doubles)
+      .add("lanes", strips ? double(ceil_div(channels, per_warp) * per_warp) / double(channels) : 1.0);
 }
 
 }  // namespace
@@ -71,12 +71,11 @@ void write(std::ostringstream& out, Kind kind, bool doubles, bool in_btc, int64_
 std::string work_of(const ConvParams& p, int sm_count) {
   const bool in_btc = is_btc(p.x_stride, p.channels);
   const Kind kind = kind_of(p);
-  std::ostringstream out;
-  out.precision(17);
-  out << "blocks=" << blocks(p.batch, p.channels, p.out_len, p.dtype, in_btc, kind, sm_count);
-  write(out, kind, is_fp32(p.dtype) && p.channels == 1, in_btc, p.channels);
-  out << " shared=" << (kind == Kind::kTensorCores ? tensor_core_shared_bytes(p) : 0);
-  return out.str();
+  FactText facts;
+  facts.add("blocks", blocks(p.batch, p.channels, p.out_len, p.dtype, in_btc, kind, sm_count));
+  write(facts, kind, is_fp32(p.dtype) && p.channels == 1, in_btc, p.channels);
+  facts.add("shared", kind == Kind::kTensorCores ? tensor_core_shared_bytes(p) : 0);
+  return facts.str();
 }
 
 std::string work_of(const BackwardParams& p, int sm_count) {
@@ -97,13 +96,12 @@ std::string work_of(const BackwardParams& p, int sm_count) {
   const bool grad_window = !widens && !few && p.taps <= kMaxRegisterGradTaps && (in_btc || p.taps <= kRegisterTaps || !grad_tensor_cores);
   const int64_t width = !p.silu || one_pass ? 0 : int64_t(element_size(p.dtype)) * (widens ? 2 : 1);
   const Kind kind = one_pass ? Kind::kShort : kind_of(conv);
-  std::ostringstream out;
-  out.precision(17);
-  out << "blocks=" << blocks(p.batch, p.channels, p.in_len, p.dtype, in_btc, kind, sm_count) << " one_pass=" << one_pass << " convolutions=" << convolutions
-      << " launches=" << (one_pass ? 2 : convolutions + (weight_grad ? 2 : 0)) << " grad_window=" << (!one_pass && grad_window)
-      << " grad_tensor_cores=" << (!one_pass && !grad_window && grad_tensor_cores) << " wide_bytes=" << width * p.batch * p.channels * p.out_len;
-  write(out, kind, fp32 && (p.channels == 1 || widens), in_btc, p.channels);
-  return out.str();
+  FactText facts;
+  facts.add("blocks", blocks(p.batch, p.channels, p.in_len, p.dtype, in_btc, kind, sm_count)).add("one_pass", one_pass).add("convolutions", convolutions)
+      .add("launches", one_pass ? 2 : convolutions + (weight_grad ? 2 : 0)).add("grad_window", !one_pass && grad_window)
+      .add("grad_tensor_cores", !one_pass && !grad_window && grad_tensor_cores).add("wide_bytes", width * p.batch * p.channels * p.out_len);
+  write(facts, kind, fp32 && (p.channels == 1 || widens), in_btc, p.channels);
+  return facts.str();
 }
 
 }  // namespace fusebackend::causal_conv1d

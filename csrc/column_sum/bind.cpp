@@ -4,6 +4,7 @@
 #include <string>
 
 #include "column_sum/binding.h"
+#include "common/facts.h"
 
 namespace fusebackend::column_sum {
 namespace {
@@ -15,12 +16,11 @@ std::string column_sum_plan(const std::vector<int64_t>& sizes, const std::vector
   STD_TORCH_CHECK(found, "column_sum_plan: a tensor that would be copied first");
   const Problem& p = *found;
   const Plan plan = make_plan(p, int(multiprocessors));
-  std::string facts;
-  const auto add = [&](const char* name, int64_t value) { facts += std::string(facts.empty() ? "" : " ") + name + "=" + std::to_string(value); };
-  add("vector_bytes", plan.vector_bytes), add("fold", plan.fold), add("width", plan.width), add("lanes", plan.lanes);
-  add("threads", plan.threads), add("tiles", plan.tiles), add("splits", plan.splits);
-  add("blocks", plan.blocks(p)), add("partials", plan.partials(p));
-  return facts;
+  FactText facts;
+  facts.add("vector_bytes", plan.vector_bytes).add("fold", plan.fold).add("width", plan.width).add("lanes", plan.lanes)
+      .add("threads", plan.threads).add("tiles", plan.tiles).add("splits", plan.splits).add("blocks", plan.blocks(p))
+      .add("partials", plan.partials(p));
+  return facts.str();
 }
 
 }  // namespace

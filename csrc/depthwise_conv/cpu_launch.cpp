@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <sstream>
 
 #include "common/cpu_features.h"
+#include "common/facts.h"
 #include "common/integer_math.h"
 #include "depthwise_conv/cpu_loops.h"
 #include "depthwise_conv/cpu_tiles.h"
@@ -66,11 +66,10 @@ struct Facts {
 };
 
 std::string text(const Facts& f) {
-  std::ostringstream out;
-  out.precision(17);
-  out << "channels=" << (f.route == Route::kChannels) << " planes=" << (f.route == Route::kPlanes) << " products=" << f.products << " loaded=" << f.loaded
-      << " kernels=" << f.kernels;
-  return out.str();
+  FactText facts;
+  facts.add("channels", f.route == Route::kChannels).add("planes", f.route == Route::kPlanes).add("products", f.products).add("loaded", f.loaded)
+      .add("kernels", f.kernels);
+  return facts.str();
 }
 
 // Of results of `g`, whatever is summed up for them.

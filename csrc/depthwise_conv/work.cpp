@@ -1,8 +1,8 @@
 #include "depthwise_conv/work.h"
 
 #include <algorithm>
-#include <sstream>
 
+#include "common/facts.h"
 #include "depthwise_conv/channel_tile_plan.h"
 #include "depthwise_conv/outer_products_plan.h"
 #include "depthwise_conv/register_window_plan.h"
@@ -22,12 +22,11 @@ struct Facts {
 };
 
 std::string text(const Facts& f) {
-  std::ostringstream out;
-  out.precision(17);
-  out << "band=" << f.band << " channel=" << f.channel << " rolling=" << f.rolling << " rows=" << f.rows << " toeplitz=" << f.toeplitz << " window=" << f.window << " outer=" << f.outer
-      << " blocks=" << f.blocks << " shared_bytes=" << f.shared_bytes << " loaded=" << f.loaded << " products=" << f.products << " rows_of_taps=" << f.rows_of_taps << " transposes=" << f.transposes
-      << " elements=" << f.elements << " partial_bytes=" << f.partial_bytes;
-  return out.str();
+  FactText facts;
+  facts.add("band", f.band).add("channel", f.channel).add("rolling", f.rolling).add("rows", f.rows).add("toeplitz", f.toeplitz).add("window", f.window)
+      .add("outer", f.outer).add("blocks", f.blocks).add("shared_bytes", f.shared_bytes).add("loaded", f.loaded).add("products", f.products)
+      .add("rows_of_taps", f.rows_of_taps).add("transposes", f.transposes).add("elements", f.elements).add("partial_bytes", f.partial_bytes);
+  return facts.str();
 }
 
 bool is_elements(Move m) { return m == Move::kElements || m == Move::kSparse; }

@@ -1,8 +1,8 @@
 #include "fp32_matmul/work.h"
 
 #include <algorithm>
-#include <sstream>
 
+#include "common/facts.h"
 #include "fp32_matmul/launch.h"
 
 namespace fusebackend::fp32_matmul {
@@ -49,17 +49,16 @@ std::string work_of(const Problem& given, Kernel kernel, int sm_count) {
   const bool splits = kernel != Kernel::kFfma;
   const Operand a = a_operand(p), b = b_operand(p);
   const auto plane_bytes = [&](const Operand& op) { return splits ? PlaneLayout(op).bytes() : size_t{0}; };
-  std::ostringstream out;
-  out.precision(17);
-  out << "wgmma=" << (kernel == Kernel::kWgmma) << " mma=" << (kernel == Kernel::kMma)
-      << " blocks=" << (kernel == Kernel::kWgmma ? plan.grid : std::min<int64_t>(tiles, sm_count))
-      << " flops=" << (exact ? 0 : flops) << " exact_flops=" << (exact ? flops : 0) << " ends=" << most.tiles
-      << " parts=" << (plan.split_tiles ? plan.split_parts ? plan.split_parts : ceil_div(k_blocks, plan.split_share) : 0)
-      << " shares=" << (plan.split_tiles && !plan.split_parts) << " swaps=" << plan.swap
-      << " unpaired=" << (p.c_col == 1 && !stores_pairs(p)) << " staged_bytes=" << double(tiles * k_blocks * tile.k) * double((tile.m + tile.n) * tile.item_bytes)
-      << " a_mn_inner=" << a.mn_inner << " b_mn_inner=" << b.mn_inner << " a_gathers=" << (splits && !splits_vectors(a))
-      << " b_gathers=" << (splits && !splits_vectors(b)) << " a_plane_bytes=" << plane_bytes(a) << " b_plane_bytes=" << plane_bytes(b);
-  return out.str();
+  FactText facts;
+  facts.add("wgmma", kernel == Kernel::kWgmma).add("mma", kernel == Kernel::kMma)
+      .add("blocks", kernel == Kernel::kWgmma ? plan.grid : std::min<int64_t>(tiles, sm_count)).add("flops", exact ? 0 : flops)
+      .add("exact_flops", exact ? flops : 0).add("ends", most.tiles)
+      .add("parts", plan.split_tiles ? plan.split_parts ? plan.split_parts : ceil_div(k_blocks, plan.split_share) : 0)
+      .add("shares", plan.split_tiles && !plan.split_parts).add("swaps", plan.swap).add("unpaired", p.c_col == 1 && !stores_pairs(p))
+      .add("staged_bytes", double(tiles * k_blocks * tile.k) * double((tile.m + tile.n) * tile.item_bytes)).add("a_mn_inner", a.mn_inner)
+      .add("b_mn_inner", b.mn_inner).add("a_gathers", splits && !splits_vectors(a)).add("b_gathers", splits && !splits_vectors(b))
+      .add("a_plane_bytes", plane_bytes(a)).add("b_plane_bytes", plane_bytes(b));
+  return facts.str();
 }
 
 }  // namespace fusebackend::fp32_matmul

@@ -1,8 +1,8 @@
 #include "index_add/work.h"
 
 #include <algorithm>
-#include <sstream>
 
+#include "common/facts.h"
 #include "index_add/shapes.h"
 
 namespace fusebackend::index_add {
@@ -170,21 +170,21 @@ Work describe(const Params& p, const Device& device) {
 std::string work_of(const Params& p, const Device& device) {
   if (p.n == 0 || p.rows == 0 || p.columns() == 0) return "";
   const Work w = describe(p, device);
-  std::ostringstream out;
+  FactText facts;
   for (const char* route : {"tiled", "small", "wide", "fp32_copy", "few", "thread_tables", "block_tables", "buckets", "segments"})
-    out << route << '=' << (std::string(route) == w.route) << ' ';
-  out << "launches=" << w.launches << " vector=" << w.vector << " blocks=" << w.blocks << " steps=" << w.steps << " atomics=" << w.atomics
-      << " queue=" << w.queue << " scratch=" << w.scratch << " sorted=" << w.sorted << " syncs=" << w.syncs;
-  return out.str();
+    facts.add(route, std::string(route) == w.route);
+  facts.add("launches", w.launches).add("vector", w.vector).add("blocks", w.blocks).add("steps", w.steps).add("atomics", w.atomics).add("queue", w.queue)
+      .add("scratch", w.scratch).add("sorted", w.sorted).add("syncs", w.syncs);
+  return facts.str();
 }
 
 std::string work_of_sort(const Params& p, const Device& device) {
   if (p.n == 0) return "";
   Work w;
   describe_sort(w, p, device);
-  std::ostringstream out;
-  out << "launches=" << w.launches << " blocks=" << w.blocks << " scratch=" << w.scratch << " sorted=" << w.sorted << " syncs=" << w.syncs;
-  return out.str();
+  FactText facts;
+  facts.add("launches", w.launches).add("blocks", w.blocks).add("scratch", w.scratch).add("sorted", w.sorted).add("syncs", w.syncs);
+  return facts.str();
 }
 
 }  // namespace fusebackend::index_add

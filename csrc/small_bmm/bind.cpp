@@ -5,6 +5,7 @@
 //       small_bmm.h). sizes: batch, m, n, k.  misaligned: how many bytes behind an aligned address each operand begins.
 #include <string>
 
+#include "common/facts.h"
 #include "small_bmm/binding.h"
 
 namespace fusebackend::small_bmm {
@@ -21,11 +22,10 @@ std::string small_bmm_plan(const std::vector<int64_t>& sizes, const std::vector<
   p.a_transposed = transposed[0], p.b_transposed = transposed[1];
   p.a = reinterpret_cast<const void*>(misaligned[0]), p.b = reinterpret_cast<const void*>(misaligned[1]);
   const Plan plan = make_plan(p);
-  std::string facts;
-  const auto add = [&](const char* name, int64_t value) { facts += std::string(facts.empty() ? "" : " ") + name + "=" + std::to_string(value); };
-  add("vectors", plan.vectors), add("row_tile", plan.row_tile), add("threads_a_product", plan.threads_a_product);
-  add("products", plan.products), add("shared_bytes", plan.shared_bytes), add("blocks", plan.blocks);
-  return facts;
+  FactText facts;
+  facts.add("vectors", plan.vectors).add("row_tile", plan.row_tile).add("threads_a_product", plan.threads_a_product)
+      .add("products", plan.products).add("shared_bytes", plan.shared_bytes).add("blocks", plan.blocks);
+  return facts.str();
 }
 
 }  // namespace
