@@ -1,4 +1,4 @@
-// Conversions, and dispatch on the element type.
+// Conversions, dispatch on the element type, and what else device code of this folder shares.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -49,6 +49,13 @@ template <typename T>
 __device__ __forceinline__ float high_half(uint32_t both) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) return __uint_as_float(both & 0xffff0000u);
   else return __half2float(__ushort_as_half(uint16_t(both >> 16)));
+}
+
+// A pointer that is computed once: where loads are conditional, the compiler would compute it for each anew.
+template <typename T>
+__device__ __forceinline__ const T* settled(const T* at) {
+  asm("" : "+l"(at));
+  return at;
 }
 
 template <typename F>

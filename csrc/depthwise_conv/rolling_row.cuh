@@ -32,12 +32,6 @@ struct RollingIndex {
   }
 };
 
-// A pointer that is computed once: where loads are conditional, the compiler would compute it for each anew.
-__device__ __forceinline__ const char* settled(const char* at) {
-  asm("" : "+l"(at));
-  return at;
-}
-
 // Rows of planes are asked for so many rows before they are loaded: there are registers for one that is on its way.
 constexpr int kRowsAsked = 2;
 __device__ __forceinline__ void ask_for(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }

@@ -27,13 +27,7 @@ struct RowProductsParams {
   bool need_bias;
 };
 
-// A pointer that is computed once, not for each load anew.
-__device__ __forceinline__ const uint16_t* settled(const uint16_t* at) {
-  asm("" : "+l"(at));
-  return at;
-}
-
-// Two words that are four columns, from `odd` columns after the first word of `words`.
+// Two words that are four columns, from the column kOffset of `words` on.
 template <int kOffset, int kWords>
 __device__ __forceinline__ void shifted(const uint32_t (&words)[kWords], uint32_t& low, uint32_t& high) {
   constexpr int kFirst = kOffset / 2;
