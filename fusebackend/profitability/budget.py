@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 from fusebackend.progress import progress_line
 
-# What may be spent by default: a share of the time since the compile began, but no more than these seconds, since a backward may be
-# compiled long after.
-_DEFAULT_SHARE, _DEFAULT_SECONDS = 0.05, 10.0
+# What may be spent by default: a share of the time since the compile began, which Inductor's code generation, yet to come, at least
+# doubles; but no more than these seconds, since a backward may be compiled long after.
+_DEFAULT_SHARE, _DEFAULT_SECONDS = 0.1, 10.0
 
 
 class Budget:
@@ -31,9 +31,11 @@ class Budget:
         """None while there is time left, then why nothing more is timed."""
         return None if self.spent < self._seconds else f"not timed: the {self._seconds:g} s of fuse.gate_seconds are spent"
 
-    def has_default_share(self) -> bool:
-        """Whether something may be timed for which nobody asked."""
-        return self.spent < min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (time.perf_counter() - self._began))
+    def why_default_spent(self) -> str | None:
+        """None while something may be timed for which nobody asked, then why nothing more is."""
+        if self.spent < min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (time.perf_counter() - self._began)):
+            return None
+        return f"the part of a compile that may go into timing by default is spent ({self.spent:.2g} s)"
 
     @contextlib.contextmanager
     def spending(self) -> Iterator[None]:

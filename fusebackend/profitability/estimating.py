@@ -72,7 +72,7 @@ class Estimator:
         if recorded is not None:
             recorded.append(self._record(workloads[0], _graphs(level, outputs)))
             return Estimate()
-        found = [_without_timing(workload, self._one(workload)) for workload in workloads]
+        found = [dataclasses.replace(_without_timing(w, self._one(w)), orders=w.orders) for w in workloads]
         return max(found, key=_gain)
 
     def _one(self, workload: Workload) -> Estimate:
@@ -168,13 +168,34 @@ def replacement(calibration: Calibration, kernels: Sequence[Sequence[Work]]) -> 
     Raises:
         Unfit: as for :func:`total`.
     """
-    return total(calibration, kernels, 0.0 if inductor_config.triton.cudagraphs else calibration.call)  # a CUDA graph calls nothing
+    return total(calibration, kernels, _call_us(calibration))
+
+
+def _call_us(calibration: Calibration) -> float:
+    return 0.0 if inductor_config.triton.cudagraphs else calibration.call  # a CUDA graph calls nothing
 
 
 def pays(ours: Interval, inductor: Interval) -> bool | None:
     """Whether two times are so far apart that ours is less; None where they are too close to tell."""
     gain, error = math.log(inductor.expected / ours.expected), math.hypot(inductor.half_width, ours.half_width)
     return True if gain > error else None if gain > -error else False
+
+
+def pays_measured(calibration: Calibration | None, ours_ms: float, inductor: Interval, error: float) -> bool:
+    """Whether a replacement pays that was timed, where Inductor's form is estimated.
+
+    Args:
+        error: the half width of the measured time, a logarithm.
+    """
+    call = _call_us(calibration) if calibration is not None else 0.0
+    return pays(Interval.around(1e3 * ours_ms + call, error), inductor) is True
+
+
+def ours_decides(estimate: Estimate) -> bool:
+    """Whether an open estimate would be a yes, did the replacement take as little as it may: then its time is worth knowing."""
+    if estimate.pays is not None or estimate.ours is None or estimate.inductor is None:
+        return False
+    return pays(Interval.around(estimate.ours.low, 0.0), estimate.inductor) is True
 
 
 def _without_timing(workload: Workload, estimate: Estimate) -> Estimate:

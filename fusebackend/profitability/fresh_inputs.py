@@ -40,11 +40,14 @@ def _hint_of(symbol: Any, shape_env: Any) -> int:
     return hint
 
 
-def fresh_inputs(inputs: Sequence[fx.Node], symbols: Mapping[Any, int]) -> tuple[FakeTensorMode, list[Any], dict[Any, Any]]:
+def fresh_inputs(
+    inputs: Sequence[fx.Node], symbols: Mapping[Any, int], orders: Mapping[fx.Node, tuple[int, ...]] | None = None
+) -> tuple[FakeTensorMode, list[Any], dict[Any, Any]]:
     """One symbolic size for each of ``symbols``, then fake values like those of ``inputs``.
 
     Args:
         symbols: from :func:`symbols_of`.
+        orders: of inputs that are to be dense: their dims from the outermost to the innermost in memory.
 
     Returns:
         The fake mode, the values, and the new symbol for each old one.
@@ -78,6 +81,9 @@ def fresh_inputs(inputs: Sequence[fx.Node], symbols: Mapping[Any, int]) -> tuple
         if value.layout is not torch.strided:
             raise Unfit(f"{node.name} is a {value.layout} tensor")
         with mode:
-            strides = [*map(size, value.stride())]
-            fakes.append(torch.empty_strided([*map(size, value.shape)], strides, dtype=value.dtype, device=value.device))
+            shape, strides = [*map(size, value.shape)], [*map(size, value.stride())]
+            if orders and node in orders:
+                fakes.append(torch.empty_permuted(shape, orders[node], dtype=value.dtype, device=value.device))
+            else:
+                fakes.append(torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device))
     return mode, fakes, substitute

@@ -26,7 +26,7 @@ class Measurement:
         kept: whether the substitution pays.
         replaced_ms, inductor_ms: median times with the replacement and without, in milliseconds.
         how: ``"region"``, both compiled by Inductor with their neighbours; ``"calls"``, library calls one against the other;
-            ``"race"``, two whole graphs.
+            ``"replacement"``, the replacement alone, where the other time is an estimate; ``"race"``, two whole graphs.
         subject: what was timed, for people.
         machine: the device it was timed on.
     """
@@ -39,7 +39,8 @@ class Measurement:
     machine: str = ""
 
     def __str__(self) -> str:
-        return f"{'kept' if self.kept else 'gated out'}: {both_times(self.replaced_ms, self.inductor_ms)}"
+        estimated = " as estimated" if self.how == "replacement" else ""
+        return f"{'kept' if self.kept else 'gated out'}: {both_times(self.replaced_ms, self.inductor_ms)}{estimated}"
 
 
 def load(key: str) -> Measurement | None:

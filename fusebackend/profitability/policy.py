@@ -3,8 +3,9 @@
 The user's choice comes first (``"off"`` applies every legal match, and none of this is asked), then a measurement that is kept, then the
 pattern's estimate, then a new measurement, and where there is none the site is left to Inductor.
 
-``"auto"``     Kept measurements and estimates decide. Where an estimate does not say no, and Inductor would call a library for the match,
-               both are called and timed on CUDA (milliseconds), as long as that stays under a twentieth of the compile so far.
+``"auto"``     Kept measurements and estimates decide. On CUDA something may be timed too, in milliseconds, as long as that stays under a
+               tenth of the compile so far: where an estimate does not say no, and Inductor would call a library for the match, both
+               forms are called; where it does not tell since it knows our side badly, the replacement is called by itself.
 ``"measure"``  Every region, with the neighbours that Inductor could fuse, is compiled by Inductor both ways and timed. Where both forms
                are library calls, with which Inductor fuses nothing, they are called as they are.
 ``"race"``     In addition every graph that was rewritten is compiled both ways: before the partitioner forward and backward as one step
@@ -20,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,11 +37,11 @@ from fusebackend.profitability import calibration, measurement_store
 from fusebackend.profitability.budget import Budget
 from fusebackend.profitability.decision_record import DecisionRecord
 from fusebackend.profitability.distributed import Answer, Exchange, Ranks, has_several_ranks
-from fusebackend.profitability.estimating import Estimator
+from fusebackend.profitability.estimating import Estimator, ours_decides, pays_measured
 from fusebackend.profitability.fresh_inputs import symbols_of
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.region import Region, are_nearly_calls, device_of, extract
-from fusebackend.profitability.region_timing import time_region
+from fusebackend.profitability.region_timing import MARGIN, time_region, time_replacement
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting import describe
 from fusebackend.rewriting.outcome import Source, Verdict
@@ -99,7 +101,8 @@ class Gate:
             return None
         try:
             device = device_of(proposal.match.outputs)
-            if self._may_time_by_default(proposal.match.nodes, device, proposal.estimate):
+            why_not_timed = self._why_not_by_default(proposal.match.nodes, device, proposal.estimate)
+            if why_not_timed is None:
                 return None
             site = self._site(proposal, device)
         except Exception:
@@ -109,21 +112,18 @@ class Gate:
         if site in self._measured_sites:
             return None
         self.record.add_refused_unbuilt(site)
-        return _refusal(proposal.estimate)
+        return _refusal(proposal.estimate, why_not_timed)
 
     def decide(self, proposal: Proposal, new_outputs: Sequence[fx.Node], emitted: Sequence[fx.Node]) -> Decision:
         """Decides by a kept measurement, by a new one, or by the estimate."""
         proposal = _without_guesses(proposal)
         match, estimate, key = proposal.match, proposal.estimate, None
         try:
-            region = extract(match.nodes, emitted, dict(zip(match.outputs, new_outputs)))
+            region = extract(match.nodes, emitted, dict(zip(match.outputs, new_outputs)), estimate.orders)
             key = region.key(self._site(proposal, device_of(match.outputs)), self.measured_with(region.device, proposal.pattern))
             known = self._answers.get(key)
             if known is None:
-                subject = f"{proposal.pattern.name} {describe.shapes(match.outputs, emitted)}"
-                why_not = self._why_not_timed(region, estimate)
-                kept = self.are_identified([proposal.pattern])
-                answer = self.ask(key, lambda: self._time(region, subject), why_not, calls=region.is_calls, kept=kept)
+                answer = self._asked(key, region, proposal, f"{proposal.pattern.name} {describe.shapes(match.outputs, emitted)}")
                 self._answers[key] = Answer(answer.measurement, "as above" if answer.measurement is not None else answer.why)
             else:
                 answer = known
@@ -140,6 +140,35 @@ class Gate:
             return Decision(refusal)
         source = describe.source_of(match.outputs[0])
         return Decision(refusal, verdict_of(proposal.pattern.name, proposal.graph, source, answer, refusal is None))
+
+    def _asked(self, key: str, region: Region, proposal: Proposal, subject: str) -> Answer:
+        """What is known of both forms of a region, or becomes known now."""
+        estimate, kept = proposal.estimate, self.are_identified([proposal.pattern])
+        ask = functools.partial(self.ask, key, lambda: self._time(region, subject), calls=region.is_calls, kept=kept)
+        if self.mode != "auto":
+            return ask(self.budget.why_spent() if self._timing else "not timed: nothing is compiled here")
+        why_not = self._why_not_by_default(region.core, region.device, estimate)
+        unmentioned = None if why_not is None else ""  # the refusal says it
+        if region.is_nearly_calls:
+            return ask(unmentioned)
+        answer = ask("")
+        if answer.measurement is not None or not ours_decides(estimate):
+            return answer
+        return self._asked_alone(key, region, estimate, subject, unmentioned, kept)
+
+    def _asked_alone(self, key: str, region: Region, estimate: Estimate, subject: str, why_not_timed: str | None, kept: bool) -> Answer:
+        """How long the replacement takes by itself, and whether it pays if Inductor's form takes what is estimated."""
+        assert estimate.inductor is not None
+        inductor, inductor_ms = estimate.inductor, estimate.inductor.expected / 1e3
+        # Under a key of its own, since the other modes want both times. What follows from it is not kept: the next calibration may say
+        # something else of Inductor's form.
+        answer = self.ask(f"{key}-alone", lambda: time_replacement(region, subject, inductor_ms), why_not_timed, kept=kept)
+        measured = answer.measurement
+        if measured is None:
+            return answer
+        pays = pays_measured(calibration.of_device(region.device), measured.replaced_ms, inductor, math.log(MARGIN))
+        judged = dataclasses.replace(measured, kept=pays, inductor_ms=inductor_ms)
+        return Answer(judged, f"{answer.why}; Inductor's time as estimated")
 
     def ask(
         self, key: str, timed: Callable[[], Measurement], why_not_timed: str | None, *, calls: bool = False, kept: bool = True
@@ -236,16 +265,13 @@ class Gate:
             self.budget.show(subject)
         return time_region(region, subject, calls=by_default or region.is_calls, brief=by_default, patches=self._patches)
 
-    def _why_not_timed(self, region: Region, estimate: Estimate) -> str | None:
-        """None where the region may be timed; otherwise why not, empty where that needs no mention."""
-        if self.mode == "auto":
-            return None if self._may_time_by_default(region.core, region.device, estimate) and region.is_nearly_calls else ""
-        return self.budget.why_spent() if self._timing else "not timed: nothing is compiled here"
-
-    def _may_time_by_default(self, core: Sequence[fx.Node], device: torch.device, estimate: Estimate) -> bool:
-        # A library call on the CPU may take seconds. Several ranks must decide alike, and none may wait by default.
+    def _why_not_by_default(self, core: Sequence[fx.Node], device: torch.device, estimate: Estimate) -> str | None:
+        """None where something of a match may be timed for which nobody asked; otherwise why not, empty where that goes without saying."""
+        # A call on the CPU may take seconds. Several ranks must decide alike, and none may wait by default.
         possible = self._timing and estimate.pays is not False and device.type == "cuda" and not has_several_ranks()
-        return possible and self.budget.has_default_share() and are_nearly_calls(core)
+        if not possible or not (are_nearly_calls(core) or ours_decides(estimate)):
+            return ""
+        return self.budget.why_default_spent()
 
 
 def verdict_of(pattern: str, graph: str, source: Source, answer: Answer, applied: bool) -> Verdict:
@@ -269,8 +295,9 @@ def _without_guesses(proposal: Proposal) -> Proposal:
     return proposal
 
 
-def _refusal(estimate: Estimate) -> Reject:
+def _refusal(estimate: Estimate, why_not_timed: str = "") -> Reject:
     """Why a match that is not known to pay is not applied."""
     if estimate.pays is None:
-        return Reject(f'{estimate.reason}; not timed (fuse.gate="measure" does)', estimate.node, "unmeasured")
+        why = f", since {why_not_timed}" if why_not_timed else ""
+        return Reject(f'{estimate.reason}; not timed{why} (fuse.gate="measure" does)', estimate.node, "unmeasured")
     return Reject(estimate.reason, estimate.node, estimate.code)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Region:
         renamed: for each matched output, what replaces it.
         visible: the outputs that the whole graph returns.
         core, emitted: the matched nodes, and those of the replacement.
+        orders: of inputs that Inductor lays out otherwise than the graph says (:class:`fusebackend.rewriting.pattern.Workload`).
     """
 
     original: tuple[fx.Node, ...]
@@ -52,6 +53,7 @@ class Region:
     visible: frozenset[fx.Node]
     core: tuple[fx.Node, ...]
     emitted: tuple[fx.Node, ...]
+    orders: Mapping[fx.Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def device(self) -> torch.device:
@@ -65,6 +67,7 @@ class Region:
         """Names the region's measurement (:func:`fusebackend.cache_keys.region`)."""
         outputs = [*self.outputs, *self.renamed.values()]
         both_forms = cache_keys.graph_text(self.inputs, [*self.original, *self.emitted], outputs, self.symbols)
+        both_forms += "".join(f"\ninput {i} in order {self.orders[n]}" for i, n in enumerate(self.inputs) if n in self.orders)
         builds = [user_kernels.library_key(n.target) for n in self.emitted if isinstance(n.target, torch._ops.OpOverload)]
         return cache_keys.region(site, measured_with, both_forms, [o in self.visible for o in self.outputs], builds)
 
@@ -80,11 +83,11 @@ class Region:
         return are_nearly_calls(self.core) and are_calls(self.emitted)
 
     def without_neighbours(self) -> Region:
-        return _region(self.core, self.emitted, self.renamed, set())
+        return dataclasses.replace(_region(self.core, self.emitted, self.renamed, set()), orders=self.orders)
 
     def modules(self) -> tuple[fx.GraphModule, fx.GraphModule, list[Any]]:
         """The original and the replaced form as graphs of their own, and the fake inputs of both."""
-        mode, fakes, substitute = fresh_inputs(self.inputs, self.symbols)
+        mode, fakes, substitute = fresh_inputs(self.inputs, self.symbols, self.orders)
         renamed = [self.renamed.get(o, o) for o in self.outputs]
         original = self._module(self.original, {}, self.outputs, len(substitute))
         replaced = self._module(self.replaced, self.renamed, renamed, len(substitute))
@@ -110,13 +113,15 @@ class Region:
         return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def extract(core: Sequence[fx.Node], emitted: Sequence[fx.Node], renamed: dict[fx.Node, fx.Node]) -> Region:
+def extract(
+    core: Sequence[fx.Node], emitted: Sequence[fx.Node], renamed: dict[fx.Node, fx.Node], orders: Mapping[fx.Node, tuple[int, ...]]
+) -> Region:
     """The region around ``core``, beside which its replacement ``emitted`` stands in the graph already.
 
     Raises:
         Unfit: it can't be cut out.
     """
-    return _region(core, emitted, renamed, _neighbours(set(core), set(emitted)))
+    return dataclasses.replace(_region(core, emitted, renamed, _neighbours(set(core), set(emitted))), orders=orders)
 
 
 def alone(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node] = ()) -> tuple[fx.GraphModule, list[Any], dict[str, int]]:

@@ -1,4 +1,4 @@
-"""Times a region of a graph with a substitution and without."""
+"""Times a region of a graph with a substitution and without, or a replacement by itself."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ def time_region(region: Region, subject: str, *, calls: bool, brief: bool, patch
     Raises:
         Unfit: it can't be timed.
     """
-    if region.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise Unfit("a CUDA graph is being captured")
-    if V.aot_compilation:
-        raise Unfit("nothing can be compiled besides in an ahead-of-time compile")
+    _refuse_where_nothing_can_run(region.device)
     with timer.undisturbed(region.device):
         original, replaced, fakes = (region.without_neighbours() if calls else region).modules()
         samples = Samples(original.graph, fakes, replaced.graph)
@@ -45,6 +42,31 @@ def time_region(region: Region, subject: str, *, calls: bool, brief: bool, patch
         ours, theirs = timer.medians_ms(forms, samples, region.device, seconds=seconds, draws=draws)
     how = "calls" if calls else "region"
     return Measurement(ours * MARGIN <= theirs, ours, theirs, how, subject, cache_keys.machine(region.device))
+
+
+def time_replacement(region: Region, subject: str, inductor_ms: float) -> Measurement:
+    """Times a replacement by itself, called as it is, for tens of milliseconds. What Inductor would generate around it is not fused with
+    it, so it takes no longer in the graph.
+
+    Args:
+        inductor_ms: the estimate of Inductor's form. Whether the replacement pays by both is for the caller to say.
+
+    Raises:
+        Unfit: it can't be timed.
+    """
+    _refuse_where_nothing_can_run(region.device)
+    with timer.undisturbed(region.device):
+        original, replaced, fakes = region.without_neighbours().modules()
+        samples = Samples(original.graph, fakes, replaced.graph)
+        (ours,) = timer.medians_ms([_called(replaced)], samples, region.device, seconds=0.03, draws=1)
+    return Measurement(False, ours, inductor_ms, "replacement", subject, cache_keys.machine(region.device))
+
+
+def _refuse_where_nothing_can_run(device: torch.device) -> None:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise Unfit("a CUDA graph is being captured")
+    if V.aot_compilation:
+        raise Unfit("nothing can be compiled besides in an ahead-of-time compile")
 
 
 def _called(module: fx.GraphModule) -> Callable[[list[Any]], Any]:

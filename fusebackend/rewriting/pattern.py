@@ -79,6 +79,7 @@ class Estimate:
         node: the node that decides, e.g. the neighbour; the anchor if None.
         instead: the same site with less of it replaced, where only that pays, or may; what is said here is then said of it.
         ours, inductor: how long the replacement and the original take, where that was estimated.
+        orders: as for :class:`Workload`.
     """
 
     pays: bool | None = True
@@ -88,6 +89,7 @@ class Estimate:
     instead: Match | None = None
     ours: Interval | None = None
     inductor: Interval | None = None
+    orders: Mapping[fx.Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +137,8 @@ class Workload:
         match: the same site with less of it replaced, if that is what is described; None for the match itself.
         untimed: why timing both forms alone would not tell which is faster in this graph. Where a calibration does not tell either, the
             site is left to Inductor.
+        orders: the dims from the outermost to the innermost in memory of inputs that Inductor will lay out otherwise than the graph
+            says: both forms are timed on such.
     """
 
     ours: tuple[Work, ...]
@@ -142,6 +146,7 @@ class Workload:
     neighbour: fx.Node | None = None
     match: Match | None = None
     untimed: str = ""
+    orders: Mapping[fx.Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,7 +78,7 @@ def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
             or min(sides) < (max(window) - 1) * dilation + 1 - 2 * (max(window) // 2 * dilation)
         ):
             continue
-        channels_last, backward = not flat and draw.random() < 0.5, draw.choice(((), (), (), (0,), (1,), (0, 1)))
+        channels_last, backward = not flat and draw.random() < 0.5, draw.choice(((), (), (0,), (1,), (0, 1), (0, 1)))
         inputs = _inputs((batch, channels, *sides), window, channels * multiplier, FLOATS[kind], channels_last)
         fn = _Convolution(channels, stride, max(window) // 2 * dilation, dilation)
         form = f"{'x'.join(map(str, window))} s{stride} d{dilation} m{multiplier}{' channels last' if channels_last else ''}"

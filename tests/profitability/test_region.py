@@ -30,7 +30,7 @@ def regions(fn, *inputs, dynamic=False):
         with traced.inserting_before(node):
             new = traced.call_function(matmul, node.args)
         new.meta["val"] = node.meta["val"]
-        found.append(region.extract((node,), (new,), {node: new}))
+        found.append(region.extract((node,), (new,), {node: new}, {}))
 
 
 def targets(nodes):
@@ -129,7 +129,7 @@ def replaced_sum(view):
     with traced.inserting_before(total):
         new = traced.call_function(SUM_IN_ORDER, (x, order.args[0], source, order))
     new.meta["val"] = total.meta["val"]
-    return region.extract((total,), (new,), {total: new}), order
+    return region.extract((total,), (new,), {total: new}, {}), order
 
 
 def test_what_an_operator_of_ours_computed_is_computed_again_and_never_random():
@@ -169,3 +169,24 @@ def test_integers_that_only_the_replacement_reads_as_an_index_are_not_drawn():
         Samples(original, fakes, replaced)
     indexed, _ = form(lambda table, i: table[i] * 1)
     assert all((Samples(original, fakes, indexed).draw()[1] < 5).all() for _ in range(20)), "PyTorch's own operators say it"
+
+
+def test_an_input_is_laid_out_as_inductor_will_lay_it_out():
+    """And a timing in one order is none in another."""
+
+    def fn(x):
+        return x.cos()
+
+    graph = make_fx(fn, tracing_mode="fake")(torch.randn(2, 8, 4, 4)).graph
+    (x,), (cos,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="call_function", target=aten.cos.default)
+    with graph.inserting_after(cos):
+        new = graph.call_function(aten.cos.default, (x,))
+    new.meta["val"] = cos.meta["val"]
+    plain, reordered = (region.extract((cos,), (new,), {cos: new}, orders) for orders in ({}, {x: (0, 2, 3, 1)}))
+    for found in (reordered, reordered.without_neighbours()):
+        original, _, (fake,) = found.modules()
+        assert fake.is_contiguous(memory_format=torch.channels_last) and fake.shape == (2, 8, 4, 4)
+        (again,) = original.graph.find_nodes(op="call_function", target=aten.cos.default)
+        assert again.meta["val"].is_contiguous(memory_format=torch.channels_last)
+    assert plain.modules()[2][0].is_contiguous()
+    assert plain.key("site", "with") != reordered.key("site", "with")
