@@ -26,7 +26,8 @@ class Measurement:
         kept: whether the substitution pays.
         replaced_ms, inductor_ms: median times with the replacement and without, in milliseconds.
         how: ``"region"``, both compiled by Inductor with their neighbours; ``"calls"``, library calls one against the other;
-            ``"replacement"``, the replacement alone, where the other time is an estimate; ``"race"``, two whole graphs.
+            ``"replacement"``, the replacement, and of the original its library calls alone (0 ms without any); ``"estimate"``, the same
+            where Inductor's form takes what is estimated; ``"race"``, two whole graphs.
         subject: what was timed, for people.
         machine: the device it was timed on.
     """
@@ -39,8 +40,8 @@ class Measurement:
     machine: str = ""
 
     def __str__(self) -> str:
-        estimated = " as estimated" if self.how == "replacement" else ""
-        return f"{'kept' if self.kept else 'gated out'}: {both_times(self.replaced_ms, self.inductor_ms)}{estimated}"
+        how = {"estimate": " as estimated", "replacement": " in library calls alone"}.get(self.how, "")
+        return f"{'kept' if self.kept else 'gated out'}: {both_times(self.replaced_ms, self.inductor_ms)}{how}"
 
 
 def load(key: str) -> Measurement | None:
@@ -100,6 +101,6 @@ def _read(path: Path) -> Measurement | None:
 
 def _measurement(data: Any) -> Measurement:
     found: Measurement = kept_files.decoded(Measurement, data)
-    if found.replaced_ms <= 0 or found.inductor_ms <= 0:
+    if found.replaced_ms <= 0 or found.inductor_ms < 0 or (found.inductor_ms == 0 and found.how != "replacement"):
         raise ValueError("a time is not positive")
     return found

@@ -5,7 +5,8 @@ pattern's estimate, then a new measurement, and where there is none the site is 
 
 ``"auto"``     Kept measurements and estimates decide. On CUDA something may be timed too, in milliseconds, as long as that stays under a
                tenth of the compile so far: where an estimate does not say no, and Inductor would call a library for the match, both
-               forms are called; where it does not tell since it knows our side badly, the replacement is called by itself.
+               forms are called; where it does not tell, and Inductor would generate code too, the replacement is called, and the library
+               calls among what it replaces: it pays if it takes less than these, or than the estimate of the other form.
 ``"measure"``  Every region, with the neighbours that Inductor could fuse, is compiled by Inductor both ways and timed. Where both forms
                are library calls, with which Inductor fuses nothing, they are called as they are.
 ``"race"``     In addition every graph that was rewritten is compiled both ways: before the partitioner forward and backward as one step
@@ -40,12 +41,12 @@ from fusebackend.profitability.distributed import Answer, Exchange, Ranks, has_s
 from fusebackend.profitability.estimating import Estimator, ours_decides, pays_measured
 from fusebackend.profitability.fresh_inputs import symbols_of
 from fusebackend.profitability.measurement_store import Measurement
-from fusebackend.profitability.region import Region, are_nearly_calls, device_of, extract
+from fusebackend.profitability.region import Region, are_nearly_calls, device_of, extract, library_calls
 from fusebackend.profitability.region_timing import MARGIN, time_region, time_replacement
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting import describe
 from fusebackend.rewriting.outcome import Source, Verdict
-from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject, Workload
+from fusebackend.rewriting.pattern import Estimate, Interval, Match, Pattern, Reject, Workload
 from fusebackend.rewriting.profitability_policy import Decision, Proposal
 
 
@@ -152,23 +153,30 @@ class Gate:
         if region.is_nearly_calls:
             return ask(unmentioned)
         answer = ask("")
-        if answer.measurement is not None or not ours_decides(estimate):
+        if answer.measurement is not None or why_not == "":
             return answer
-        return self._asked_alone(key, region, estimate, subject, unmentioned, kept)
+        return self._asked_alone(key, region, estimate.inductor, subject, unmentioned, kept)
 
-    def _asked_alone(self, key: str, region: Region, estimate: Estimate, subject: str, why_not_timed: str | None, kept: bool) -> Answer:
-        """How long the replacement takes by itself, and whether it pays if Inductor's form takes what is estimated."""
-        assert estimate.inductor is not None
-        inductor, inductor_ms = estimate.inductor, estimate.inductor.expected / 1e3
-        # Under a key of its own, since the other modes want both times. What follows from it is not kept: the next calibration may say
-        # something else of Inductor's form.
-        answer = self.ask(f"{key}-alone", lambda: time_replacement(region, subject, inductor_ms), why_not_timed, kept=kept)
+    def _asked_alone(
+        self, key: str, region: Region, inductor: Interval | None, subject: str, why_not_timed: str | None, kept: bool
+    ) -> Answer:
+        """How long the replacement takes by itself, and whether that is less than the library calls of the original, or than the estimate
+        of all of it."""
+        # Under a key of its own, since the other modes want both times. What follows from the estimate is not kept: the next calibration
+        # may give another.
+        answer = self.ask(f"{key}-alone", lambda: time_replacement(region, subject), why_not_timed, kept=kept)
         measured = answer.measurement
         if measured is None:
             return answer
+        if measured.kept:
+            return Answer(measured, f"{answer.why}; of Inductor's form the library calls alone")
+        if inductor is None:
+            return Answer(None, f"{measured}; how long the rest of Inductor's form takes is not known")
         pays = pays_measured(calibration.of_device(region.device), measured.replaced_ms, inductor, math.log(MARGIN))
-        judged = dataclasses.replace(measured, kept=pays, inductor_ms=inductor_ms)
-        return Answer(judged, f"{answer.why}; Inductor's time as estimated")
+        return Answer(
+            dataclasses.replace(measured, kept=pays, inductor_ms=inductor.expected / 1e3, how="estimate"),
+            f"{answer.why}; Inductor's form as estimated",
+        )
 
     def ask(
         self, key: str, timed: Callable[[], Measurement], why_not_timed: str | None, *, calls: bool = False, kept: bool = True
@@ -269,7 +277,8 @@ class Gate:
         """None where something of a match may be timed for which nobody asked; otherwise why not, empty where that goes without saying."""
         # A call on the CPU may take seconds. Several ranks must decide alike, and none may wait by default.
         possible = self._timing and estimate.pays is not False and device.type == "cuda" and not has_several_ranks()
-        if not possible or not (are_nearly_calls(core) or ours_decides(estimate)):
+        tells = are_nearly_calls(core) or (estimate.pays is None and (ours_decides(estimate) or bool(library_calls(core))))
+        if not possible or not tells:
             return ""
         return self.budget.why_default_spent()
 

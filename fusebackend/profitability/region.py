@@ -165,6 +165,11 @@ def are_calls(nodes: Sequence[fx.Node]) -> bool:
     return all(isinstance(n.target, torch._ops.OpOverload) and not g.is_fusable(n) for n in nodes if not g.is_view(n))
 
 
+def library_calls(core: Sequence[fx.Node]) -> list[fx.Node]:
+    """The matched nodes for which Inductor calls a library."""
+    return [n for n in core if not g.is_view(n) and n.target not in _PLAIN_COPIES and are_calls([n])]
+
+
 def are_nearly_calls(core: Sequence[fx.Node]) -> bool:
     """Whether matched nodes are calls apart from copies, and some are."""
     calls = [n for n in core if n.target not in _PLAIN_COPIES]

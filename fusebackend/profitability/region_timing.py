@@ -14,7 +14,7 @@ from fusebackend.profitability import timer
 from fusebackend.profitability.compile_apart import compile_apart
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.random_inputs import Samples
-from fusebackend.profitability.region import Region
+from fusebackend.profitability.region import Region, alone, library_calls
 from fusebackend.profitability.unfit import Unfit
 
 #: A replacement is kept if it is this many times as fast: a smaller difference may be noise.
@@ -44,12 +44,10 @@ def time_region(region: Region, subject: str, *, calls: bool, brief: bool, patch
     return Measurement(ours * MARGIN <= theirs, ours, theirs, how, subject, cache_keys.machine(region.device))
 
 
-def time_replacement(region: Region, subject: str, inductor_ms: float) -> Measurement:
-    """Times a replacement by itself, called as it is, for tens of milliseconds. What Inductor would generate around it is not fused with
-    it, so it takes no longer in the graph.
-
-    Args:
-        inductor_ms: the estimate of Inductor's form. Whether the replacement pays by both is for the caller to say.
+def time_replacement(region: Region, subject: str) -> Measurement:
+    """Times a replacement by itself, called as it is, for tens of milliseconds, and the library calls that it takes the place of. Around
+    both Inductor would generate code, which can be timed only once it is compiled: without it the original takes longer, and the
+    replacement no less, than what is measured here.
 
     Raises:
         Unfit: it can't be timed.
@@ -57,9 +55,17 @@ def time_replacement(region: Region, subject: str, inductor_ms: float) -> Measur
     _refuse_where_nothing_can_run(region.device)
     with timer.undisturbed(region.device):
         original, replaced, fakes = region.without_neighbours().modules()
-        samples = Samples(original.graph, fakes, replaced.graph)
-        (ours,) = timer.medians_ms([_called(replaced)], samples, region.device, seconds=0.03, draws=1)
-    return Measurement(False, ours, inductor_ms, "replacement", subject, cache_keys.machine(region.device))
+        ours = _one_ms(replaced, Samples(original.graph, fakes, replaced.graph), region.device)
+        theirs = 0.0
+        calls = library_calls(region.core)
+        if calls:
+            module, fakes, _ = alone(calls)
+            theirs = _one_ms(module, Samples(module.graph, fakes), region.device)
+    return Measurement(ours * MARGIN <= theirs, ours, theirs, "replacement", subject, cache_keys.machine(region.device))
+
+
+def _one_ms(module: fx.GraphModule, samples: Samples, device: torch.device) -> float:
+    return timer.medians_ms([_called(module)], samples, device, seconds=0.03, draws=1)[0]
 
 
 def _refuse_where_nothing_can_run(device: torch.device) -> None:

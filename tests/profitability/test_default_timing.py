@@ -8,7 +8,7 @@ from slow_product import Replace, compiled
 
 import fusebackend
 from fusebackend.profitability import measurement_store, policy
-from fusebackend.profitability.estimating import ours_decides
+from fusebackend.profitability.budget import Budget
 from fusebackend.rewriting.pattern import Estimate, Interval, Match
 
 aten = torch.ops.aten
@@ -45,11 +45,14 @@ def timed(own_cache, monkeypatch):
     """As on a GPU. Gives the subjects of what was timed."""
     subjects, time_replacement = [], policy.time_replacement
 
-    def counted(region, subject, inductor_ms):
+    def counted(region, subject):
         subjects.append(subject)
-        return time_replacement(region, subject, inductor_ms)
+        return time_replacement(region, subject)
 
-    monkeypatch.setattr(policy.Gate, "_why_not_by_default", lambda self, core, device, estimate: None if ours_decides(estimate) else "")
+    why_not = policy.Gate._why_not_by_default
+    on_a_gpu = torch.device("cuda")
+    monkeypatch.setattr(policy.Gate, "_why_not_by_default", lambda self, core, _, estimate: why_not(self, core, on_a_gpu, estimate))
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self: None)
     monkeypatch.setattr(policy, "time_replacement", counted)
     return subjects
 
@@ -57,7 +60,7 @@ def timed(own_cache, monkeypatch):
 def report_of():
     torch._dynamo.reset()
     x = torch.randn(64)
-    torch.testing.assert_close(compiled(torch.sin, "auto", ["test_open"], **{"fuse.interpret": True})(x), x.sin())
+    torch.testing.assert_close(compiled(torch.sin, "auto", ["test_open"])(x), x.sin())
     return fusebackend.last_report()
 
 
@@ -77,6 +80,40 @@ def test_a_slow_one_is_not(temporary_pattern, timed):
     assert miss.code == "measured_slower" and miss.reason.startswith("gated out: ") and miss.reason.endswith("by Inductor as estimated")
 
 
+class OpenProduct(Open):
+    """Replaces the sine of a product, which is a library call and code. Nothing is known of the times."""
+
+    def __init__(self, seconds):
+        super().__init__(seconds, (1, 1, 1), (1, 1, 1))
+
+    def match(self, node):
+        (product,) = node.args
+        operator = torch.ops.default_timing.sin.default
+        return Match((node,), lambda e: e.call(operator, e.call(aten.mm.default, *product.args), self.seconds), interior=(product,))
+
+    def estimate(self, match):
+        return Estimate(None, "not calibrated", "unmeasured")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_takes_less_than_the_library_calls_that_it_replaces_is_kept(fast, temporary_pattern, timed):
+    """Whatever the generated code takes. What takes longer is left to Inductor, which is said."""
+    operator = torch.ops.slow_product.slow_mm.default if fast else aten.mm.default
+    temporary_pattern(OpenProduct(0.0 if fast else 0.02))
+    torch._dynamo.reset()
+    x, y = torch.randn(16, 16), torch.randn(16, 16)
+    fn = compiled(lambda x, y: operator(x, y).sin(), "auto", ["test_open"])
+    torch.testing.assert_close(fn(x, y), (x @ y).sin())
+    found = fusebackend.last_report()
+    assert bool(found.substitutions) is fast and len(timed) == 1
+    (verdict,) = found.verdicts
+    assert verdict.applied is fast
+    if fast:
+        assert verdict.inductor_ms > 10 > verdict.replaced_ms
+    else:
+        assert "in library calls alone; how long the rest" in verdict.why
+
+
 def test_nothing_is_timed_that_could_not_decide(temporary_pattern, timed):
     temporary_pattern(Open(0.0, (30e3, 29e3, 31e3), (30e3, 20e3, 45e3)))
     found = report_of()
@@ -89,7 +126,7 @@ def test_a_kept_time_is_judged_by_the_estimate_of_the_day(temporary_pattern, tim
     temporary_pattern(slow)
     assert report_of().counts() == {"test_open": 1}
     (kept,) = (m for _, m in measurement_store.stored())
-    assert kept.how == "replacement"
+    assert kept.how == "replacement" and kept.inductor_ms == 0
     slow.inductor = Interval(20e3, 16e3, 25e3)
     assert not report_of().substitutions
     assert len(timed) == 1, "it was timed once"
