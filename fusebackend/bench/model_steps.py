@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fusebackend.bench.device_time import Effort, median_ms
 from fusebackend.bench.interleaved import interleaved_ms
 from fusebackend.bench.job import retry_out_of_memory
 from fusebackend.bench.model_zoo import CPU_MODELS, MODELS
@@ -36,6 +37,9 @@ GOALS = {
 NO_SLOWER = 0.98
 
 _SLOW_TO_COMPILE = ("swin_b", "wav2vec2_bert", "gpt2_small", "convnext_tiny")
+
+#: Steps of which the device's time is taken.
+DEVICE_STEPS = Effort(least=3, most=10, span_ms=200, cpu_most=0, cpu_seconds=0.0)
 
 #: Each step of which losses are compared moves the parameters by this part of their norm, down the gradient.
 STEP = 1e-3
@@ -98,14 +102,21 @@ def line(row: Row) -> str:
     times = "".join(f"{row['ms'][way]:10.3f}" for way in ("inductor", "fuse"))
     figures = f"{times}{row['ratio']:8.3f}{row['uncertainty']:8.3f}{row['goal']:8.2f}{row['difference']:12.1e}"
     missed = "   goal MISSED" if row["ratio"] < row["goal"] else ""
-    return f"{row['model'] + ' ' + row['kind']:34}{figures}   {substitutions(row)}{missed}"
+    device = "".join(
+        f"   {name} {row[key]['inductor']:.3g} -> {row[key]['fuse']:.3g} {unit}" for name, key, unit in _ON_THE_DEVICE if key in row
+    )
+    return f"{row['model'] + ' ' + row['kind']:34}{figures}   {substitutions(row)}{missed}{device}"
+
+
+_ON_THE_DEVICE = (("device", "device_ms", "ms"), ("peak", "peak_gib", "GiB"))
 
 
 class Prepared:
     """A model that is compiled with both backends and whose losses were compared. ``measure`` gives its row.
 
     A row has ``ms`` (the median step with ``inductor`` and with ``fuse``), ``ratio`` (of Inductor's time to fuse's, the median over
-    rounds), ``uncertainty`` (of the ratio, as a part of it), ``goal`` (for the ratio), ``substitutions`` by pattern, and
+    rounds), ``uncertainty`` (of the ratio, as a part of it), ``goal`` (for the ratio), ``substitutions`` by pattern, on CUDA
+    ``device_ms`` (of a step that the host has enqueued) and ``peak_gib`` (of a step's memory, the model's included), and
     ``difference``: in training the largest relative difference of a loss to Inductor's, over some steps down the normalised
     gradient; in inference the largest of an output (norm of the difference over the norm).
     """
@@ -128,14 +139,28 @@ class Prepared:
     def measure(self) -> Row:
         with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
             times = interleaved_ms(self.steps, self.device)
+            device = self._on_the_device() if self.device.type == "cuda" else {}
         self.workload.model.zero_grad()
         inductor, fuse = times["inductor"], times["fuse"]
-        return self.row | {
-            "goal": self.goal,
-            "ms": {way: statistics.median(t) for way, t in times.items()},
-            "ratio": statistics.median(a / b for a, b in zip(inductor, fuse)),
-            "uncertainty": relative_uncertainty(inductor, fuse),
-        }
+        return (
+            self.row
+            | device
+            | {
+                "goal": self.goal,
+                "ms": {way: statistics.median(t) for way, t in times.items()},
+                "ratio": statistics.median(a / b for a, b in zip(inductor, fuse)),
+                "uncertainty": relative_uncertainty(inductor, fuse),
+            }
+        )
+
+    def _on_the_device(self) -> dict[str, dict[str, float]]:
+        peaks = {}
+        for way, step in self.steps.items():
+            self.workload.model.zero_grad(set_to_none=True)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            step()
+            peaks[way] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        return {"device_ms": {way: median_ms(step, self.device, DEVICE_STEPS) for way, step in self.steps.items()}, "peak_gib": peaks}
 
 
 def _results(workload: Workload, step: Callable[[], Any], start: dict[str, torch.Tensor], steps: int) -> list[torch.Tensor]:

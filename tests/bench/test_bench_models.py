@@ -71,3 +71,11 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys):
 def test_the_cpu_models_have_substitutions(name):
     model, inputs = model_zoo.MODELS[name](CPU)[:2]
     assert fusebackend.explain(torch.compile(model, backend="fuse", options={"fuse.gate": "off"}), *inputs).substitutions
+
+
+def test_the_devices_time_and_the_peak_memory_are_printed_where_there_are_any():
+    row = {"model": "m", "kind": "training-fp32", "ms": {"inductor": 3.0, "fuse": 2.0}, "ratio": 1.5, "uncertainty": 0.01, "goal": 0.98}
+    row |= {"difference": 0.0, "substitutions": {}}
+    assert "device" not in model_steps.line(row)
+    on_the_device = {"device_ms": {"inductor": 2.5, "fuse": 1.25}, "peak_gib": {"inductor": 4.0, "fuse": 3.5}}
+    assert model_steps.line(row | on_the_device).endswith("   device 2.5 -> 1.25 ms   peak 4 -> 3.5 GiB")
