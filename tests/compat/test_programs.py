@@ -28,7 +28,7 @@ def gradients(fn, module, x):
     module.zero_grad()
     x = x.detach().clone().requires_grad_()
     out = fn(x)
-    out.float().square().sum().backward()
+    (out if out.dtype == torch.float64 else out.float()).square().sum().backward()
     return out.detach(), x.grad, *[p.grad.clone() for p in module.parameters()]
 
 
@@ -37,6 +37,10 @@ def assert_close(found, expected):
     their rounding errors. Against float64 ours are no larger than eager's."""
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-6 * b.abs().max().item())
+
+
+def error(found, exact):
+    return ((found.double() - exact).norm() / exact.norm()).item()
 
 
 def substituted():
@@ -87,7 +91,10 @@ def test_autocast(interpreted, device, outside):
         with torch.autocast(device.type, torch.bfloat16):
             return compiled(x)
 
-    torch.testing.assert_close(gradients(run if outside else compiled, block, x), gradients(forward, block, x), rtol=2e-2, atol=2e-2)
+    found, eager = gradients(run if outside else compiled, block, x), gradients(forward, block, x)
+    exact = gradients(block.double(), block, x.double())
+    # Element by element they differ where a sum nearly cancels: by bf16's rounding of its terms, which depends on the CPU.
+    assert all(error(a, c) <= 1.5 * error(b, c) for a, b, c in zip(found, eager, exact))
     conv = next(s for r in fusebackend.reports() for s in r.substitutions if s.pattern == "causal_conv1d")
     assert conv.outputs[0].startswith("bf16")
 
