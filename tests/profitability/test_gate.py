@@ -79,10 +79,18 @@ def test_what_is_fast_is_kept(fast, mode):
     assert "kept: " in str(found)
 
 
+@pytest.fixture
+def shipped(calibrated):
+    """A calibration that ships with the package, by which every replacement pays."""
+    calibrated(ours_us=1.0)
+    return dataclasses.replace(calibration.of_device(torch.device("cpu")), origin=str(calibration.FOLDER / "x.json"))
+
+
 @pytest.mark.parametrize(("march", "applied"), [("x86-64-v3", True), ("armv8-a", False), ("x86-64", False)])
-def test_portable_cpu_kernels_are_used_only_where_they_were_timed(march, applied, monkeypatch, library):
+def test_portable_cpu_kernels_are_used_only_where_they_were_timed(march, applied, monkeypatch, library, shipped):
     """No estimate of ours is about them. With the gate off every legal match is applied all the same."""
     monkeypatch.setattr(loader, "_loaded", dataclasses.replace(loader.load(), march=march))
+    monkeypatch.setattr(calibration, "of_device", lambda device: shipped)
     x, w = torch.randn(2, 32, 64), torch.randn(32, 1, 4)
 
     def fn(x, w):
@@ -98,11 +106,9 @@ def test_portable_cpu_kernels_are_used_only_where_they_were_timed(march, applied
 
 
 @pytest.mark.parametrize("whose", ["the user's", "shipped"])
-def test_the_users_own_calibration_is_believed_of_portable_kernels(whose, monkeypatch, library, calibrated):
+def test_the_users_own_calibration_is_believed_of_portable_kernels(whose, monkeypatch, library, shipped):
     """It was made with them; one that ships was not, on whatever CPU."""
     monkeypatch.setattr(loader, "_loaded", dataclasses.replace(loader.load(), march="armv8-a"))
-    calibrated(ours_us=1.0)
-    shipped = dataclasses.replace(calibration.of_device(torch.device("cpu")), origin=str(calibration.FOLDER / "x.json"))
     if whose == "shipped":
         monkeypatch.setattr(calibration, "of_device", lambda device: shipped)
     report = fusebackend.explain(torch.compile(lambda x, y: x.t() + y, backend="fuse"), torch.randn(24, 16), torch.randn(16, 24))
