@@ -33,9 +33,14 @@ class Budget:
 
     def why_default_spent(self) -> str | None:
         """None while something may be timed for which nobody asked, then why nothing more is."""
-        if self.spent < min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (time.perf_counter() - self._began)):
+        if self.has_by_default(0.0):
             return None
         return f"the part of a compile that may go into timing by default is spent ({self.spent:.2g} s)"
+
+    def has_by_default(self, seconds: float) -> bool:
+        """Whether so much time, or any at all, is left for what nobody asked for."""
+        left = min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (time.perf_counter() - self._began)) - self.spent
+        return left > 0 and left >= seconds
 
     @contextlib.contextmanager
     def spending(self) -> Iterator[None]:

@@ -71,11 +71,11 @@ class _Race:
         key = None
         try:
             key, device = self.key()
-            answer = self.gate.ask(
-                key, lambda: self.timed(device), self.gate.budget.why_spent(), kept=self.gate.are_identified(self.ours.patterns)
-            )
+            known = self.gate.measurements
+            kept = known.are_identified(self.ours.patterns)
+            answer = known.ask(key, lambda: self.timed(device), self.gate.budget.why_spent(), kept=kept)
         except Exception as error:
-            answer = Answer(None, self.gate.why_failed("racing", error))
+            answer = Answer(None, self.gate.measurements.why_failed("racing", error))
         substituted = answer.measurement is None or answer.measurement.kept
         result = self.winner(substituted)
         outcome = self.outcome
@@ -103,7 +103,7 @@ class _Race:
         text = cache_keys.graph_text(inputs, inner, list(nodes[-1].args[0]), symbols_of(inputs))
         device = device_of(nodes[:-1])
         compiled_as = (self.cudagraphs, self.kwargs.get("is_backward"), self.kwargs.get("is_inference"), self.ours.names)
-        return cache_keys.race(self.gate.measured_with(device, *self.ours.patterns), text, compiled_as), device
+        return cache_keys.race(self.gate.measurements.measured_with(device, *self.ours.patterns), text, compiled_as), device
 
     def timed(self, device: torch.device) -> Measurement:
         """Compiles both ways and times them on random inputs."""

@@ -75,7 +75,7 @@ class JointRace:
             forms = [functools.partial(_step, forward, backward, plain.graph, visible, self._patches) for forward, backward in both]
             keeps = self._keeps(original, gm.graph, plain.graph, forms)
         except Exception as error:
-            keeps = self._report(original.name, None, Answer(None, self._gate.why_failed("racing", error)))
+            keeps = self._report(original.name, None, Answer(None, self._gate.measurements.why_failed("racing", error)))
         finally:
             self._gate.close()
         return halves if keeps or plain_halves is None else plain_halves
@@ -92,7 +92,7 @@ class JointRace:
             forms = [functools.partial(compile_apart, copied(each), list(example_inputs), self._patches) for each in (gm, plain)]
             keeps = self._keeps(original, gm.graph, plain.graph, forms)
         except Exception as error:
-            keeps = self._report(original.name, None, Answer(None, self._gate.why_failed("racing", error)))
+            keeps = self._report(original.name, None, Answer(None, self._gate.measurements.why_failed("racing", error)))
         finally:
             self._gate.close()
         return gm if keeps or plain is None else plain
@@ -116,11 +116,11 @@ class JointRace:
         device = device_of([n for n in plain.nodes if n.op != "output"])
         key = self._key(ours, plain, device)
         patterns = self._ours.patterns
-        answer = self._gate.ask(
+        answer = self._gate.measurements.ask(
             key,
             lambda: self._timed(original.name, ours, plain, device, forms),
             self._gate.budget.why_spent(),
-            kept=self._gate.are_identified(patterns),
+            kept=self._gate.measurements.are_identified(patterns),
         )
         return self._report(original.name, key, answer)
 
@@ -132,7 +132,7 @@ class JointRace:
             inner = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
             texts.append(cache_keys.graph_text(inputs, inner, _outputs(graph), symbols_of(inputs)))
         compiled_as = ("joint", bool(inductor_config.triton.cudagraphs), self._ours.names)
-        return cache_keys.race(self._gate.measured_with(device, *self._ours.patterns), "\0".join(texts), compiled_as)
+        return cache_keys.race(self._gate.measurements.measured_with(device, *self._ours.patterns), "\0".join(texts), compiled_as)
 
     def _timed(
         self, name: str, ours: fx.Graph, plain: fx.Graph, device: torch.device, forms: Sequence[Callable[[], Compiled]]

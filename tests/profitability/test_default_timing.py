@@ -7,8 +7,9 @@ import torch
 from slow_product import Replace, compiled
 
 import fusebackend
-from fusebackend.profitability import measurement_store, policy
+from fusebackend.profitability import default_timing, measurement_store
 from fusebackend.profitability.budget import Budget
+from fusebackend.profitability.default_timing import DefaultTiming
 from fusebackend.rewriting.pattern import Estimate, Interval, Match
 
 aten = torch.ops.aten
@@ -43,17 +44,17 @@ class Open(Replace):
 @pytest.fixture
 def timed(own_cache, monkeypatch):
     """As on a GPU. Gives the subjects of what was timed."""
-    subjects, time_replacement = [], policy.time_replacement
+    subjects, time_replacement = [], default_timing.time_replacement
 
     def counted(region, subject):
         subjects.append(subject)
         return time_replacement(region, subject)
 
-    why_not = policy.Gate._why_not_by_default
+    why_not = DefaultTiming.why_not
     on_a_gpu = torch.device("cuda")
-    monkeypatch.setattr(policy.Gate, "_why_not_by_default", lambda self, core, _, estimate: why_not(self, core, on_a_gpu, estimate))
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self: None)
-    monkeypatch.setattr(policy, "time_replacement", counted)
+    monkeypatch.setattr(DefaultTiming, "why_not", lambda self, core, _, estimate: why_not(self, core, on_a_gpu, estimate))
+    monkeypatch.setattr(Budget, "has_by_default", lambda self, seconds: seconds == 0)  # not for compiling regions
+    monkeypatch.setattr(default_timing, "time_replacement", counted)
     return subjects
 
 
@@ -137,3 +138,64 @@ def test_the_other_modes_time_both_forms(temporary_pattern, timed):
     torch._dynamo.reset()
     compiled(torch.sin, "measure", ["test_open"])(torch.randn(64))
     assert not timed and {m.how for _, m in measurement_store.stored()} == {"region"}
+
+
+@pytest.fixture
+def compiling(timed, monkeypatch):
+    """As on a GPU late in a long compile: there is time to compile regions. Gives the regions that were."""
+    regions, time_region = [], default_timing.time_region
+
+    def counted(region, subject, **kwargs):
+        regions.append(subject)
+        return time_region(region, subject, **kwargs)
+
+    monkeypatch.setattr(Budget, "has_by_default", lambda self, seconds: True)
+    monkeypatch.setattr(default_timing, "time_region", counted)
+    return regions
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_region_with_much_to_gain_is_compiled(known, temporary_pattern, compiling):
+    """The replacement takes 20 ms, Inductor's form in truth microseconds: the estimate says 10 to 40 ms, or nothing."""
+    slow = Open(0.02, (30e3, 5e3, 60e3), (20e3, 10e3, 40e3))
+    if not known:
+        slow.ours = slow.inductor = None
+    temporary_pattern(slow)
+    assert not report_of().substitutions
+    (kept,) = (m for _, m in measurement_store.stored() if m.how == "region")
+    assert not kept.kept and kept.inductor_ms < 10 < kept.replaced_ms
+    assert not report_of().substitutions
+    assert len(compiling) == 1, "what was measured is not measured again"
+
+
+def test_a_region_with_little_to_gain_is_not_compiled(temporary_pattern, compiling):
+    """Inductor's form takes 0.1 us more at the most: in 10,000 runs 1 ms."""
+    time_of_ours = 20e3
+    temporary_pattern(Open(0.02, (time_of_ours, 5e3, 60e3), (time_of_ours - 100, 10e3, time_of_ours + 0.1)))
+    report_of()
+    assert not compiling
+
+
+def test_what_compiling_took_is_expected_of_the_next(temporary_pattern, compiling, monkeypatch):
+    """The second site is left where the rest of the budget is less than the first took."""
+    asked = []
+    monkeypatch.setattr(Budget, "has_by_default", lambda self, seconds: asked.append(seconds) or True)
+    monkeypatch.setattr(default_timing, "_COMPILE_SECONDS", 0.01)
+    temporary_pattern(Open(0.02, (30e3, 5e3, 60e3), (20e3, 10e3, 40e3)))
+    torch._dynamo.reset()
+    x = torch.randn(64)
+    compiled(lambda x: (x.sin(), (x[:32] * 2).sin()), "auto", ["test_open"])(x)
+    wanted = [seconds for seconds in asked if seconds > 0]
+    assert wanted[0] == 0.01 and wanted[-1] > 0.05
+
+
+def test_less_time_than_is_needed_is_no_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    budget = Budget(60.0)
+    now[0] = 30.0
+    assert budget.has_by_default(2.9) and not budget.has_by_default(3.1)
+    budget.spent = 3.0
+    assert not budget.has_by_default(0.0) and "3 s" in budget.why_default_spent()
+    now[0] = 1000.0
+    assert budget.has_by_default(6.9) and not budget.has_by_default(7.1), "10 s in all"

@@ -1,0 +1,113 @@
+"""What ``fuse.gate="auto"`` times, for which nobody asked, in a tenth of the time that the compile took so far.
+
+Library calls are called both ways. Where Inductor would generate code too, the replacement is called by itself, and so are the library
+calls among what it replaces: it pays if it takes less than these alone, or less than the estimate of the original. Where the estimate
+does not tell even then, the region is compiled both ways, if there is so much to gain that it is worth the time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusebackend.profitability import calibration
+from fusebackend.profitability.distributed import Answer, has_several_ranks
+from fusebackend.profitability.estimating import ours_decides, pays_measured
+from fusebackend.profitability.measurement_store import Measurement
+from fusebackend.profitability.measurements import Measurements
+from fusebackend.profitability.region import Region, are_nearly_calls, library_calls
+from fusebackend.profitability.region_timing import MARGIN, time_region, time_replacement
+from fusebackend.rewriting.pattern import Estimate, Interval
+
+# How often a user may run what was compiled, at the least: by then a compile for a comparison has paid for itself.
+_RUNS = 10_000
+# What compiling a region both ways may take, until it was done once.
+_COMPILE_SECONDS = 2.0
+
+
+class DefaultTiming:
+    """The timing of one compile in mode ``"auto"``.
+
+    Args:
+        patches: the Inductor configuration without our passes, under which regions are compiled.
+        allowed: whether anything may be timed; otherwise only kept measurements are looked up.
+    """
+
+    def __init__(self, measurements: Measurements, patches: dict[str, Any], *, allowed: bool):
+        self._measurements = measurements
+        self._patches = patches
+        self._allowed = allowed
+        self._compile_seconds = _COMPILE_SECONDS
+
+    def why_not(self, core: Sequence[fx.Node], device: torch.device, estimate: Estimate) -> str | None:
+        """None where something of a match may be timed; otherwise why not, empty where that goes without saying."""
+        # A call on the CPU may take seconds. Several ranks must decide alike, and none may wait by default.
+        possible = self._allowed and estimate.pays is not False and device.type == "cuda" and not has_several_ranks()
+        if not possible or not (are_nearly_calls(core) or (estimate.pays is None and self._may_tell(core, estimate))):
+            return ""
+        return self._measurements.budget.why_default_spent()
+
+    def ask(self, key: str, region: Region, estimate: Estimate, subject: str, kept: bool) -> Answer:
+        """What is known of both forms of a region, or becomes known now.
+
+        Args:
+            key: of the measurement of both forms.
+            subject: what is timed, for people.
+            kept: as for :meth:`Measurements.ask`.
+        """
+        why_not = self.why_not(region.core, region.device, estimate)
+        unmentioned = None if why_not is None else ""  # the refusal says it
+        if region.is_nearly_calls:
+            return self._measurements.ask(
+                key, lambda: self._time(region, subject, calls=True), unmentioned, calls=region.is_calls, kept=kept
+            )
+        answer = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), "", kept=kept)
+        if answer.measurement is not None or why_not == "":
+            return answer
+        # Under a key of its own, since the other modes want both times.
+        alone = self._measurements.ask(f"{key}-alone", lambda: time_replacement(region, subject), unmentioned, kept=kept)
+        if alone.measurement is None:
+            return alone
+        judged = _judged(alone, alone.measurement, estimate.inductor, region.device)
+        if judged.measurement is not None and judged.measurement.kept:
+            return judged
+        if why_not is None and self._is_worth_compiling(alone.measurement, estimate.inductor):
+            compiled = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), None, kept=kept)
+            return compiled if compiled.measurement is not None else judged
+        return judged
+
+    def _may_tell(self, core: Sequence[fx.Node], estimate: Estimate) -> bool:
+        """Whether an open estimate may become a yes once the replacement was called by itself, or the region compiled."""
+        return ours_decides(estimate) or bool(library_calls(core)) or (estimate.inductor is None and self._can_compile())
+
+    def _can_compile(self) -> bool:
+        return self._measurements.budget.has_by_default(self._compile_seconds)
+
+    def _is_worth_compiling(self, alone: Measurement, inductor: Interval | None) -> bool:
+        """Whether so much may be gained. Where nothing is known of Inductor's form, that may be as much as the replacement takes."""
+        gain_ms = alone.replaced_ms if inductor is None else inductor.high / 1e3 - alone.replaced_ms
+        return self._can_compile() and gain_ms * _RUNS >= self._compile_seconds * 1e3
+
+    def _time(self, region: Region, subject: str, *, calls: bool) -> Measurement:
+        began = time.perf_counter()
+        measurement = time_region(region, subject, calls=calls, brief=calls, patches=self._patches)
+        if not calls:
+            self._compile_seconds = max(self._compile_seconds, time.perf_counter() - began)
+        return measurement
+
+
+def _judged(answer: Answer, alone: Measurement, inductor: Interval | None, device: torch.device) -> Answer:
+    """What the time of a replacement by itself tells. What follows from the estimate is not kept: the next calibration may give another."""
+    if alone.kept:
+        return Answer(alone, f"{answer.why}; of Inductor's form the library calls alone")
+    if inductor is None:
+        return Answer(None, f"{alone}; how long the rest of Inductor's form takes is not known")
+    pays = pays_measured(calibration.of_device(device), alone.replaced_ms, inductor, math.log(MARGIN))
+    estimated = dataclasses.replace(alone, kept=pays, inductor_ms=inductor.expected / 1e3, how="estimate")
+    return Answer(estimated, f"{answer.why}; Inductor's form as estimated")

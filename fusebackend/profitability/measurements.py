@@ -1,0 +1,118 @@
+"""What is known of how long both forms take: by rank 0 of a job, from an earlier compile, or because it is measured now."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+
+from fusebackend import cache_keys
+from fusebackend.log import log, warn_once
+from fusebackend.native import cache, loader
+from fusebackend.profitability import measurement_store
+from fusebackend.profitability.budget import Budget
+from fusebackend.profitability.distributed import Answer, Exchange, Ranks
+from fusebackend.profitability.measurement_store import Measurement
+from fusebackend.profitability.unfit import Unfit
+from fusebackend.rewriting.pattern import Pattern
+
+
+class Measurements:
+    """The measurements of one compile.
+
+    Args:
+        budget: what timing takes is counted there; whether there is time left is asked by the callers.
+        ranks: of a job that decides alike; None where each decides for itself.
+        compiled: whether what was only called, though Inductor would compile it, counts as not measured.
+        strict: raise what goes wrong instead of leaving the decision to the estimate.
+    """
+
+    def __init__(self, budget: Budget, ranks: Ranks | None, *, compiled: bool, strict: bool):
+        self.budget = budget
+        self._ranks = ranks
+        self._compiled = compiled
+        self._strict = strict
+        self._contexts: dict[tuple, str] = {}
+        self._identities: dict[Pattern, str | None] = {}
+
+    def ask(
+        self, key: str, timed: Callable[[], Measurement], why_not_timed: str | None, *, calls: bool = False, kept: bool = True
+    ) -> Answer:
+        """What is known under that key, by rank 0, from an earlier compile, or by timing it now.
+
+        Args:
+            timed: takes the measurement.
+            why_not_timed: why it may not be taken now; None where it may.
+            calls: whether calling both forms as they are is a measurement also where regions are compiled.
+            kept: whether measurements are read and written; not where a pattern may be another one under the same name tomorrow.
+        """
+        with self._ranks.agreed(key) if self._ranks else contextlib.nullcontext(Exchange()) as exchange:
+            if exchange.received is not None:
+                if exchange.received.measurement is not None and kept:  # for the next process, where ranks share no disk
+                    measurement_store.save(key, exchange.received.measurement)
+                return exchange.received
+            answer = Answer(self._look_up(key) if kept else None, "cached")
+            if answer.measurement is None or (answer.measurement.how == "calls" and self._compiled and not calls):
+                answer = self._measured(key, timed, kept) if why_not_timed is None else Answer(None, why_not_timed)
+            exchange.send(Answer(answer.measurement, f"{answer.why}, by rank 0" if answer.why else ""))
+            return answer
+
+    def measured_with(self, device: torch.device, *patterns: Pattern) -> str:
+        """What measurements depend on besides the graph (:func:`fusebackend.cache_keys.measuring`)."""
+        name = (device, *(p.name for p in patterns))
+        if name not in self._contexts:
+            self._contexts[name] = cache_keys.measuring(
+                cache_keys.machine(device),
+                loader.load().key,
+                self._inductor_settings,
+                [self._identity(p) or f"unidentified {p.name}" for p in patterns],
+            )
+        return self._contexts[name]
+
+    @functools.cached_property
+    def _inductor_settings(self) -> dict[str, Any]:
+        return inductor_config.save_config_portable()  # of some thousand entries: asked once a compile
+
+    def are_identified(self, patterns: Sequence[Pattern]) -> bool:
+        """Whether measurements made with these patterns may be kept."""
+        return all(self._identity(p) is not None for p in patterns)
+
+    def _identity(self, pattern: Pattern) -> str | None:
+        if pattern not in self._identities:
+            try:
+                self._identities[pattern] = pattern.fingerprint()
+            except cache_keys.UnidentifiableError:
+                self._identities[pattern] = None
+        return self._identities[pattern]
+
+    def why_failed(self, doing: str, error: Exception) -> str:
+        """The reason that is reported where something can't be timed."""
+        if isinstance(error, (Unfit, cache_keys.UnidentifiableError)):
+            return f"not timed: {error}"
+        if self._strict:
+            raise error
+        lines = str(error).strip().splitlines()
+        reason = f"not timed: {doing} raised {type(error).__name__}: {lines[0] if lines else ''}"
+        warn_once(f"{reason} (the estimate decides; fuse.strict=True raises)")
+        return reason
+
+    def _look_up(self, key: str) -> Measurement | None:
+        try:
+            return measurement_store.load(key)
+        except cache.CacheError as error:
+            log.debug("no kept verdicts: %s", error)
+            return None
+
+    def _measured(self, key: str, timed: Callable[[], Measurement], kept: bool) -> Answer:
+        try:
+            with self.budget.spending():
+                measurement = timed()
+        except Exception as error:
+            return Answer(None, self.why_failed("timing", error))
+        if kept:
+            measurement_store.save(key, measurement)
+        return Answer(measurement, "measured")
