@@ -118,6 +118,11 @@ FOUND = {
         body=("v0 = torch.addmm(x2, x0, x1, beta=2, alpha=0)",),
         outputs=("v0",),
     ),
+    "products that overflow in eager's order, and their sum": Program(
+        inputs=(Spec((2, 5), fill="integers", seed=3, grad="leaf"), Spec((2, 5), fill="integers", seed=4, grad="leaf")),
+        body=("v0 = x0.unsqueeze(1) * 1e-38 * x1.unsqueeze(0) * 1e38", "v1 = v0.sum((2,))"),
+        outputs=("v1",),
+    ),
     "a sum that overflows in eager's order alone": Program(
         inputs=(Spec((8, 96, 3), torch.float32, fill="scales", seed=1),),
         body=("v0 = x0.sum((0, 1))",),
@@ -314,6 +319,14 @@ def test_where_eager_overflows_the_exact_sum_is_right_if_it_is_nearly_too_large(
         torch.tensor([1.0, x], dtype=d) for x, d in ((math.inf, torch.float32), (exact, torch.float64), (ours, torch.float32))
     )
     assert (compare._error(program, eager, wide, got, 0.0) is None) is right
+
+
+@pytest.mark.parametrize("exact, eager, ours, right", [(1.0, math.nan, -math.inf, True), (math.nan, math.nan, -math.inf, False)])
+def test_where_eager_overflows_infinity_and_nan_are_alike(exact, eager, ours, right):
+    """Not where the exact result is none either."""
+    program = Program((Spec((3, 1)),), ("v0 = x0.sum(0)",), ("v0",))
+    want, wide, got = (torch.tensor([x], dtype=d) for x, d in ((eager, torch.float32), (exact, torch.float64), (ours, torch.float32)))
+    assert (compare._error(program, want, wide, got, 0.0) is None) is right
 
 
 def test_a_program_that_draws_random_numbers_tells_nothing():
