@@ -31,16 +31,18 @@ class Budget:
         """None while there is time left, then why nothing more is timed."""
         return None if self.spent < self._seconds else f"not timed: the {self._seconds:g} s of fuse.gate_seconds are spent"
 
-    def why_default_spent(self) -> str | None:
-        """None while something may be timed for which nobody asked, then why nothing more is."""
-        if self.has_by_default(0.0):
-            return None
-        return f"the part of a compile that may go into timing by default is spent ({self.spent:.2g} s)"
+    def why_default_spent(self, seconds: float = 0.0) -> str | None:
+        """None while there is time left for what nobody asked for, then why nothing more is timed.
 
-    def has_by_default(self, seconds: float) -> bool:
-        """Whether so much time, or any at all, is left for what nobody asked for."""
+        Args:
+            seconds: how much is needed.
+        """
         left = min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (time.perf_counter() - self._began)) - self.spent
-        return left > 0 and left >= seconds
+        if left <= 0:
+            return f"the part of a compile that may go into timing by default is spent ({self.spent:.2g} s)"
+        if left < seconds:
+            return f"compiling both forms takes {seconds:.2g} s, more than the part of a compile that may go into timing by default"
+        return None
 
     @contextlib.contextmanager
     def spending(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 Library calls are called both ways. Where Inductor would generate code too, the replacement is called by itself, and so are the library
 calls among what it replaces: it pays if it takes less than these alone, or less than the estimate of the original. Where the estimate
-does not tell even then, the region is compiled both ways, if there is so much to gain that it is worth the time.
+of the original is what leaves it open, the region is compiled both ways, if there is so much to gain that it is worth the time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import fx
 
 from fusebackend.profitability import calibration
 from fusebackend.profitability.distributed import Answer, has_several_ranks
-from fusebackend.profitability.estimating import ours_decides, pays_measured
+from fusebackend.profitability.estimating import inductor_decides, measured, ours_decides, pays
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.measurements import Measurements
 from fusebackend.profitability.region import Region, are_nearly_calls, library_calls
@@ -48,10 +48,14 @@ class DefaultTiming:
     def why_not(self, core: Sequence[fx.Node], device: torch.device, estimate: Estimate) -> str | None:
         """None where something of a match may be timed; otherwise why not, empty where that goes without saying."""
         # A call on the CPU may take seconds. Several ranks must decide alike, and none may wait by default.
-        possible = self._allowed and estimate.pays is not False and device.type == "cuda" and not has_several_ranks()
-        if not possible or not (are_nearly_calls(core) or (estimate.pays is None and self._may_tell(core, estimate))):
+        if not self._allowed or estimate.pays is False or device.type != "cuda" or has_several_ranks():
             return ""
-        return self._measurements.budget.why_default_spent()
+        budget = self._measurements.budget
+        if are_nearly_calls(core) or (estimate.pays is None and _may_be_told_alone(core, estimate)):
+            return budget.why_default_spent()
+        if estimate.pays is None and (estimate.inductor is None or self._is_worth_compiling(estimate.ours, estimate.inductor)):
+            return budget.why_default_spent(self._compile_seconds)
+        return ""
 
     def ask(self, key: str, region: Region, estimate: Estimate, subject: str, kept: bool) -> Answer:
         """What is known of both forms of a region, or becomes known now.
@@ -70,29 +74,31 @@ class DefaultTiming:
         answer = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), "", kept=kept)
         if answer.measurement is not None or why_not == "":
             return answer
-        # Under a key of its own, since the other modes want both times.
-        alone = self._measurements.ask(f"{key}-alone", lambda: time_replacement(region, subject), unmentioned, kept=kept)
-        if alone.measurement is None:
-            return alone
-        judged = _judged(alone, alone.measurement, estimate.inductor, region.device)
-        if judged.measurement is not None and judged.measurement.kept:
+        ours, judged = estimate.ours, Answer(None, unmentioned or "")
+        if _may_be_told_alone(region.core, estimate) or estimate.inductor is None:
+            # Under a key of its own, since the other modes want both times.
+            alone = self._measurements.ask(f"{key}-alone", lambda: time_replacement(region, subject), unmentioned, kept=kept)
+            if alone.measurement is None:
+                return alone
+            ours = measured(calibration.of_device(region.device), alone.measurement.replaced_ms, math.log(MARGIN))
+            judged = _judged(alone, alone.measurement, ours, estimate.inductor)
+            if judged.measurement is not None and judged.measurement.kept:
+                return judged
+        if why_not is not None or not self._is_worth_compiling(ours, estimate.inductor):
             return judged
-        if why_not is None and self._is_worth_compiling(alone.measurement, estimate.inductor):
-            compiled = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), None, kept=kept)
-            return compiled if compiled.measurement is not None else judged
-        return judged
+        spent = self._measurements.budget.why_default_spent(self._compile_seconds)
+        compiled = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), spent, kept=kept)
+        if compiled.measurement is not None:
+            return compiled
+        return Answer(judged.measurement, "; ".join(filter(None, (judged.why, compiled.why))))
 
-    def _may_tell(self, core: Sequence[fx.Node], estimate: Estimate) -> bool:
-        """Whether an open estimate may become a yes once the replacement was called by itself, or the region compiled."""
-        return ours_decides(estimate) or bool(library_calls(core)) or (estimate.inductor is None and self._can_compile())
-
-    def _can_compile(self) -> bool:
-        return self._measurements.budget.has_by_default(self._compile_seconds)
-
-    def _is_worth_compiling(self, alone: Measurement, inductor: Interval | None) -> bool:
-        """Whether so much may be gained. Where nothing is known of Inductor's form, that may be as much as the replacement takes."""
-        gain_ms = alone.replaced_ms if inductor is None else inductor.high / 1e3 - alone.replaced_ms
-        return self._can_compile() and gain_ms * _RUNS >= self._compile_seconds * 1e3
+    def _is_worth_compiling(self, ours: Interval | None, inductor: Interval | None) -> bool:
+        """Whether compiling both forms may tell that the replacement pays, and so much may be gained."""
+        if ours is None or (inductor is not None and not inductor_decides(ours, inductor)):
+            return False
+        # Where nothing is known of Inductor's form, the gain may be as much as the replacement takes.
+        gain_us = ours.expected if inductor is None else inductor.high - ours.expected
+        return gain_us * _RUNS >= self._compile_seconds * 1e6
 
     def _time(self, region: Region, subject: str, *, calls: bool) -> Measurement:
         began = time.perf_counter()
@@ -102,12 +108,16 @@ class DefaultTiming:
         return measurement
 
 
-def _judged(answer: Answer, alone: Measurement, inductor: Interval | None, device: torch.device) -> Answer:
+def _may_be_told_alone(core: Sequence[fx.Node], estimate: Estimate) -> bool:
+    """Whether the time of the replacement by itself may tell that it pays."""
+    return ours_decides(estimate) or bool(library_calls(core))
+
+
+def _judged(answer: Answer, alone: Measurement, ours: Interval, inductor: Interval | None) -> Answer:
     """What the time of a replacement by itself tells. What follows from the estimate is not kept: the next calibration may give another."""
     if alone.kept:
         return Answer(alone, f"{answer.why}; of Inductor's form the library calls alone")
     if inductor is None:
         return Answer(None, f"{alone}; how long the rest of Inductor's form takes is not known")
-    pays = pays_measured(calibration.of_device(device), alone.replaced_ms, inductor, math.log(MARGIN))
-    estimated = dataclasses.replace(alone, kept=pays, inductor_ms=inductor.expected / 1e3, how="estimate")
+    estimated = dataclasses.replace(alone, kept=pays(ours, inductor) is True, inductor_ms=inductor.expected / 1e3, how="estimate")
     return Answer(estimated, f"{answer.why}; Inductor's form as estimated")

@@ -181,14 +181,14 @@ def pays(ours: Interval, inductor: Interval) -> bool | None:
     return True if gain > error else None if gain > -error else False
 
 
-def pays_measured(calibration: Calibration | None, ours_ms: float, inductor: Interval, error: float) -> bool:
-    """Whether a replacement pays that was timed, where Inductor's form is estimated.
+def measured(calibration: Calibration | None, ours_ms: float, error: float) -> Interval:
+    """The time of a replacement that was timed by itself, with what calling it costs the host.
 
     Args:
         error: the half width of the measured time, a logarithm.
     """
     call = _call_us(calibration) if calibration is not None else 0.0
-    return pays(Interval.around(1e3 * ours_ms + call, error), inductor) is True
+    return Interval.around(1e3 * ours_ms + call, error)
 
 
 def ours_decides(estimate: Estimate) -> bool:
@@ -196,6 +196,11 @@ def ours_decides(estimate: Estimate) -> bool:
     if estimate.pays is not None or estimate.ours is None or estimate.inductor is None:
         return False
     return pays(Interval.around(estimate.ours.low, 0.0), estimate.inductor) is True
+
+
+def inductor_decides(ours: Interval | None, inductor: Interval | None) -> bool:
+    """Whether a replacement would pay, did Inductor's form take as long as it may: then that time is worth knowing."""
+    return ours is not None and inductor is not None and pays(ours, Interval.around(inductor.high, 0.0)) is True
 
 
 def _without_timing(workload: Workload, estimate: Estimate) -> Estimate:

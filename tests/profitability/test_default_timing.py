@@ -53,7 +53,7 @@ def timed(own_cache, monkeypatch):
     why_not = DefaultTiming.why_not
     on_a_gpu = torch.device("cuda")
     monkeypatch.setattr(DefaultTiming, "why_not", lambda self, core, _, estimate: why_not(self, core, on_a_gpu, estimate))
-    monkeypatch.setattr(Budget, "has_by_default", lambda self, seconds: seconds == 0)  # not for compiling regions
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: "it is too short" if seconds else None)
     monkeypatch.setattr(default_timing, "time_replacement", counted)
     return subjects
 
@@ -149,7 +149,7 @@ def compiling(timed, monkeypatch):
         regions.append(subject)
         return time_region(region, subject, **kwargs)
 
-    monkeypatch.setattr(Budget, "has_by_default", lambda self, seconds: True)
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: None)
     monkeypatch.setattr(default_timing, "time_region", counted)
     return regions
 
@@ -179,7 +179,7 @@ def test_a_region_with_little_to_gain_is_not_compiled(temporary_pattern, compili
 def test_what_compiling_took_is_expected_of_the_next(temporary_pattern, compiling, monkeypatch):
     """The second site is left where the rest of the budget is less than the first took."""
     asked = []
-    monkeypatch.setattr(Budget, "has_by_default", lambda self, seconds: asked.append(seconds) or True)
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: asked.append(seconds))
     monkeypatch.setattr(default_timing, "_COMPILE_SECONDS", 0.01)
     temporary_pattern(Open(0.02, (30e3, 5e3, 60e3), (20e3, 10e3, 40e3)))
     torch._dynamo.reset()
@@ -189,13 +189,28 @@ def test_what_compiling_took_is_expected_of_the_next(temporary_pattern, compilin
     assert wanted[0] == 0.01 and wanted[-1] > 0.05
 
 
+def test_both_forms_are_compiled_where_inductors_time_decides(temporary_pattern, compiling, timed):
+    """Ours is known well, and Inductor's generated code may be slower: nothing has to be called by itself."""
+    temporary_pattern(Open(0.0, (300, 250, 350), (400, 200, 800)))
+    report_of()
+    assert not timed and len(compiling) == 1
+
+
+def test_nothing_is_compiled_where_the_compile_is_too_short_for_it(temporary_pattern, timed, monkeypatch):
+    temporary_pattern(Open(0.0, (300, 250, 350), (400, 200, 800)))
+    found = report_of()
+    assert not found.substitutions and not timed
+    assert "not timed, since it is too short" in found.rejections[0].reason
+
+
 def test_less_time_than_is_needed_is_no_time(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     budget = Budget(60.0)
     now[0] = 30.0
-    assert budget.has_by_default(2.9) and not budget.has_by_default(3.1)
+    assert budget.why_default_spent() is None and budget.why_default_spent(2.9) is None
+    assert "compiling both forms takes 3.1 s" in budget.why_default_spent(3.1)
     budget.spent = 3.0
-    assert not budget.has_by_default(0.0) and "3 s" in budget.why_default_spent()
+    assert "is spent (3 s)" in budget.why_default_spent()
     now[0] = 1000.0
-    assert budget.has_by_default(6.9) and not budget.has_by_default(7.1), "10 s in all"
+    assert budget.why_default_spent(6.9) is None and budget.why_default_spent(7.1) is not None, "10 s in all"
