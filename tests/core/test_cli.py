@@ -1,6 +1,7 @@
 """``python -m fusebackend``"""
 
 import fcntl
+import functools
 import importlib.metadata
 import os
 import signal
@@ -202,7 +203,9 @@ def test_ctrl_c_ends_a_build_and_its_compilers(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("FUSEBACKEND_CACHE_DIR", str(tmp_path / "cache"))
     command = [sys.executable, "-m", "fusebackend", "build", "--arch", "none", "--output", str(tmp_path / "library")]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    # What a shell starts in the background, perhaps these tests, ignores the signal, and so do its children.
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heeds) as process:
         try:
             deadline = time.monotonic() + 120
             while not (tmp_path / "ninja").exists():
