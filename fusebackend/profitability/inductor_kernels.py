@@ -41,15 +41,18 @@ class TritonKernel:
 
     Attributes:
         source: its Triton source, with the decorator that names its heuristics.
-        sizes: the values of its integer arguments: ``xnumel``, ``ynumel``, ``r0_numel``, symbolic sizes.
+        sizes: the values of its arguments that are sizes: ``xnumel``, ``ynumel``, ``r0_numel``, symbolic sizes.
         types: the type of each argument as in Triton's signature, e.g. ``"*fp32"``.
         is_reduction: whether it sums along a dimension of its own.
+        numbers: the names of its arguments that are numbers to compute with: tensors of no dims on the CPU, and floats. No address and no
+            loop depends on them.
     """
 
     source: str
     sizes: Mapping[str, int]
     types: Mapping[str, str]
     is_reduction: bool = False
+    numbers: frozenset[str] = frozenset()
 
 
 def generated_kernels(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node] = ()) -> list[TritonKernel]:
@@ -120,8 +123,14 @@ def _kernel(source: str, arguments: str, hints: Mapping[str, int]) -> TritonKern
     types = ast.literal_eval(signature[1])
     given = [a.strip() for a in re.sub(r",\s*stream=.*", "", arguments).split(",")]
     names = [n for n in types if not n.endswith("BLOCK")]
-    sizes = {n: _value(text, hints) for n, text in zip(names, given) if not types[n].startswith("*")}
-    return TritonKernel(source, sizes, types, heuristics[1] != "pointwise")
+    numbers = frozenset(n for n in names if _is_number(n, types[n]))
+    sizes = {n: _value(text, hints) for n, text in zip(names, given) if not types[n].startswith("*") and n not in numbers}
+    return TritonKernel(source, sizes, types, heuristics[1] != "pointwise", numbers)
+
+
+def _is_number(name: str, type_: str) -> bool:
+    """Inductor names what a kernel computes with like a buffer (``in_ptr1``), also where it is passed as a number."""
+    return not type_.startswith("*") and (type_.startswith("fp") or "_ptr" in name)
 
 
 def _value(text: str, hints: Mapping[str, int]) -> int:

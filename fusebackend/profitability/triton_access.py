@@ -137,6 +137,12 @@ class Pointer:
         return self.name, offset
 
 
+def given(kernel: TritonKernel) -> dict[str, Any]:
+    """The arguments that a kernel is run with here, but for the sizes of its tile."""
+    pointers = {n: Pointer(n) for n, t in kernel.types.items() if t.startswith("*")}
+    return pointers | dict(kernel.sizes) | dict.fromkeys(kernel.numbers, 1)
+
+
 def kernel_body(source: str) -> ast.FunctionDef:
     return next(n for n in ast.parse(source[source.index("@triton.jit") :]).body if isinstance(n, ast.FunctionDef))
 
@@ -171,8 +177,7 @@ def _work(kernel: TritonKernel, config: Any) -> Work:
     vectors, moved = [], 0.0
     for x, y in SAMPLES:
         language = Language((int(grid[0] * x), int(grid[1] * y)), (height, width), itemsizes)
-        arguments: dict[str, Any] = {n: Pointer(n) for n in itemsizes}
-        arguments |= dict(kernel.sizes) | {f"{axis}BLOCK": size for axis, size in blocks.items()}
+        arguments = given(kernel) | {f"{axis}BLOCK": size for axis, size in blocks.items()}
         # The kernel's first two dimensions are (y, x) in a tile, and x alone in a row.
         names = {"tl": language, "tl_math": Opaque(), "libdevice": Opaque(), "triton_helpers": Opaque(), "tl_extra": Opaque()}
         exec(code, {**names, **arguments})

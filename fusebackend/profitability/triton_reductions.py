@@ -26,7 +26,6 @@ from fusebackend.profitability.triton_access import (
     Language,
     Opaque,
     Plain,
-    Pointer,
     configurations,
     understanding,
 )
@@ -188,8 +187,7 @@ def _work(kernel: TritonKernel, code: Any, config: Any, multiprocessors: int) ->
     vectors, steps, kind = [], 1.0, KIND
     for first, others in SAMPLES:
         language = _Reduction([int(n * (others if i else first)) for i, n in enumerate(tiles)], itemsizes, rows * columns)
-        arguments: dict[str, Any] = {n: Pointer(n) for n in itemsizes} | dict(sizes)
-        arguments |= {n: size for n, size in config.kwargs.items() if n.endswith("BLOCK")}
+        arguments = triton_access.given(kernel) | {n: size for n, size in config.kwargs.items() if n.endswith("BLOCK")}
         names = {"tl": language, "range": language.range, "triton_helpers": _Helpers()}
         names |= {n: Opaque() for n in ("tl_math", "libdevice", "tl_extra")}
         exec(code, {**names, **arguments})

@@ -38,10 +38,10 @@ def triton_poi_1(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
 def work(monkeypatch):
     """The work of a kernel in one configuration."""
 
-    def of(source, sizes, types, warps=4, **blocks):
+    def of(source, sizes, types, warps=4, numbers=(), **blocks):
         config = SimpleNamespace(kwargs=blocks, num_warps=warps)
         monkeypatch.setattr(triton_access, "configurations", lambda kernel: [config])
-        (found,) = triton_access.works(TritonKernel(source, sizes, types))
+        (found,) = triton_access.works(TritonKernel(source, sizes, types, numbers=frozenset(numbers)))
         return found
 
     return of
@@ -114,6 +114,21 @@ def test_the_sizes_of_a_call_are_evaluated():
     kernel = _kernel(SIGNATURE, "arg0_1, s0, 3*s0 + (s1 // 2), stream=stream0", {"s0": 5, "s1": 9})
     assert kernel.sizes == {"ks0": 5, "xnumel": 19}
     assert kernel.types["in_ptr0"] == "*fp32"
+
+
+SCALED = COPY.replace("def triton_poi_1(in_ptr0,", "def triton_poi_1(in_ptr0, in_ptr1,").replace(
+    "    tl.store", "    tmp1 = in_ptr1\n    tmp2 = tmp1.to(tl.float32)\n    tmp0 = tmp0 / tmp2\n    tl.store"
+)
+
+
+def test_a_number_that_a_kernel_computes_with_is_no_size_of_it(work):
+    """A tensor of no dims on the CPU, such as the root by which attention divides its scores, is passed by its value."""
+    arguments = "{'in_ptr0': '*bf16', 'in_ptr1': 'fp32', 'in_ptr2': 'i64', 'ks0': 'fp64', 'out_ptr0': '*bf16', 'xnumel': 'i32'}"
+    signature = SIGNATURE.replace(ARGUMENTS, arguments)
+    kernel = _kernel(signature, "arg0_1, convert_element_type_21.item(), arg2_1.item(), zuf0, buf1, 4096, stream=stream0", {})
+    assert kernel.sizes == {"xnumel": 4096} and kernel.numbers == {"in_ptr1", "in_ptr2", "ks0"}
+    found = work(SCALED, kernel.sizes, {"in_ptr0": "*bf16", "in_ptr1": "fp32", "out_ptr0": "*bf16"}, numbers={"in_ptr1"}, XBLOCK=1024)
+    assert found.quantities["read"] == found.quantities["written"] == 2 * 4096 and found.shape["accesses"] == 2
 
 
 @pytest.mark.parametrize(
