@@ -7,7 +7,6 @@ rows.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import torch
@@ -15,82 +14,11 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.column_sum.ops import plan_facts
+from fusebackend.patterns.column_sum.producers import Producer, producer_of
 from fusebackend.patterns.column_sum.sites import Site
 from fusebackend.rewriting.device_facts import device_facts
-from fusebackend.rewriting.pattern import Estimate, Work, Workload
+from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
 from fusebackend.rewriting.workload import log2, log2_run, stream
-
-aten = torch.ops.aten
-
-_MOST_NODES = 64  # of what computes a summed tensor; behind more it has become a tensor anyway
-#: Loads from places that the graph computes.
-_INDIRECT = frozenset(
-    {
-        aten.index.Tensor,
-        aten._unsafe_index.Tensor,
-        aten._unsafe_masked_index.default,
-        aten.gather.default,
-        aten.index_select.default,
-        aten.embedding.default,
-    }
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Producer:
-    """What computes the summed tensor inside Inductor's sum.
-
-    Attributes:
-        nodes: the pointwise nodes, and views between them, of which nothing else uses a value; none if the tensor is there already.
-        read: bytes of what they read, that of indirect loads left out.
-        gathered: bytes of elements that are loaded indirectly.
-    """
-
-    nodes: tuple[fx.Node, ...]
-    read: float
-    gathered: float
-
-    @property
-    def is_indirect(self) -> bool:
-        return any(n.target in _INDIRECT for n in self.nodes)
-
-
-def producer_of(source: fx.Node) -> Producer:
-    """What computes ``source``, if Inductor would do so inside the sum alone."""
-    nodes: dict[fx.Node, None] = {}
-    reads: dict[fx.Node, None] = {}
-    gathered = 0.0
-    pending = [source]
-    while pending:
-        node = pending.pop()
-        inside = g.is_fusable(node) or (g.is_view(node) and _owner_is_computed(node))
-        if not inside or len(nodes) >= _MOST_NODES or not all(u in nodes or node is source for u in node.users):
-            reads[node] = None
-            continue
-        if node is source and len(node.users) > 1:  # it becomes a tensor anyway, or is computed twice
-            reads[node] = None
-            continue
-        nodes[node] = None
-        inputs = node.all_input_nodes
-        if node.target in _INDIRECT:
-            gathered += _bytes(node)
-            table, inputs = inputs[0], inputs[1:]
-            del table  # a part of it is read, again and again: that counts as gathered
-        pending += inputs
-    return Producer(tuple(sorted(nodes)), sum(_bytes(n) for n in reads), gathered)
-
-
-def _owner_is_computed(view: fx.Node) -> bool:
-    return g.is_fusable(g.through_views(view))
-
-
-def _bytes(node: fx.Node) -> float:
-    """Of a tensor as it lies in memory: what is expanded is there once."""
-    value = g.value(node)
-    if not isinstance(value, torch.Tensor):
-        return 0.0
-    sizes, strides = g.hints(value.shape) or [], g.hints(value.stride()) or []
-    return float(math.prod(n for n, s in zip(sizes, strides) if s != 0) * value.itemsize)
 
 
 def estimate(site: Site) -> Estimate | Workload:
@@ -107,6 +35,25 @@ def estimate(site: Site) -> Estimate | Workload:
         ours.append(_materialised(site, sizes, producer))
     shown = producer.nodes[-1] if producer.nodes else neighbours[0] if neighbours else None
     return Workload(tuple(ours), (_inductor(site, sizes, producer),), shown)
+
+
+def _inductor(site: Site, sizes: list[int], producer: Producer) -> Work | Generated:
+    """Of what is computed inside the sum, Inductor is asked. Of gathers its code tells which rows a block reads only once it runs: they are
+    described, and so is what is only read."""
+    described = _described(site, sizes, producer)
+    if not producer.nodes or producer.is_indirect or g.value(site.node).device.type == "cpu":
+        return described
+    return Generated((*producer.nodes, *_casts(site), site.node), (site.node,), described)
+
+
+def _casts(site: Site) -> list[fx.Node]:
+    """Those between what is summed and the sum."""
+    found: list[fx.Node] = []
+    node = g.arguments(site.node)["self"]
+    while node is not site.source:
+        found.insert(0, node)
+        node = node.args[0]
+    return found
 
 
 def _fused_neighbours(site: Site) -> list[fx.Node]:
@@ -158,7 +105,8 @@ def _materialised(site: Site, sizes: list[int], producer: Producer) -> Work:
     return Work(f"column_sum input{suffix}", {"bytes": producer.read + written, "gathered": producer.gathered}, shape)
 
 
-def _inductor(site: Site, sizes: list[int], producer: Producer) -> Work:
+def _described(site: Site, sizes: list[int], producer: Producer) -> Work:
+    """Inductor's sum, by what it reads and computes."""
     value = g.value(site.source)
     quantities, shape = _facts(site, sizes)
     elements = float(math.prod(sizes))

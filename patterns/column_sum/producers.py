@@ -1,0 +1,138 @@
+"""What Inductor computes inside a sum: which of the nodes before it become no tensors.
+
+A pointwise node is computed where it is read, and once for each of several readers, as long as it reads few tensors itself
+(``torch._inductor.config.realize_reads_threshold``). It becomes a tensor where a reader needs one: a library, or the graph's output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import fx
+from torch._inductor import config as inductor_config
+
+from fusebackend import fx_utils as g
+
+aten = torch.ops.aten
+
+_MOST_NODES = 64  # of what computes a summed tensor; behind more it has become a tensor anyway
+#: Loads from places that the graph computes.
+_INDIRECT = frozenset(
+    {
+        aten.index.Tensor,
+        aten._unsafe_index.Tensor,
+        aten._unsafe_masked_index.default,
+        aten.gather.default,
+        aten.index_select.default,
+        aten.embedding.default,
+    }
+)
+#: Loops that fill a tensor in an order of their own.
+_SCATTERS = frozenset(
+    {
+        aten.index_add.default,
+        aten.index_put.default,
+        aten._unsafe_index_put.default,
+        aten.scatter.src,
+        aten.scatter.value,
+        aten.scatter_add.default,
+        aten.scatter_reduce.two,
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Producer:
+    """What computes the summed tensor inside Inductor's sum.
+
+    Attributes:
+        nodes: pointwise nodes, and views between them, that are computed there; none if the tensor is there already.
+        read: bytes of what they read, that of indirect loads left out.
+        gathered: bytes of elements that are loaded indirectly.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    read: float
+    gathered: float
+
+    @property
+    def is_indirect(self) -> bool:
+        return any(n.target in _INDIRECT for n in self.nodes)
+
+
+def producer_of(source: fx.Node) -> Producer:
+    """What computes ``source``, if Inductor would do so inside the sum."""
+    tensors = _Tensors()
+    nodes: set[fx.Node] = set()
+    reads: set[fx.Node] = set()
+    gathered = 0.0
+    pending = {source}
+    while pending:
+        node = max(pending)  # all its readers in the sum were met before
+        pending.remove(node)
+        if node is source and len(node.users) > 1:  # it becomes a tensor anyway, or is computed twice
+            reads.add(node)
+            continue
+        if tensors.is_one(g.through_views(node)) or len(nodes) >= _MOST_NODES:
+            reads.add(node)
+            continue
+        nodes.add(node)
+        if node.target in _INDIRECT:  # of the table a part is read, again and again: that counts as gathered
+            gathered += _bytes(node)
+        pending.update(_inputs(node))
+    return Producer(tuple(sorted(nodes)), sum(_bytes(n) for n in reads), gathered)
+
+
+class _Tensors:
+    """Which nodes of a graph become tensors in Inductor's code."""
+
+    def __init__(self) -> None:
+        self._reads: dict[fx.Node, frozenset[fx.Node]] = {}
+
+    def is_one(self, node: fx.Node) -> bool:
+        """Whether a node, which is no view, becomes a tensor."""
+        if not _is_pointwise(node):
+            return True
+        readers = set(g.consumers(node))
+        if not all(map(g.is_fusable, readers)):
+            return True
+        reused = len(readers) > 1 or any(_elements(u) > _elements(node) for u in {*node.users, *readers})  # expanded
+        return reused and len(self._read_by(node)) > inductor_config.realize_reads_threshold
+
+    def _read_by(self, node: fx.Node) -> frozenset[fx.Node]:
+        """The tensors that are read wherever a pointwise node is computed."""
+        if node not in self._reads:
+            found = {g.through_views(node.args[0])} if node.target in _INDIRECT else set()
+            for source in map(g.through_views, _inputs(node)):
+                found |= {source} if self.is_one(source) else self._read_by(source)
+            self._reads[node] = frozenset(found)
+        return self._reads[node]
+
+
+def _inputs(node: fx.Node) -> list[fx.Node]:
+    """What a node reads element by element."""
+    inputs = [n for n in node.all_input_nodes if isinstance(g.value(n), torch.Tensor)]
+    return inputs[1:] if node.target in _INDIRECT else inputs
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    """Whether a node is computed element by element: what has fewer elements than it reads is a sum of its own."""
+    if not g.is_fusable(node) or node.target in _SCATTERS:
+        return False
+    return all(_elements(n) <= _elements(node) for n in _inputs(node))
+
+
+def _elements(node: fx.Node) -> int:
+    value = g.value(node)
+    return math.prod(g.hints(value.shape) or [0]) if isinstance(value, torch.Tensor) else 1
+
+
+def _bytes(node: fx.Node) -> float:
+    """Of a tensor as it lies in memory: what is expanded is there once."""
+    value = g.value(node)
+    if not isinstance(value, torch.Tensor):
+        return 0.0
+    sizes, strides = g.hints(value.shape) or [], g.hints(value.stride()) or []
+    return float(math.prod(n for n, s in zip(sizes, strides) if s != 0) * value.itemsize)
