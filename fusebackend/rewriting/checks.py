@@ -25,7 +25,8 @@ def why_not_replaceable(match: Match) -> Reject | None:
         outsider = next((u for u in node.users if u not in inside), None)
         if outsider is not None:
             return Reject(f"{g.describe(node)} inside the match is also used by {g.describe(outsider)}", node, "illegal")
-    random = next((n for n in match.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
+    drawing = (n for n in match.nodes if n not in match.draws_nothing)
+    random = next((n for n in drawing if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
     if random is not None:
         return Reject(f"{g.describe(random)} draws random numbers: replacing it would draw others", random, "illegal")
     mutation = g.mutation_between(min(inside), max(inside))

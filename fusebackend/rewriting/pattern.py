@@ -163,6 +163,8 @@ class Match:
         unproven: why it can't be told whether the replacement is faster, for a pattern without an ``estimate`` of its own. Such a
             match is applied only if a measurement says so.
         site: what the pattern parsed at this site, for its ``estimate``.
+        draws_nothing: matched nodes of random operators that draw no random numbers with the arguments that they have, such as attention
+            without dropout.
     """
 
     outputs: tuple[fx.Node, ...]
@@ -171,6 +173,7 @@ class Match:
     note: str = ""
     unproven: str = ""
     site: Any = None
+    draws_nothing: frozenset[fx.Node] = frozenset()
 
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
