@@ -243,12 +243,14 @@ class Pattern(abc.ABC):
         level: ``"post_grad"``, after Inductor's decompositions, on forward and backward graphs alike; or ``"joint"``,
             before forward and backward are partitioned, for families that rewrite both together.
         priority: of two matches that overlap the higher wins, then the larger.
+        devices: the types of devices on which the operators that it looks for run, and so its examples.
     """
 
     name: str
     anchors: tuple[torch._ops.OpOverload, ...]
     level: Level = "post_grad"
     priority: int = 0
+    devices: tuple[str, ...] = ("cpu", "cuda")
 
     @abc.abstractmethod
     def match(self, node: fx.Node) -> Match | Reject | None:

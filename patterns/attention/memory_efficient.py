@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +66,7 @@ class MemoryEfficientAttention(Pattern):
     name = "memory_efficient_attention"
     anchors = (_FORWARD,)
     level = "joint"
+    devices = ("cuda",)
 
     def match(self, node: fx.Node) -> Match | Reject | None:
         site = read(node)
@@ -80,6 +81,14 @@ class MemoryEfficientAttention(Pattern):
 
     def estimate(self, match: Match) -> Estimate:
         return Estimate(None, "how long PyTorch's memory-efficient attention takes is not known", "unmeasured")
+
+    def examples(self) -> list[tuple[Callable, tuple]]:
+        def biased(q, k, v, bias):
+            return _FORWARD(q, k, v, bias.expand(2, 3, 9, 16), True)[0]
+
+        # Values of one sign: where terms cancel, both round too much to be compared.
+        operands = (torch.randn(2, 3, 9, 16), torch.randn(2, 3, 16, 16), torch.rand(2, 3, 16, 16) + 0.5, torch.randn(1, 3, 9, 16))
+        return [(biased, tuple(x.to(dtype) for x in operands)) for dtype in (torch.bfloat16, torch.float16)]
 
 
 def read(node: fx.Node) -> Site | Reject | None:

@@ -9,10 +9,12 @@ import torch
 from families.traced_graphs import traced_joint
 from torch import fx
 
+import fusebackend
 from fusebackend.patterns.attention.memory_efficient import MemoryEfficientAttention
 from fusebackend.profitability.region import alone, library_calls
 from fusebackend.rewriting.apply import rewrite
 from fusebackend.rewriting.outcome import GraphOutcome
+from fusebackend.tools.verify import print_verifications
 
 aten = torch.ops.aten
 bf16 = torch.bfloat16
@@ -168,3 +170,12 @@ def test_whether_it_pays_is_timed(kernels_for_every_device):
     assert len(calls) == 2
     module, fakes, _ = alone(calls)
     assert len(module.graph.find_nodes(op="placeholder")) == len(fakes)
+
+
+def test_it_is_verified_where_its_examples_run(capsys):
+    if not torch.cuda.is_available():
+        verification = fusebackend.verify("memory_efficient_attention")
+        assert not verification.checks and "its examples run on cuda" in str(verification)
+        assert print_verifications(["memory_efficient_attention"], None) == 1, "it was asked for"
+    for fn, arguments in MemoryEfficientAttention().examples():
+        check(fn, arguments, backward=())
