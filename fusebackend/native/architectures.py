@@ -38,11 +38,16 @@ def covers(built: tuple[str, ...], wanted: str) -> bool:
     return any(a.isdigit() and int(a) <= number for a in built)
 
 
-def cpu_baseline() -> str:
-    """The ``-march`` that CPU kernels are compiled for. Not ``native``: one library may serve several machines."""
-    if platform.machine() == "x86_64" and {"avx2", "fma", "bmi2", "f16c"} <= cpu_flags():
+def cpu_baseline(machine: str | None = None) -> str:
+    """The ``-march`` that CPU kernels are compiled for. Not ``native``: one library may serve several machines.
+
+    Args:
+        machine: the kind of host that they are for, e.g. ``"aarch64"``; by default this one.
+    """
+    here = platform.machine()
+    if (machine or here) == "x86_64" and (here != "x86_64" or {"avx2", "fma", "bmi2", "f16c"} <= cpu_flags()):
         return TUNED_BASELINE
-    return _BASELINES.get(platform.machine(), "")
+    return _BASELINES.get(machine or here, "")
 
 
 _BASELINES = {"x86_64": "x86-64", "aarch64": "armv8-a"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import platform
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ import torch
 from fusebackend import cache_keys
 from fusebackend.native import cache, cuda_wheels, manifest
 from fusebackend.native.architectures import cpu_baseline, device_architectures, is_architecture
-from fusebackend.native.flags import compile_flags, include_flags, is_for_cuda, is_for_sm90a, link_flags
+from fusebackend.native.flags import compile_flags, has_cuda_runtime, include_flags, is_for_cuda, is_for_sm90a, link_flags, stand_ins
 from fusebackend.native.ninja_build import BuildError, ninja_file, run_ninja
 from fusebackend.native.toolchain import Toolchain, compiler_flags, compiler_version
 
@@ -69,7 +70,7 @@ class Plan:
             "key": self.key,
             "content": cache_keys.content_hash(self.root),
             "architectures": list(self.architectures),
-            "march": cpu_baseline(),
+            "march": cpu_baseline(self.toolchain.machine),
             "torch": torch.__version__,
             "cxx": compiler_version(cxx) if cxx else None,
             "nvcc": compiler_version(nvcc) if nvcc else None,
@@ -78,16 +79,18 @@ class Plan:
     def objects(self) -> dict[str, Path]:
         """The object files, as paths in the folder in which ninja runs, and their sources."""
 
+        machine = f"{self.toolchain.machine}_" if self.toolchain.crosses else ""
+
         def name(source: Path) -> str:
             # Objects of CPU sources serve libraries for any architectures.
-            folder = "_".join(("cuda", *self.architectures)) if is_for_cuda(source) else "cpu"
+            folder = machine + ("_".join(("cuda", *self.architectures)) if is_for_cuda(source) else "cpu")
             parts = source.relative_to(self.root).parts
             plain = re.sub(r"[^\w.+-]", "_", "_".join(parts), flags=re.ASCII)
             unlike = "" if plain == "_".join(parts) else f".{hashlib.sha256(os.fsencode(source.name)).hexdigest()[:8]}"
             return f"{folder}/{plain}{unlike}.o"
 
         together = {source for sources in self.generated().values() for source in sources}
-        generated = {f"cpu/{file}.o": Path(file) for file in self.generated()}  # first, since they take longest
+        generated = {f"{machine}cpu/{file}.o": Path(file) for file in self.generated()}  # first, since they take longest
         return {**generated, **{name(source): source for source in self.sources() if source not in together}}
 
     def generated(self) -> dict[str, list[Path]]:
@@ -104,14 +107,15 @@ class Plan:
             (name, source, compile_flags(source, self.architectures, self.toolchain) + include_flags(source, roots, self.toolchain))
             for name, source in self.objects().items()
         ]
-        return ninja_file(self.toolchain, objects, manifest.LIBRARY, link_flags(self.cuda, self.toolchain))
+        return ninja_file(self.toolchain, objects, manifest.LIBRARY, link_flags(self.cuda, self.toolchain), stand_ins(self.toolchain))
 
 
 def plan(architectures: Iterable[str] | None = None) -> Plan:
     """Decides what to compile: for ``architectures``, or by default for the GPUs that torch sees (none: CPU only).
 
     Raises:
-        BuildError: no C++ compiler; architectures were asked for and there is no nvcc; a malformed architecture.
+        BuildError: no C++ compiler; architectures were asked for and there is no nvcc, or no CUDA runtime for the host that ``CXX``
+            compiles for; a malformed architecture.
     """
     toolchain = Toolchain.find()
     if toolchain.cxx is None:
@@ -125,6 +129,9 @@ def plan(architectures: Iterable[str] | None = None) -> Plan:
             raise BuildError(f"architecture {wrong!r}: give compute capabilities without the dot, e.g. 90a,80,75")
         if architectures and toolchain.nvcc is None:
             raise BuildError(f"no nvcc found: {cuda_wheels.how_to_get_nvcc()}")
+        if architectures and toolchain.crosses and not has_cuda_runtime(toolchain):
+            how = cuda_wheels.how_to_get_runtime(toolchain.machine, toolchain.cxx, compiler_version(toolchain.nvcc or ""))
+            raise BuildError(f"no CUDA runtime for {toolchain.machine} in {toolchain.cuda_home}: {how}")
     return Plan(toolchain, architectures, sources_root())
 
 
@@ -137,9 +144,13 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
         progress: called with one line per finished step.
 
     Raises:
-        BuildError: a compiler failed; the message ends with its output.
+        BuildError: a compiler failed, and the message ends with its output; or it compiles for another kind of host, and no ``output``
+            was given.
         cache.CacheError: the cache directory can't be used.
     """
+    tools = what.toolchain
+    if output is None and tools.crosses:  # the cache is this host's
+        raise BuildError(f"{tools.cxx} compiles for {tools.machine}, and this host is {platform.machine()}: unset CXX")
     target = output or cache.directory("native", what.key)
     if output is None and manifest.read(target):
         return target

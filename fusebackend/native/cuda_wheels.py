@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -42,6 +43,15 @@ def how_to_get_nvcc() -> str:
         version = _FIRST_VERSION  # the library has its own runtime inside: that the driver knows it is enough
     command = [sys.executable, "-m", "pip", "install", f"cuda-toolkit[{','.join(PARTS)}]=={version}.*"]
     return f"{shlex.join(command)} (or set CUDA_HOME to a CUDA toolkit)"
+
+
+def how_to_get_runtime(machine: str, cxx: str, nvcc_version: str) -> str:
+    """What to do to have the CUDA runtime of another kind of host, in nvcc's version (``compiler_version``)."""
+    release = re.search(r"release (\d+\.\d+)", nvcc_version)
+    package = f"nvidia-cuda-runtime=={release[1]}.*" if release else "nvidia-cuda-runtime"
+    options = ["--no-deps", "--only-binary=:all:", "--platform", f"manylinux_2_17_{machine}", "--target", "FOLDER"]
+    command = [sys.executable, "-m", "pip", "install", *options, package]
+    return f"{shlex.join(command)}, then CXX={shlex.quote(f'{cxx} -LFOLDER/nvidia/cu13/lib')}"
 
 
 def driver_version() -> str | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import shlex
 from pathlib import Path
 
 import torch
 
 from fusebackend.native.architectures import cpu_baseline
-from fusebackend.native.toolchain import Toolchain, compiler_version
+from fusebackend.native.toolchain import Toolchain, compiler_flags, compiler_version
 
 # Symbols of the stable ABI that are newer than this can't be used. It is what makes one library good for torch 2.11 and later.
 _TORCH_TARGET = "0x020b000000000000ULL"
+
+# What a library asks the loader for, so that it finds torch's symbols.
+_TORCH_LIBRARIES = ("torch", "torch_cpu")
 
 
 def is_for_cuda(source: Path) -> bool:
@@ -26,7 +31,7 @@ def is_for_sm90a(source: Path) -> bool:
 def include_flags(source: Path, roots: list[Path], toolchain: Toolchain) -> list[str]:
     toolkit = toolchain.cuda_home
     system = [Path(torch.__file__).parent / "include"]
-    if source.suffix == ".cpp" and is_for_cuda(source) and toolkit:  # nvcc finds its own
+    if is_for_cuda(source) and toolkit and (source.suffix == ".cpp" or toolchain.crosses):  # else nvcc finds its own
         system.append(toolkit / "include")
     return [*(f"-I{root}" for root in roots), *(word for folder in system for word in ("-isystem", str(folder)))]
 
@@ -37,7 +42,7 @@ def compile_flags(source: Path, architectures: tuple[str, ...], toolchain: Toolc
     if is_for_cuda(source) and "90a" in architectures:
         common.append("-DFUSE_HAS_SM90A")
     if source.suffix != ".cu":
-        march = cpu_baseline()
+        march = cpu_baseline(toolchain.machine)
         return [
             *("-std=c++17 -O3 -fPIC -fvisibility=hidden -Wall -Wno-unknown-pragmas -Wno-psabi".split()),
             *([f"-march={march}"] if march else []),
@@ -51,14 +56,41 @@ def compile_flags(source: Path, architectures: tuple[str, ...], toolchain: Toolc
     if portable:  # PTX, so that the library also runs on GPUs that are newer than all of these
         newest = max(portable, key=int)
         codes.append(f"-gencode=arch=compute_{newest},code=compute_{newest}")
-    return ["-std=c++17", "-O1", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-fvisibility=hidden", *common, *codes]
+    host = [f"-ccbin={host_compiler(toolchain)}"] if toolchain.crosses else []
+    return [*host, "-std=c++17", "-O1", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-fvisibility=hidden", *common, *codes]
+
+
+def host_compiler(toolchain: Toolchain) -> str:
+    """The C++ compiler's program alone, as nvcc takes it: without ``ccache`` before it and without options."""
+    words = shlex.split(toolchain.cxx or "")
+    return list(itertools.takewhile(lambda word: not word.startswith("-"), words))[-1]
+
+
+def cuda_library_folders(toolchain: Toolchain) -> list[Path]:
+    """Where the toolkit may have the CUDA runtime for the host that is compiled for."""
+    toolkit = toolchain.cuda_home
+    if toolkit is None:
+        return []
+    target = toolkit / f"targets/{'sbsa' if toolchain.machine == 'aarch64' else toolchain.machine}-linux/lib"
+    folders = [target] if toolchain.crosses else [toolkit / "lib64", target, toolkit / "lib"]  # the last is that of the packages of pip
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def has_cuda_runtime(toolchain: Toolchain) -> bool:
+    """Whether there is a folder that may have the CUDA runtime to link, in the toolkit or given to the compiler (``-L``)."""
+    return bool(cuda_library_folders(toolchain)) or any(flag.startswith("-L") for flag in compiler_flags(toolchain.cxx or ""))
+
+
+def stand_ins(toolchain: Toolchain) -> list[str]:
+    """Empty libraries, in the folder in which ninja runs, that are linked in place of torch's where those here are of another kind of host.
+    Linking needs no more of them than their names: torch's symbols are looked up when a library is loaded."""
+    return [f"torch_{toolchain.machine}/lib{name}.so" for name in _TORCH_LIBRARIES] if toolchain.crosses else []
 
 
 def link_flags(cuda: bool, toolchain: Toolchain) -> list[str]:
-    flags = ["-shared", "-Wl,-s", f"-L{Path(torch.__file__).parent / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu"]
-    toolkit = toolchain.cuda_home
-    if cuda and toolkit:
-        names = ("lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib")  # the last is that of the packages of pip
-        libraries = [p for p in (toolkit / name for name in names) if p.is_dir()]
+    folder = next((Path(library).parent for library in stand_ins(toolchain)), Path(torch.__file__).parent / "lib")
+    flags = ["-shared", "-Wl,-s", f"-L{folder}", "-Wl,--no-as-needed", *(f"-l{name}" for name in _TORCH_LIBRARIES)]
+    if cuda:
+        libraries = cuda_library_folders(toolchain)
         flags += [*(f"-L{p}" for p in libraries), "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
     return flags

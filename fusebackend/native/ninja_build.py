@@ -35,8 +35,15 @@ def check_nvcc_arguments(*words: str) -> None:
             raise BuildError(f'nvcc would run a part of this path as a command: {word!r}; use folders and files without " $ ` and \\')
 
 
-def ninja_file(toolchain: Toolchain, objects: Sequence[tuple[str, Path, list[str]]], library: str, link_arguments: list[str]) -> str:
-    """The text of a ninja file that compiles each (object, source, compiler arguments) and links them into ``library``."""
+def ninja_file(
+    toolchain: Toolchain,
+    objects: Sequence[tuple[str, Path, list[str]]],
+    library: str,
+    link_arguments: list[str],
+    empty_libraries: Sequence[str] = (),
+) -> str:
+    """The text of a ninja file that compiles each (object, source, compiler arguments), makes the empty libraries that
+    ``link_arguments`` ask for, and links them into ``library``."""
     try:
         from ninja import ninja_syntax
     except ImportError as error:
@@ -58,6 +65,9 @@ def ninja_file(toolchain: Toolchain, objects: Sequence[tuple[str, Path, list[str
             command = f"{escape(compiler)} {dependencies} -MF $out.d $arguments -c $in -o $out"
             writer.rule(rule, command, description="$name", depfile="$out.d", deps="gcc")
     writer.rule("link", f"{escape(toolchain.cxx or '')} $in -o $out $arguments", description="$name")
+    for output in empty_libraries:
+        options = ["-shared", "-nostdlib", f"-Wl,-soname,{Path(output).name}", "-x", "c++", os.devnull]
+        writer.build([output], "link", variables=variables(output, options))
     for i, (output, source, arguments) in enumerate(objects):
         rule = "nvcc" if source.suffix == ".cu" else "cxx"
         if rule == "nvcc":
@@ -65,7 +75,8 @@ def ninja_file(toolchain: Toolchain, objects: Sequence[tuple[str, Path, list[str
         # By a variable: a bar ends a path that stands in the rule itself, and nothing escapes it.
         writer.variable(f"source{i}", escape(str(source)))
         writer.build([output], rule, [f"$source{i}"], variables=variables(source.name, arguments))
-    writer.build([library], "link", [output for output, _, _ in objects], variables=variables(library, link_arguments))
+    compiled = [output for output, _, _ in objects]
+    writer.build([library], "link", compiled, list(empty_libraries), variables=variables(library, link_arguments))
     writer.default(library)
     return text.getvalue()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -23,6 +24,16 @@ class Toolchain:
     cxx: str | None
     nvcc: str | None
     cuda_home: Path | None = None
+
+    @property
+    def machine(self) -> str:
+        """The kind of host that the compiler makes code for, as ``platform.machine()`` names it."""
+        return target_machine(self.cxx) if self.cxx else platform.machine()
+
+    @property
+    def crosses(self) -> bool:
+        """Whether that is another than this host."""
+        return self.machine != platform.machine()
 
     @classmethod
     def find(cls) -> Toolchain:
@@ -62,6 +73,17 @@ def compiler_version(compiler: str) -> str:
         return f"unusable: {error}"
     lines = [line for line in text.splitlines() if line.strip()]
     return next((line for line in lines if "release" in line), lines[0] if lines else "says nothing")
+
+
+@lru_cache
+def target_machine(compiler: str) -> str:
+    """The kind of processor that a C++ compiler makes code for, e.g. ``"aarch64"``; this host's where it does not tell."""
+    try:
+        asked = subprocess.run([*shlex.split(compiler), "-dumpmachine"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return platform.machine()
+    told, separator, _ = asked.stdout.strip().partition("-")
+    return {"powerpc64le": "ppc64le"}.get(told, told) if separator and asked.returncode == 0 else platform.machine()
 
 
 def compiler_flags(compiler: str) -> list[str]:

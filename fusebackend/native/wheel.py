@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -64,7 +63,7 @@ def pack(what: build.Plan, output: Path, progress: Callable[[str], None] | None 
         build.build(what, tree / "fusebackend" / "lib", progress)
         if cache_keys.content_hash(tree / "csrc") != cache_keys.content_hash(root / "csrc"):
             raise build.BuildError("csrc changed while it was compiled: try again")
-        (tree / "setup.py").write_text(_SETUP.format(machine=platform.machine()))
+        (tree / "setup.py").write_text(_SETUP.format(machine=what.toolchain.machine))
         made = Path(scratch) / "made"
         # In the folder: pip takes a path for a requirement, in which ";" and "[" mean something.
         _run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(made), ".", folder=tree)
