@@ -105,11 +105,9 @@ def test_a_kernel_without_a_backward_is_used_in_training(pattern):
     assert_pattern(twice_sine, X, pattern=name, count=1)
 
 
-GUIDE = next(
-    block.split("```")[0]
-    for block in (Path(__file__).parents[2] / "patterns" / "README.md").read_text().split("```python\n")
-    if "@triton_op" in block.split("```")[0]
-)
+BLOCKS = [b.split("```")[0] for b in (Path(__file__).parents[2] / "patterns" / "README.md").read_text().split("```python\n")]
+TRITON = next(block for block in BLOCKS if "@triton_op" in block)
+CUTE_DSL = next(block for block in BLOCKS if "@cute.kernel" in block)
 FIND = """
 from torch import nn
 with torch.no_grad():
@@ -117,8 +115,8 @@ with torch.no_grad():
 """
 
 
-def run_guide(tmp_path, device):
-    (tmp_path / "guide.py").write_text(GUIDE + FIND.replace("DEVICE", repr(device)))
+def run_guide(tmp_path, device, program=TRITON):
+    (tmp_path / "guide.py").write_text(program + FIND.replace("DEVICE", repr(device)))
     return subprocess.run(
         [sys.executable, "guide.py"], cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONWARNINGS": "ignore"}
     )
@@ -136,6 +134,31 @@ def test_the_guides_triton_kernel_is_registered_without_a_gpu(tmp_path):
 @pytest.mark.cuda
 def test_the_guides_triton_kernel_is_verified_and_found_on_a_gpu(tmp_path):
     done = run_guide(tmp_path, "cuda")
+    assert done.returncode == 0, done.stderr
+    assert "fusebackend: 1 substitution" in done.stdout and "postponed" not in done.stderr
+
+
+# For sizes that are known when it is called, by a machine that may have no such GPU.
+COMPILE = """
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+rows, columns = cute.sym_int(), cute.sym_int()
+matrix = [make_fake_compact_tensor(cutlass.BFloat16, (rows, columns), stride_order=(1, 0)) for _ in range(2)]
+weight = make_fake_compact_tensor(cutlass.BFloat16, (columns,), stride_order=(0,))
+cute.compile(launch, matrix[0], weight, matrix[1], cutlass.Float32(1e-6), make_fake_stream(), options="--gpu-arch sm_90a")
+"""
+
+
+def test_the_guides_cute_dsl_kernel_is_registered_and_compiled_without_a_gpu(tmp_path):
+    pytest.importorskip("cutlass")
+    done = run_guide(tmp_path, "cpu", CUTE_DSL + COMPILE)
+    assert done.returncode == 0, done.stderr
+    assert "guide.cute_rms_norm.default has kernels for cuda, not for cpu" in done.stdout
+
+
+@pytest.mark.cuda
+def test_the_guides_cute_dsl_kernel_is_verified_and_found_on_a_gpu(tmp_path):
+    pytest.importorskip("cutlass")
+    done = run_guide(tmp_path, "cuda", CUTE_DSL)
     assert done.returncode == 0, done.stderr
     assert "fusebackend: 1 substitution" in done.stdout and "postponed" not in done.stderr
 
