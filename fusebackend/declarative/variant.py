@@ -322,9 +322,8 @@ class Variant:
             results[self.matcher.anchor] = e.call(torch.ops.aten.add.Tensor, term, results[self.matcher.anchor])
         by_image: dict[fx.Node, Any] = {}
         for output in self.matcher.outputs:
-            gradient = output in self.search.outputs[self.search.forward_outputs :]
             image, result = found.nodes[output], results[output]
-            by_image.setdefault(image, _in_order_of(e, image, result) if gradient else result)
+            by_image.setdefault(image, _in_order_of(e, image, result))
         return tuple(by_image.values())
 
 
@@ -335,7 +334,8 @@ def _proper_subsets(positions: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _in_order_of(e: Emitter, original: fx.Node, new: fx.Node) -> fx.Node:
-    """A gradient in the memory order of the one that it replaces: autograd gives it that of what it was given."""
+    """A result in the memory order of the one that it replaces. PyTorch's pointwise operators keep the order of what they are given, and
+    gradients are in that of what autograd was given, while a kernel may always write the order that its example had."""
     old, value = g.value(original), g.value(new)
     order = g.memory_order(old)
     if order is None or value.dim() != old.dim() or all(map(g.same_size, value.stride(), old.stride())):

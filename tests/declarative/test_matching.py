@@ -54,7 +54,15 @@ def test_other_alpha_is_a_reason(pattern):
     x, y = torch.randn(5, 6), torch.randn(6, 5)
     assert_pattern(lambda x, y: torch.add(x.t(), y, alpha=2), x, y, pattern=name, rejected="alpha is 2, the pattern has 1")
     assert_pattern(lambda x, y: torch.add(x.t(), y), x, y, pattern=name, count=1)
-    assert_pattern(lambda x, y: torch.add(y, x.t()), x, y, pattern=name, rejected="stride (5, 1) became (1, 6)")
+
+
+def test_a_result_is_copied_into_the_memory_order_that_the_graph_has(pattern):
+    name = pattern(lambda x, y: x.t() + y, lambda x, y: torch.sub(x.t(), -y), (torch.randn(4, 8), torch.randn(8, 4)))
+    x, y = torch.randn(5, 6), torch.randn(6, 5)
+    for fn in (lambda x, y: torch.add(x.t(), y), lambda x, y: torch.add(y, x.t())):
+        assert_pattern(fn, x, y, pattern=name, count=1)
+        options = {"fuse.patterns": [name], "fuse.interpret": True, "fuse.gate": "off"}
+        assert torch.compile(fn, backend="fuse", options=options)(x, y).stride() == fn(x, y).stride()
 
 
 def test_wrong_dtype_and_rank_are_reasons(pattern):

@@ -96,6 +96,18 @@ def test_a_norm_of_heads_that_are_transposed_behind_it(rms):
         assert_pattern(norm, torch.randn(2, 5, 4, 8).requires_grad_(trained), pattern=rms, count=1, training=True)
 
 
+def test_a_norm_of_heads_that_are_transposed_before_it(rms):
+    """As in Gemma 3: the norm's result lies in the order of its input, the kernel's is contiguous."""
+    norm = nn.RMSNorm(8, eps=1e-6)
+
+    def heads(x):
+        return norm(x.sin().view(2, 5, 4, 8).transpose(1, 2))
+
+    with torch.no_grad():
+        assert_pattern(heads, torch.randn(2, 5, 32), pattern=rms, count=1)
+    assert_pattern(heads, torch.randn(2, 5, 32).requires_grad_(), pattern=rms, count=1, training=True)
+
+
 def test_a_frozen_weight(rms):
     norm = nn.RMSNorm(16).requires_grad_(False)
     report = assert_pattern(lambda x: norm(x.sin()), torch.randn(4, 16).requires_grad_(), pattern=rms, count=1, training=True)
