@@ -80,7 +80,7 @@ class _Rewriting:
         self.strict, self.fuel, self.check, self.policy = strict, fuel, check, policy
         self.priorities = priorities
         self.substitutions: list[Substitution] = []
-        self.rejections: list[Rejection] = []
+        self.rejections: list[tuple[fx.Node, Rejection]] = []  # with the anchors
         self.verdicts: list[Verdict] = []
         self.unused: set[fx.Node] = set()  # that substitutions left without a use, and that are erased
 
@@ -101,7 +101,7 @@ class _Rewriting:
         return GraphOutcome(
             self.name,
             tuple(self.substitutions),
-            tuple(self.rejections),
+            tuple(rejection for _, rejection in self.rejections),
             tuple(self.verdicts),
             made if shown or code is not None else None,
             time.perf_counter() - began,
@@ -141,6 +141,8 @@ class _Rewriting:
                 log.info("%s in %s at %s: %s", made.pattern, self.name, made.source, made.note or " ".join(made.replacement))
             elif isinstance(made, Reject):
                 self.reject(pattern, node, made)
+        # A pattern may have begun, and missed, inside of what it then replaced.
+        self.rejections = [(n, r) for n, r in self.rejections if n not in taken or taken[n].name != r.pattern]
 
     def match(self, pattern: Pattern, node: fx.Node) -> Match | Reject | None:
         return self.guarded(pattern, node, "matching", lambda: pattern.match(node))
@@ -244,9 +246,8 @@ class _Rewriting:
         source = describe.source_of(node)
         if not source.file:
             source = describe.source_of(anchor)
-        self.rejections.append(
-            Rejection(pattern.name, self.name, source, reject.reason, node.name, reject.code, module_of(node) or module_of(anchor))
-        )
+        made = Rejection(pattern.name, self.name, source, reject.reason, node.name, reject.code, module_of(node) or module_of(anchor))
+        self.rejections.append((anchor, made))
         log.debug("%s in %s left to Inductor at %s (%s): %s", pattern.name, self.name, source, node.name, reject.reason)
 
 

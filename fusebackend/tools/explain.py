@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,11 @@ def print_explanation(
                 raise UsageError(f"{argument} writes {what}: FILE{suffix} is accepted, got {str(path)!r}")
             check_file_to_write(path, argument)
     old = _report_in(earlier) if earlier else None
-    try:
+    with _usage():
         parse_line(at) if at is not None else None
-        registry.known(pattern) if pattern is not None else None
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     fn, args, kwargs = call_factory(factory, "explain")
+    with _usage():  # now: the factory's module may be what registers it
+        registry.known(pattern) if pattern is not None else None
     with users_code(f"what {factory}() made"):
         report = explain(torch.compile(fn, backend="fuse", dynamic=True) if dynamic else fn, *args, pattern=pattern, at=at, **kwargs)
     print(report)
@@ -132,6 +132,14 @@ def print_explanation(
     if data:
         print(f"written: {report.save(data)}")
     return 0
+
+
+@contextlib.contextmanager
+def _usage() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _report_in(path: Path) -> Report:

@@ -105,6 +105,7 @@ WRONG = [
     ("explain users_module:exits", 1, "users_module:exits() raised SystemExit"),
     ("explain users_module:wrong_inputs", 1, "what users_module:wrong_inputs() made raised"),
     ("explain users_module:model --html page.txt", 2, "FILE.html"),
+    ("explain users_module:model --pattern unknown", 2, "no pattern is called 'unknown'"),
     ("explain users_module:model --html nowhere/page.html", 2, "there is no folder"),
     ("bisect users_module", 2, "bisect takes package.module:function"),
     ("bisect nosuchmod:check", 2, "no module 'nosuchmod'"),
@@ -116,6 +117,19 @@ WRONG = [
     ("bench models --model users_typo:model", 1, "importing users_typo raised SyntaxError"),
     ("bench compile --repeats 0", 2, "--repeats takes a whole number from 1 on, got '0'"),
 ]
+
+
+def test_explain_knows_the_patterns_that_the_factorys_module_registers(module, capsys):
+    (module / "users_pattern.py").write_text(
+        "import torch, fusebackend\nx = torch.randn(3)\n"
+        "fusebackend.register_replacement(lambda x: torch.sin(x) * 2, lambda x: torch.sin(x) + torch.sin(x), (x,), name='users_sine')\n"
+        "def model(): return lambda x: torch.sin(x) * 2, (x,)\n"
+    )
+    try:
+        assert main("explain users_pattern:model --pattern users_sine".split()) == 0
+        assert "users_sine: 1 substitutions" in capsys.readouterr().out
+    finally:
+        fusebackend.unregister("users_sine")
 
 
 @pytest.mark.parametrize(("line", "status", "said"), WRONG, ids=[line or "nothing" for line, _, _ in WRONG])

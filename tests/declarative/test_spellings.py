@@ -108,6 +108,13 @@ def test_a_norm_of_heads_that_are_transposed_before_it(rms):
     assert_pattern(heads, torch.randn(2, 5, 32).requires_grad_(), pattern=rms, count=1, training=True)
 
 
+def test_what_is_replaced_is_no_near_miss_too(rms):
+    """In the backward of a norm other parts of the pattern begin, of which some are of another form."""
+    norm, x = LlamaNorm(torch.float32), torch.randn(2, 5, 16).requires_grad_()
+    report = assert_pattern(lambda x: norm(x.sin()), x, pattern=rms, count=1, training=True)
+    assert not report.rejections
+
+
 def test_a_frozen_weight(rms):
     norm = nn.RMSNorm(16).requires_grad_(False)
     report = assert_pattern(lambda x: norm(x.sin()), torch.randn(4, 16).requires_grad_(), pattern=rms, count=1, training=True)
