@@ -80,6 +80,14 @@ class Calibration:
         scale = self.scale * work.share
         return Interval(found.expected * scale, found.low * scale, found.high * scale)
 
+    def memory_us(self, byte_count: float) -> float:
+        """The time in which the memory moves so many bytes at best; 0 if its bandwidth is not known.
+
+        The driver names the bits of the bus, times the kHz of a clock at which each wire moves two of them.
+        """
+        bandwidth = self.properties.get("bandwidth", 0.0)
+        return self.scale * byte_count / (bandwidth * 2 / 8 * 1e3 / 1e6) if bandwidth > 0 else 0.0
+
     @property
     def is_prior(self) -> bool:
         """Whether it is another device's."""

@@ -151,12 +151,14 @@ def _key(nodes: Sequence[fx.Node]) -> str:
 
 
 def total(calibration: Calibration, kernels: Sequence[Sequence[Work]], more: float = 0.0) -> Interval:
-    """The time of kernels, each given in the ways that could be chosen for it, one after the other. Their errors are independent.
+    """The time of kernels, each given in the ways that could be chosen for it, one after the other. Their errors are independent. Generated
+    sums take at least as long as the memory needs for what they read.
 
     Raises:
         Unfit: a kind of work was not calibrated.
     """
-    times = [calibration.time(ways) for ways in kernels]
+    least = [min(triton_reductions.least_bytes(w) * w.share for w in ways) for ways in kernels]
+    times = [calibration.time(ways).at_least(calibration.memory_us(n)) for ways, n in zip(kernels, least)]
     expected = sum(t.expected for t in times)
     error = math.hypot(*(t.expected * t.half_width for t in times)) / expected if expected > 0 else 0.0
     return Interval.around(expected + more, error)

@@ -235,6 +235,11 @@ def _work(kernel: TritonKernel, code: Any, config: Any, multiprocessors: int) ->
     return Work(kind, quantities, shape)
 
 
+def least_bytes(work: Work) -> float:
+    """What the kernels of :func:`merged` read and write at least: each input once, but no more than they load. 0 for other work."""
+    return min(work.quantities.get("bytes", 0.0), work.quantities.get("moved", 0.0)) if work.kind in (KIND, NORMALIZATION) else 0.0
+
+
 def merged(kernels: list[list[Work]], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> list[list[Work]]:
     """Kernels of which some are reductions as one: that with the most terms, and the amounts of the others. Each input is read at
     least once."""

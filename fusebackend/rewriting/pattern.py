@@ -60,6 +60,13 @@ class Interval:
         """``half_width`` is a logarithm: an interval from ``expected / exp(half_width)`` to ``expected * exp(half_width)``."""
         return cls(expected, expected * math.exp(-half_width), expected * math.exp(half_width))
 
+    def at_least(self, least: float) -> Interval:
+        """The same time, of which it is known that it is not less than ``least``."""
+        if least <= self.low:
+            return self
+        expected = max(self.expected, least)
+        return Interval(expected, least, max(self.high, expected * math.exp(self.half_width)))
+
     @property
     def half_width(self) -> float:
         return math.log(self.high / self.expected) if self.expected > 0 else 0.0
