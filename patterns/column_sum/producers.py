@@ -91,22 +91,26 @@ class _Tensors:
     def __init__(self) -> None:
         self._reads: dict[fx.Node, frozenset[fx.Node]] = {}
 
-    def is_one(self, node: fx.Node) -> bool:
-        """Whether a node, which is no view, becomes a tensor."""
-        if not _is_pointwise(node):
+    def is_one(self, node: fx.Node, within: int = _MOST_NODES) -> bool:
+        """Whether a node, which is no view, becomes a tensor.
+
+        Args:
+            within: how many nodes are looked at, one behind the other.
+        """
+        if within == 0 or not _is_pointwise(node):
             return True
         readers = set(g.consumers(node))
         if not all(map(g.is_fusable, readers)):
             return True
         reused = len(readers) > 1 or any(_elements(u) > _elements(node) for u in {*node.users, *readers})  # expanded
-        return reused and len(self._read_by(node)) > inductor_config.realize_reads_threshold
+        return reused and len(self._read_by(node, within - 1)) > inductor_config.realize_reads_threshold
 
-    def _read_by(self, node: fx.Node) -> frozenset[fx.Node]:
+    def _read_by(self, node: fx.Node, within: int) -> frozenset[fx.Node]:
         """The tensors that are read wherever a pointwise node is computed."""
         if node not in self._reads:
             found = {g.through_views(node.args[0])} if node.target in _INDIRECT else set()
             for source in map(g.through_views, _inputs(node)):
-                found |= {source} if self.is_one(source) else self._read_by(source)
+                found |= {source} if self.is_one(source, within) else self._read_by(source, within - 1)
             self._reads[node] = frozenset(found)
         return self._reads[node]
 

@@ -88,3 +88,12 @@ def test_what_is_expanded_behind_many_reads_is_a_tensor():
 
     producer = found(fn, *[(ROWS, bf16)] * 5, TENSOR)
     assert names(producer) <= {"mul", "unsqueeze"} and producer.read == BYTES + ROWS * 2
+
+
+def test_a_long_chain_is_followed_for_a_part_of_it():
+    def fn(x, w):
+        for _ in range(500):
+            x = x * w
+        return x.sum(1), torch.relu(x).sum(0)
+
+    assert 1 <= len(found(fn, TENSOR, ROW).nodes) <= 64
