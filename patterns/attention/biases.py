@@ -94,12 +94,14 @@ def source_of(term: Bias | Mask) -> tuple[fx.Node, Dims]:
 
 def dtype_of(addend: Addend, dtype: torch.dtype, *, wide: bool) -> torch.dtype:
     """That of the tensor that :func:`emit_addend` makes."""
-    term = addend.terms[-1]
-    if wide or len(addend.terms) > 1:
-        return torch.float32
-    if isinstance(term, Mask):
-        return dtype if _holds(dtype, fill_of(term)) else torch.float32
-    return dtype if g.value(term.node).dtype == dtype and _is_exact(term.factor) else torch.float32
+    held: torch.dtype | None = None
+    for term in addend.terms:
+        if isinstance(term, Mask):
+            fits = held in (None, dtype) and _holds(dtype, fill_of(term))  # it overrides, which rounds nothing
+        else:
+            fits = held is None and g.value(term.node).dtype == dtype and _is_exact(term.factor)
+        held = dtype if fits else torch.float32
+    return torch.float32 if wide or held is None else held
 
 
 def fill_of(mask: Mask) -> float:
@@ -152,7 +154,7 @@ def _emit_mask(
 ) -> fx.Node:
     condition = arrange(e, *source, layout, repeat=False)
     fill = fill_of(term)
-    held = dtype if below is None and _holds(dtype, fill) else torch.float32
+    held = dtype if (below is None or g.value(below).dtype == dtype) and _holds(dtype, fill) else torch.float32
     shown = number(e, condition, 0.0, held) if below is None else converted(e, below, held)
     hidden = number(e, condition, fill, held)
     return e.call(aten.where.self, condition, *((hidden, shown) if term.hides else (shown, hidden)))

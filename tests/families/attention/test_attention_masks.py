@@ -6,6 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_programs import check, compiled, heads, randn, refused, run
+from families.traced_graphs import traced_joint
+
+from fusebackend.patterns.attention.facts import attended
+from fusebackend.patterns.attention.match import Attention
+from fusebackend.patterns.attention.ops import attention
+from fusebackend.rewriting.apply import rewrite
 
 pytestmark = pytest.mark.usefixtures("library")
 LOWEST = torch.finfo(torch.bfloat16).min
@@ -189,3 +195,22 @@ def test_gradients_of_the_other_side_of_a_mask_are_others():
     args = (*heads(), ~visible(9, 9))
     (_, dq, dk, dv), _ = compiled(fn, args, True)
     assert not dq.any() and not dk.any() and dv.any()
+
+
+def filled_in_wide(q, k, v, b, seen):
+    scores = (q @ k.mT).float() * 0.25 + b
+    return scores.masked_fill(~seen, torch.finfo(torch.float32).min).softmax(-1).to(q.dtype) @ v
+
+
+@pytest.mark.parametrize(("fn", "held", "training"), [(filled(LOWEST), torch.bfloat16, True), (filled_in_wide, torch.float32, False)])
+def test_a_bias_under_a_mask_keeps_its_dtype_where_that_holds_the_number(fn, held, training):
+    """As in DeBERTa. A bias in fp32 is twice as much memory, and on GPUs not for the fastest kernels."""
+    args = [*heads(), randn(2, 4, 9, 9), visible(2, 1, 9, 9)]
+    graph = traced_joint(fn, args, (0, 1, 2, 3) if training else (), device="cpu")
+    (match,) = (m for n in graph.nodes if n.op == "call_function" and n.target in Attention.anchors and (m := Attention().match(n)))
+    assert [b.itemsize for b in attended(match.site).biases] == [held.itemsize]
+    assert rewrite(graph, [Attention()], "joint", strict=True).substitutions
+    (forward,) = graph.find_nodes(op="call_function", target=attention)
+    (bias,) = forward.args[3]
+    assert bias.meta["val"].dtype == held
+    check(fn, tuple(args), training=training)
