@@ -9,12 +9,15 @@ import traceback
 from collections.abc import Iterator
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import ObservedException, TorchDynamoException
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
+
+# How Dynamo writes a constant: ConstantVariable(str: 'a')
+_CONSTANT = re.compile(r"""ConstantVariable\(\w+: ("[^"]*"|'[^']*')\)""")
 
 # What a cause contains, and what helps.
 _CURES = (
@@ -38,7 +41,9 @@ def explained(error: BaseException) -> str:
         said = _text(cause)
         found = next((c for words, c in _CURES if words.lower() in f"{said} {error}".lower()), "")
         cure = found
-    kind = "" if isinstance(cause, (TorchDynamoException, UnsupportedOperatorException)) or refused else f"{type(cause).__name__}: "
+    of_dynamo = isinstance(cause, (TorchDynamoException, UnsupportedOperatorException)) and not isinstance(cause, ObservedException)
+    # What the function itself raised has a class of Dynamo's: ObservedKeyError.
+    kind = "" if of_dynamo or refused else f"{type(cause).__name__.removeprefix('Observed')}: "
     where = _line(cause, error)
     return f"{kind}{said}" + (f", at {where}" if where else "") + (f" ({cure})" if cure else "")
 
@@ -53,8 +58,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
             return
         inner = getattr(error, "inner_exception", None)
         hidden = error.__suppress_context__ and not isinstance(error, TorchDynamoException)
+        observed = isinstance(error, ObservedException)  # what follows is what the user's own line raised
         error = inner if isinstance(inner, BaseException) else error.__cause__ or (None if hidden else error.__context__)
-        if isinstance(error, (StopIteration, KeyError, AttributeError)):  # a lookup within PyTorch that found nothing
+        if isinstance(error, (StopIteration, KeyError, AttributeError)) and not observed:  # a lookup within PyTorch that found nothing
             return
 
 
@@ -63,7 +69,7 @@ def _text(error: BaseException) -> str:
     text = str(error).strip()
     explanation = re.search(r"^\s*Explanation: (\S.*)$", text, re.MULTILINE) if isinstance(error, TorchDynamoException) else None
     first = next(iter(text.splitlines()), type(error).__name__)
-    return (explanation[1] if explanation else first).rstrip(". ")
+    return _CONSTANT.sub(r"\1", explanation[1] if explanation else first).rstrip(". ")
 
 
 def _line(cause: BaseException, error: BaseException) -> str:

@@ -187,6 +187,28 @@ def test_a_kernel_of_the_hub_from_a_local_folder(pattern, hub):
     assert_pattern(twice_sine, X, pattern=found, count=1)
 
 
+HUB = next(block for block in BLOCKS if "load_hub_kernel" in block)
+
+
+def test_the_guides_kernel_of_the_hub_is_found_in_a_phi_3(tmp_path, hub):
+    transformers = pytest.importorskip("transformers")
+    kernel = "def silu_and_mul(out, x):\n    a, b = x.chunk(2, -1)\n    return out.copy_(torch.nn.functional.silu(a) * b)\n"
+    (hub / "build" / "torch-cpu" / "__init__.py").write_text("import torch\n" + kernel)
+    metadata = hub / "build" / "torch-cpu" / "metadata.json"
+    metadata.write_text(metadata.read_text().replace("_sines_cpu_1", "_gates_cpu_1"))
+    program = HUB.replace('kernel="kernels-community/activation", version=1', 'kernel=folder, devices="cpu"').replace("mine::", "test_hub::")
+    assert program != HUB
+    try:
+        exec(program, {"torch": torch, "fusebackend": fusebackend, "folder": hub})
+        sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=32, pad_token_id=0)
+        model = transformers.Phi3Model(transformers.Phi3Config(**sizes, bos_token_id=1, eos_token_id=2)).eval()
+        with torch.no_grad():
+            found = fusebackend.explain(model, torch.arange(8)[None], use_cache=False).counts()
+        assert found["silu_and_mul"] == 1
+    finally:
+        fusebackend.unregister("silu_and_mul")
+
+
 class Sine(nn.Module):
     def forward(self, x):
         return torch.sin(x)

@@ -1,5 +1,7 @@
 """What people are told who registered something wrongly, or whose pattern is nowhere: the cause, their own line, what to change."""
 
+import types
+
 import pytest
 import torch
 from example_pattern import other_silu_mul, pair, silu_mul
@@ -25,6 +27,9 @@ def angry(x: torch.Tensor) -> torch.Tensor:
 @angry.register_fake
 def _(x):
     raise RuntimeError("only rows of 16")
+
+
+SETTINGS = types.SimpleNamespace(two=2)
 
 
 def twice(x):
@@ -60,9 +65,24 @@ def misspelled(x):
     return x * factr  # noqa: F821
 
 
+def no_such_function(x):
+    return torch.no_such_function(x)
+
+
+def no_such_key(x):
+    return x * {"two": 2}["too"]
+
+
+def no_such_attribute(x):
+    return x * SETTINGS.too
+
+
 @pytest.mark.parametrize(
     ("fn", "cause", "line", "cure"),
     [
+        (no_such_function, "AttributeError: module 'torch' has no attribute 'no_such_function'", "return torch.no_such_function(x)", ""),
+        (no_such_key, "'too'", 'return x * {"two": 2}["too"]', ""),
+        (no_such_attribute, "has no attribute 'too'", "return x * SETTINGS.too", ""),
         (prints, "print", 'print("here")', "move this out of the function"),
         (branches, "data-dependent branching", "return x * 2 if x.sum() > 0 else x", "use torch.where"),
         (reshapes, "RuntimeError: shape '[3, 5, 7]' is invalid", "return x.view(3, 5, 7)", ""),
@@ -76,7 +96,7 @@ def test_a_function_that_cannot_be_traced(fn, cause, line, cure):
         with pytest.raises(RegistrationError) as error:
             fusebackend.register_replacement(*functions, (X,), name="test_wrong")
         message = str(error.value)
-        assert "\n" not in message and f"{fn.__name__} can't be traced" in message
+        assert "\n" not in message and f"{fn.__name__} can't be traced" in message and "ConstantVariable" not in message
         assert (
             cause in message and f"at test_messages.py:{fn.__code__.co_firstlineno}"[:20] in message and line in message and cure in message
         )
