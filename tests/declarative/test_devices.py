@@ -196,10 +196,10 @@ def test_the_guides_kernel_of_the_hub_is_found_in_a_phi_3(tmp_path, hub):
     (hub / "build" / "torch-cpu" / "__init__.py").write_text("import torch\n" + kernel)
     metadata = hub / "build" / "torch-cpu" / "metadata.json"
     metadata.write_text(metadata.read_text().replace("_sines_cpu_1", "_gates_cpu_1"))
-    program = HUB.replace('kernel="kernels-community/activation", version=1', 'kernel=folder, devices="cpu"').replace("mine::", "test_hub::")
-    assert program != HUB
+    local = HUB.replace('kernel="kernels-community/activation", version=1', 'kernel=folder, devices="cpu"')
+    assert local != HUB
     try:
-        exec(program, {"torch": torch, "fusebackend": fusebackend, "folder": hub})
+        exec(local.replace("mine::", "test_hub::"), {"torch": torch, "fusebackend": fusebackend, "folder": hub})
         sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=32, pad_token_id=0)
         model = transformers.Phi3Model(transformers.Phi3Config(**sizes, bos_token_id=1, eos_token_id=2)).eval()
         with torch.no_grad():
