@@ -175,6 +175,11 @@ def is_cast(node: Any) -> bool:
     return all(v.dtype in _CAST_BETWEEN for v in values) and values[0].device == values[1].device
 
 
+def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether each number of the type ``narrow`` is one of the type ``wide``."""
+    return torch.promote_types(wide, narrow) == wide
+
+
 def is_view(node: Any) -> bool:
     """Whether ``node`` holds the elements of its first argument, each once or repeated by an expansion, in another order."""
     if not isinstance(node, fx.Node) or node.op != "call_function" or not g.is_tensor(node):

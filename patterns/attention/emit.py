@@ -198,12 +198,16 @@ def _bias_gradient(e: Emitter, site: Site, result: Result, node: fx.Node, addend
 
 
 def _without_hidden_rows(e: Emitter, out: fx.Node, statistics: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """Zeros in the rows whose scores are all -inf, and statistics by which the probabilities of such rows are zeros in the backward."""
-    maximum = e.call(aten.slice.Tensor, statistics, -1, 0, 1)
-    hidden = e.call(aten.eq.Scalar, maximum, -math.inf)
+    """Zeros in the rows whose scores are all -inf, and statistics by which the probabilities of such rows are zeros in the backward.
+    ``out`` stays in the operator's memory order, which its readers want."""
+    hidden = e.call(aten.eq.Scalar, e.call(aten.slice.Tensor, statistics, -1, 0, 1), -math.inf)
     zeros = number(e, out, 0.0, g.value(out).dtype)
     infinity = number(e, statistics, math.inf, g.value(statistics).dtype)
-    return e.call(aten.where.self, hidden, zeros, out), e.call(aten.where.self, hidden, infinity, statistics)
+    rank = g.value(out).dim()
+    by_tokens = [*range(rank - 3), rank - 2, rank - 3, rank - 1]
+    of_tokens = contiguous(e, e.call(aten.permute.default, hidden, by_tokens))
+    kept = e.call(aten.where.self, of_tokens, zeros, e.call(aten.permute.default, out, by_tokens))
+    return e.call(aten.permute.default, kept, by_tokens), e.call(aten.where.self, hidden, infinity, statistics)
 
 
 def _with_hidden_rows(e: Emitter, gradient: fx.Node, grad: fx.Node, hidden: fx.Node, keys: Any) -> fx.Node:

@@ -100,7 +100,7 @@ def _read_probabilities_gradient(forward: Forward, softmax: SoftmaxGradient) -> 
     first, second = node.args
     assert isinstance(first, fx.Node) and isinstance(second, fx.Node)
     for other, of_values, is_first in ((first, second, False), (second, first, True)):
-        known = forward.values.dims_of(of_values)
+        known = forward.values.dims_of(of_values, forward.dtype)
         if known is None:
             continue
         summed, keys = (known[-1], known[-2]) if is_first else (known[-2], known[-1])
@@ -136,7 +136,7 @@ def _read_values_gradient(
         assert known is not None
         grad = read_operand(other, known)
     else:
-        known = grad.dims_of(other)
+        known = grad.dims_of(other, forward.dtype)
         if known is None or leaves(known[-1 if is_first else -2]) != forward.width:
             return None
     if [leaves(d) for d in known[:-2]] != [leaves(d) for d in dims[:-2]]:
@@ -191,7 +191,7 @@ def _read_scores_gradient(
                     continue
             summed = _summed(user, dims)
             if summed is not None:
-                biases.append(_bias_gradient(user, summed, factor))
+                biases.append(_bias_gradient(user, summed, factor, forward.dtype))
             else:
                 foreign.append(user)
         if foreign:
@@ -246,7 +246,7 @@ def _read_operand_gradient(
         (True, forward.queries, forward.keys, forward.columns),
         (False, forward.keys, forward.queries, forward.rows),
     ):
-        known = by.dims_of(other)
+        known = by.dims_of(other, forward.dtype)
         if known is None or leaves(summed) != axes:
             continue
         inner, outer = (known[-2], known[-1]) if is_first else (known[-1], known[-2])
@@ -282,14 +282,18 @@ def _summed(user: fx.Node, dims: Dims) -> Dims | None:
     return tuple(dim for d, dim in enumerate(dims) if d not in gone)
 
 
-def _bias_gradient(node: fx.Node, dims: Dims, factor: float) -> BiasGradient:
-    """The gradient of a bias that is ``factor`` times ``node``, or a sum of it over dims that the bias was expanded along."""
+def _bias_gradient(node: fx.Node, dims: Dims, factor: float, dtype: torch.dtype) -> BiasGradient:
+    """The gradient of a bias that is ``factor`` times ``node``, or a sum of it over dims that the bias was expanded along, or what is left
+    of them in ``dtype`` where nothing else is used."""
     passed: list[fx.Node] = []
     while len(node.users) == 1:
         user = next(iter(node.users))
         summed = _summed(user, dims)
-        moved = after(user, dims) if is_view(user) and summed is None else summed
-        if moved is None or (summed is None and not any(_summed(u, moved) for u in user.users)):
+        moved = after(user, dims) if (is_view(user) or is_cast(user)) and summed is None else summed
+        if moved is None:
+            break
+        narrows = is_cast(user) and g.value(user).dtype == dtype
+        if summed is None and not narrows and not any(_summed(u, moved) for u in user.users):
             break
         passed.append(node)
         node, dims = user, moved

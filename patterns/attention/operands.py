@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.attention.dims import Dim, Dims, after, before, is_cast, is_view, leaves
+from fusebackend.patterns.attention.dims import Dim, Dims, after, before, holds, is_cast, is_view, leaves
 from fusebackend.patterns.attention.numbers import scaling
 
 aten = torch.ops.aten
@@ -53,18 +53,29 @@ class Operand:
         same = [link for link in fitting if link.is_same]
         return [*fitting[-1:], *(same[-1:] if same[-1:] != fitting[-1:] else [])]
 
-    def dims_of(self, node: fx.Node) -> Dims | None:
-        """The dims of ``node`` if it is a view of this operand's values."""
+    def dims_of(self, node: fx.Node, dtype: torch.dtype) -> Dims | None:
+        """The dims of ``node`` if it holds this operand's values, by views and casts.
+
+        A node before a rounding of the operand holds them only once it was rounded to ``dtype``, as what the kernel reads is: under
+        autocast the products of the backward convert anew what those of the forward converted.
+        """
         path: list[fx.Node] = []
-        known = {link.node: link.dims for link in self.links if link.is_same}
+        known = {link.node: i for i, link in enumerate(self.links) if link.factor == 1.0}
         while node not in known:
-            if not is_view(node) or len(path) == _MOST_STEPS:
+            if not (is_view(node) or is_cast(node)) or len(path) == _MOST_STEPS:
                 return None
             path.append(node)
             node = node.args[0]  # type: ignore[assignment]
-        dims: Dims | None = known[node]
-        for view in reversed(path):
-            dims = None if dims is None else after(view, dims)
+        at = known[node]
+        casts = [g.value(step).dtype for step in path if is_cast(step)]
+        between = [g.value(link.node).dtype for link in self.links[:at]]
+        if not self.links[at].is_same and dtype not in casts:
+            return None
+        if not all(holds(wide, dtype) for wide in (*casts, *between)):  # rounded to another type
+            return None
+        dims: Dims | None = self.links[at].dims
+        for step in reversed(path):
+            dims = None if dims is None else after(step, dims)
         return dims
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.attention.dims import Dim, Dims, after, fresh, is_cast, is_empty, is_view, leaves
+from fusebackend.patterns.attention.dims import Dim, Dims, after, fresh, holds, is_cast, is_empty, is_view, leaves
 from fusebackend.patterns.attention.numbers import same_number, scaling
 from fusebackend.patterns.attention.operands import PRODUCTS, Operand, read_operand, split_product
 from fusebackend.patterns.attention.scores import Mask, Scores, read_scores
@@ -30,7 +30,7 @@ class Result:
         node: is ``factor`` times what the operator returns.
         dims: of ``node``.
         passed: the nodes from the product to ``node``, without it.
-        further: views and copies of ``node`` alone, which may be computed in its place.
+        further: what follows ``node`` alone and holds the same numbers; those of its dtype may be computed in its place.
     """
 
     node: fx.Node
@@ -226,12 +226,14 @@ def _only_step(node: fx.Node) -> tuple[fx.Node, float] | None:
 
 
 def _further(node: fx.Node, dims: Dims) -> tuple[tuple[fx.Node, Dims], ...]:
-    found: list[tuple[fx.Node, Dims]] = []
-    while len(node.users) == 1 and len(found) < 12:
-        user = next(iter(node.users))
-        known = after(user, dims) if is_view(user) else None
+    """What follows ``node`` alone and holds the same numbers: views, copies, and conversions to a wider type and back."""
+    dtype, found = g.value(node).dtype, list[tuple[fx.Node, Dims]]()
+    for _ in range(12):
+        step = _only_step(node)
+        known = None if step is None or step[1] != 1.0 or not holds(g.value(step[0]).dtype, dtype) else after(step[0], dims)
         if known is None:
             break
-        node, dims = user, known
+        assert step is not None
+        node, dims = step[0], known
         found.append((node, dims))
     return tuple(found)
