@@ -141,7 +141,7 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     made = e.call(attention, query, key, value, biases, site.scale, False)
     out, statistics = e.call(operator.getitem, made, 0), e.call(operator.getitem, made, 1)
     if forward.softmax.is_safe and site.addends:
-        out, statistics = _without_hidden_rows(e, out, statistics)
+        out, statistics = without_hidden_rows(e, out, statistics)
     found = [placed(e, site, forward.out, out)]
     if backward is None:
         return found
@@ -197,7 +197,7 @@ def _bias_gradient(e: Emitter, site: Site, result: Result, node: fx.Node, addend
     return in_place_of(e, g.value(result.node), converted(e, node, g.value(result.node).dtype))
 
 
-def _without_hidden_rows(e: Emitter, out: fx.Node, statistics: fx.Node) -> tuple[fx.Node, fx.Node]:
+def without_hidden_rows(e: Emitter, out: fx.Node, statistics: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Zeros in the rows whose scores are all -inf, and statistics by which the probabilities of such rows are zeros in the backward.
     ``out`` stays in the operator's memory order, which its readers want."""
     hidden = e.call(aten.eq.Scalar, e.call(aten.slice.Tensor, statistics, -1, 0, 1), -math.inf)

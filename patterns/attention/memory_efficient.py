@@ -21,7 +21,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.arrange import in_place_of
 from fusebackend.patterns.attention.dims import is_empty
-from fusebackend.patterns.attention.emit import _without_hidden_rows
+from fusebackend.patterns.attention.emit import without_hidden_rows
 from fusebackend.patterns.attention.ops import DTYPES, attention, attention_backward, limits, unavailable
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
 
@@ -218,7 +218,7 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
         bias = e.call(aten.unsqueeze.default, bias, 0)
     made = e.call(attention, q, k, v, [bias], site.scale, site.causal)
     # PyTorch's gives zeros in rows whose scores are all -inf.
-    out, statistics = _without_hidden_rows(e, e.call(operator.getitem, made, 0), e.call(operator.getitem, made, 1))
+    out, statistics = without_hidden_rows(e, e.call(operator.getitem, made, 0), e.call(operator.getitem, made, 1))
     found = [in_place_of(e, g.value(site.out), out)]
     if site.grad is None:
         return found
