@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class DefaultTiming:
         self._patches = patches
         self._allowed = allowed
         self._compile_seconds = _COMPILE_SECONDS
+        self._called: dict[str, Answer] = {}  # measurements without neighbours, of this compile
 
     def why_not(self, core: Sequence[fx.Node], device: torch.device, estimate: Estimate) -> str | None:
         """None where something of a match may be timed; otherwise why not, empty where that goes without saying."""
@@ -57,27 +58,28 @@ class DefaultTiming:
             return budget.why_default_spent(self._compile_seconds)
         return ""
 
-    def ask(self, key: str, region: Region, estimate: Estimate, subject: str, kept: bool) -> Answer:
+    def ask(self, key: str, called_key: str, region: Region, estimate: Estimate, subject: str, kept: bool) -> Answer:
         """What is known of both forms of a region, or becomes known now.
 
         Args:
             key: of the measurement of both forms.
+            called_key: the same of the region without its neighbours, of which what is called tells as much. A model's layers are alike but
+                at its ends, where the neighbours are others: what is called is timed once for all of them.
             subject: what is timed, for people.
             kept: as for :meth:`Measurements.ask`.
         """
         why_not = self.why_not(region.core, region.device, estimate)
         unmentioned = None if why_not is None else ""  # the refusal says it
-        if region.is_nearly_calls:
-            return self._measurements.ask(
-                key, lambda: self._time(region, subject, calls=True), unmentioned, calls=region.is_calls, kept=kept
-            )
         answer = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), "", kept=kept)
-        if answer.measurement is not None or why_not == "":
+        if answer.measurement is not None:
+            return answer
+        if region.is_nearly_calls:
+            return self._ask_called(f"{called_key}-calls", lambda: self._time(region, subject, calls=True), unmentioned, kept)
+        if why_not == "":
             return answer
         ours, judged = estimate.ours, Answer(None, unmentioned or "")
         if _may_be_told_alone(region.core, estimate) or estimate.inductor is None:
-            # Under a key of its own, since the other modes want both times.
-            alone = self._measurements.ask(f"{key}-alone", lambda: time_replacement(region, subject), unmentioned, kept=kept)
+            alone = self._ask_called(f"{called_key}-alone", lambda: time_replacement(region, subject), unmentioned, kept)
             if alone.measurement is None:
                 return alone
             ours = measured(calibration.of_device(region.device), alone.measurement.replaced_ms, math.log(MARGIN))
@@ -91,6 +93,16 @@ class DefaultTiming:
         if compiled.measurement is not None:
             return compiled
         return Answer(judged.measurement, "; ".join(filter(None, (judged.why, compiled.why))))
+
+    def _ask_called(self, key: str, timed: Callable[[], Measurement], why_not_timed: str | None, kept: bool) -> Answer:
+        """The same of what is called. The other modes want to know more, so the key is not theirs."""
+        known = self._called.get(key)
+        if known is not None:
+            return known
+        answer = self._measurements.ask(key, timed, why_not_timed, kept=kept)
+        if answer.measurement is not None:
+            self._called[key] = dataclasses.replace(answer, why="as above")
+        return answer
 
     def _is_worth_compiling(self, ours: Interval | None, inductor: Interval | None) -> bool:
         """Whether compiling both forms may tell that the replacement pays, and so much may be gained."""

@@ -115,12 +115,12 @@ class Gate:
         match, estimate, key = proposal.match, proposal.estimate, None
         try:
             region = extract(match.nodes, emitted, dict(zip(match.outputs, new_outputs)), estimate.orders)
-            key = region.key(
-                self._site(proposal, device_of(match.outputs)), self.measurements.measured_with(region.device, proposal.pattern)
-            )
+            names = self._site(proposal, region.device), self.measurements.measured_with(region.device, proposal.pattern)
+            key = region.key(*names)
             known = self._answers.get(key)
             if known is None:
-                answer = self._asked(key, region, proposal, f"{proposal.pattern.name} {describe.shapes(match.outputs, emitted)}")
+                subject = f"{proposal.pattern.name} {describe.shapes(match.outputs, emitted)}"
+                answer = self._asked(key, names, region, proposal, subject)
                 self._answers[key] = Answer(answer.measurement, "as above" if answer.measurement is not None else answer.why)
             else:
                 answer = known
@@ -138,11 +138,11 @@ class Gate:
         source = describe.source_of(match.outputs[0])
         return Decision(refusal, verdict_of(proposal.pattern.name, proposal.graph, source, answer, refusal is None))
 
-    def _asked(self, key: str, region: Region, proposal: Proposal, subject: str) -> Answer:
+    def _asked(self, key: str, names: tuple[str, str], region: Region, proposal: Proposal, subject: str) -> Answer:
         """What is known of both forms of a region, or becomes known now."""
         kept = self.measurements.are_identified([proposal.pattern])
         if self.mode == "auto":
-            return self._by_default.ask(key, region, proposal.estimate, subject, kept)
+            return self._by_default.ask(key, region.without_neighbours().key(*names), region, proposal.estimate, subject, kept)
         why_not = self.budget.why_spent() if self._timing else "not timed: nothing is compiled here"
         return self.measurements.ask(key, lambda: self._time(region, subject), why_not, calls=region.is_calls, kept=kept)
 

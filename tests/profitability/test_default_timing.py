@@ -133,6 +133,17 @@ def test_a_kept_time_is_judged_by_the_estimate_of_the_day(temporary_pattern, tim
     assert len(timed) == 1, "it was timed once"
 
 
+def test_what_is_called_is_timed_once_whatever_stands_around_it(temporary_pattern, timed):
+    """A model's first and last layers have other neighbours than those between."""
+    temporary_pattern(Open(0.0, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
+    torch._dynamo.reset()
+    x, y = torch.randn(64), torch.randn(64)
+    compiled(lambda x, y: (x.sin() + 1, y.sin().exp()), "auto", ["test_open"])(x, y)
+    found = fusebackend.last_report()
+    assert found.counts() == {"test_open": 2} and len(timed) == 1
+    assert sorted(v.why.split(";")[0] for v in found.verdicts) == ["as above", "measured"]
+
+
 def test_the_other_modes_time_both_forms(temporary_pattern, timed):
     temporary_pattern(Open(0.0, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
     torch._dynamo.reset()
