@@ -56,6 +56,7 @@ _HARMLESS = g.VIEWS | {
     aten.constant_pad_nd.default, aten.cumsum.default, aten.sum.default, aten.sum.dim_IntList, aten.any.default, aten.any.dim,
     aten.amax.default, aten.amin.default, aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.flip.default,
     prims.convert_element_type.default, prims.inductor_lookup_seed.default, prims.inductor_random.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,  # the state of a random generator
 }  # fmt: skip
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 _BOUND_WITHOUT_INDEX = 8  # integers that index nothing are drawn below this

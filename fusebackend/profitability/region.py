@@ -166,8 +166,9 @@ def are_calls(nodes: Sequence[fx.Node]) -> bool:
 
 
 def library_calls(core: Sequence[fx.Node]) -> list[fx.Node]:
-    """The matched nodes for which Inductor calls a library."""
-    return [n for n in core if not g.is_view(n) and n.target not in _PLAIN_COPIES and are_calls([n])]
+    """The matched nodes for which Inductor calls a library, and the results and views of these."""
+    calls = {n for n in core if not g.is_view(n) and n.target not in _PLAIN_COPIES and are_calls([n])}
+    return [n for n in core if n in calls or (g.is_view(n) and g.through_views(n) in calls)]
 
 
 def are_nearly_calls(core: Sequence[fx.Node]) -> bool:
