@@ -87,12 +87,13 @@ def check(program: Program, device: str = "cpu", codegen: bool = False) -> Compa
         got, comparison.counts = run_compiled(program, device, codegen)
         found = _differences(program, expected, exact, got)
         slack: list[dict[str, float]] = []
+        terms: list[dict[str, _Terms]] = []
         if any("values" in what for what in found):
-            slack = _sensitivity(program, device, exact)
-            found = _differences(program, expected, exact, got, slack)
+            slack, terms = _sensitivity(program, device, exact), _terms(program, device)
+            found = _differences(program, expected, exact, got, slack, terms)
         if found:
             plain, _ = run_compiled(program, device, codegen, patterns=())
-            ours = _differences(program, plain, exact, got, slack).keys() - _predicted_strides(program, device, got)
+            ours = _differences(program, plain, exact, got, slack, terms).keys() - _predicted_strides(program, device, got)
             comparison.wrong = [text for what, text in found.items() if what in ours]
             comparison.inductors = len(found) - len(comparison.wrong)
     return comparison
@@ -173,12 +174,42 @@ def _sensitivity(program: Program, device: str, exact: list[Outcome]) -> list[di
     return found
 
 
+@dataclasses.dataclass
+class _Terms:
+    """What is added up to one tensor.
+
+    Attributes:
+        overflow: where the sum of the terms' absolute values overflows: there some orders of the same sum do, and others do not.
+        size: that sum in float64.
+    """
+
+    overflow: torch.Tensor
+    size: torch.Tensor
+
+
+def _terms(program: Program, device: str) -> list[dict[str, _Terms]]:
+    """For each call, tensor -> its terms, as far as absolute values of inputs give those of terms: where nothing is subtracted, for one."""
+    found = []
+    for second in calls(program):
+        narrow = run(program.function(), program, device, second, absolute=True).tensors
+        wide = run(program.function(wide=True), program, device, second, wide=True, absolute=True).tensors
+        found.append(
+            {
+                name: _Terms(~tensor.detach().isfinite(), size.detach().abs())
+                for name, tensor in narrow.items()
+                if tensor is not None and tensor.is_floating_point() and (size := wide.get(name)) is not None and size.shape == tensor.shape
+            }
+        )
+    return found
+
+
 def _differences(
     program: Program,
     expected: list[Outcome],
     exact: list[Outcome],
     got: list[Outcome],
     slack: Sequence[Mapping[str, float]] = (),
+    terms: Sequence[Mapping[str, _Terms]] = (),
 ) -> dict[str, str]:
     """What differs -> how, in words. Each argument has an outcome a call; ``exact`` are those in float64, ``slack`` their sensitivity."""
     found: dict[str, str] = {}
@@ -194,7 +225,8 @@ def _differences(
         for name, tensor in want.tensors.items():
             bits = program.moves and not name.startswith("gradient")
             error = slack[number].get(name, 0.0) if slack else 0.0
-            text = _difference(program, tensor, known.get(name), have.tensors.get(name), bits, error)
+            added = terms[number].get(name) if terms else None
+            text = _difference(program, tensor, known.get(name), have.tensors.get(name), bits, error, added)
             if text:
                 what = text.split(" ")[0]
                 found[f"{name} {what}" if what == "stride" else f"{where}{name} {what}"] = f"{where}{name}: {text}"
@@ -213,7 +245,7 @@ def _no_reference(want: Outcome, wide: Outcome) -> str | None:
     return "in float64 it shares other memory" if wide.aliases != want.aliases else None
 
 
-def _difference(program: Program, want: Any, wide: Any, have: Any, bits: bool, error: float) -> str | None:
+def _difference(program: Program, want: Any, wide: Any, have: Any, bits: bool, error: float, added: _Terms | None = None) -> str | None:
     if want is None or have is None:
         return None if want is have else f"presence: eager {want is not None}, fuse {have is not None}"
     for what in ("shape", "dtype", "device", "requires_grad"):
@@ -227,14 +259,16 @@ def _difference(program: Program, want: Any, wide: Any, have: Any, bits: bool, e
     if bits:
         same = torch.equal(*(t.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8) for t in (want, have)))
         return None if same else "values: bits differ, though the program only moves data"
-    return _error(program, want, wide, have, error)
+    return _error(program, want, wide, have, error, added)
 
 
 def _same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and (not a.numel() or all(s == t for n, s, t in zip(a.shape, a.stride(), b.stride()) if n > 1))
 
 
-def _error(program: Program, want: torch.Tensor, wide: torch.Tensor | None, have: torch.Tensor, error: float) -> str | None:
+def _error(
+    program: Program, want: torch.Tensor, wide: torch.Tensor | None, have: torch.Tensor, error: float, added: _Terms | None = None
+) -> str | None:
     """How far ``have`` is off, if that is more than ``error`` and the error of eager's ``want`` allow; ``wide`` is the value in float64, if
     known."""
     if wide is None:
@@ -245,8 +279,12 @@ def _error(program: Program, want: torch.Tensor, wide: torch.Tensor | None, have
     wide = torch.where(want.isfinite() & ~wide.isfinite(), want, wide)
     finite = wide.isfinite() & want.isfinite()
     eps, roundings = _rounding(program)
+    size = wide.abs()
+    if added is not None and added.size.shape == have.shape:
+        size = added.size.to(have.device).maximum(size)
+        have = torch.where(added.overflow.to(have.device) & ~have.isfinite(), want, have)
     # Where a number that is not too large overflows on its way in eager mode, another order may give it exactly, or the other infinity.
-    exact = (have - wide).abs() <= roundings * eps * wide.abs()
+    exact = (have - wide).abs() <= roundings * eps * size
     no_reference = wide.isfinite() & (exact | ~have.isfinite())
     other = ~finite & ~((have == want) | (have.isnan() & want.isnan()) | no_reference)
     if other.any():

@@ -33,7 +33,15 @@ def calls(program: Program) -> tuple[bool, ...]:
     return (False, True, False) if program.path == "dynamic" else (False,)
 
 
-def run(call: Callable, program: Program, device: str, second: bool, wide: bool = False, nudge: tuple[float, int] | None = None) -> Outcome:
+def run(
+    call: Callable,
+    program: Program,
+    device: str,
+    second: bool,
+    wide: bool = False,
+    nudge: tuple[float, int] | None = None,
+    absolute: bool = False,
+) -> Outcome:
     """Calls ``call`` on the program's inputs, and computes the gradients.
 
     Args:
@@ -41,11 +49,12 @@ def run(call: Callable, program: Program, device: str, second: bool, wide: bool 
         second: with the second sizes.
         wide: with float64 (complex128) inputs.
         nudge: how far the inputs are off, as :meth:`fusebackend.fuzz.tensors.Spec.make` takes it; each input by other numbers.
+        absolute: with the absolute values of inputs, and of what gradients are computed from.
     """
     outcome = Outcome()
     inputs, leaves = [], {}
     for i, spec in enumerate(program.specs(second)):
-        tensor, leaf = spec.make(device, wide, nudge and (nudge[0], 1000 * nudge[1] + i))
+        tensor, leaf = spec.make(device, wide, nudge and (nudge[0], 1000 * nudge[1] + i), absolute)
         inputs.append(tensor)
         if leaf is not None:
             leaves[f"gradient of x{i}"] = leaf
@@ -59,6 +68,7 @@ def run(call: Callable, program: Program, device: str, second: bool, wide: bool 
         targets = [o for o in named.values() if o.requires_grad and o.is_floating_point()]
         if leaves and targets:
             cotangents = [_cotangent(o, i) for i, o in enumerate(targets)]
+            cotangents = [c.abs() for c in cotangents] if absolute else cotangents
             found = torch.autograd.grad(targets, list(leaves.values()), cotangents, allow_unused=True)
             dense = [f.to_dense() if f is not None and f.is_sparse else f for f in found]  # an embedding's may be sparse
             outcome.tensors.update(zip(leaves, dense))
@@ -89,6 +99,10 @@ def run_compiled(program: Program, device: str, codegen: bool, patterns: Sequenc
         "fuse.interpret": not codegen,
         "fuse.patterns": list(patterns),
     }
+    if (
+        not codegen
+    ):  # on GPUs Inductor pads operands of products, and only its generated code gives results the strides that they should have
+        options["shape_padding"] = False
     backend.fuse.reset()  # type: ignore[attr-defined]
     if program.path == "direct":
 

@@ -78,13 +78,14 @@ class Spec:
         return dataclasses.replace(self, shape=shape, bound=sizes.get(self.bound, self.bound), seed=self.seed + 1000)
 
     def make(
-        self, device: torch.device | str = "cpu", widen: bool = False, nudge: tuple[float, int] | None = None
+        self, device: torch.device | str = "cpu", widen: bool = False, nudge: tuple[float, int] | None = None, absolute: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The tensor, and the leaf whose gradient can be computed, if any.
 
         Args:
             widen: in float64 (complex128).
             nudge: a relative size, and a seed: each value is off by up to that much, except for integers, which all types hold exactly.
+            absolute: the absolute values of floating-point numbers.
         """
         strides = self.strides()
         extent = 0 if 0 in self.shape else 1 + sum((n - 1) * s for n, s in zip(self.shape, strides))
@@ -93,6 +94,8 @@ class Spec:
             base = base.to(torch.complex128 if base.is_complex() else torch.float64)
         if self.fill != "integers":
             base = nudged(base, nudge)
+        if absolute and base.is_floating_point():
+            base = base.abs()
         if self.grad == "inner":
             leaf = base.requires_grad_()
             return (leaf * 1).as_strided(self.shape, strides, self.offset), leaf

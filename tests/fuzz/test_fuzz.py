@@ -133,6 +133,11 @@ FOUND = {
         body=("v0 = x0.sum((0, 1))",),
         outputs=("v0",),
     ),
+    "a sum that overflows in our order alone": Program(
+        inputs=(Spec((2, 4, 2), grad="leaf"), Spec((2, 5, 2), seed=1, grad="leaf")),
+        body=("v0 = x0.unsqueeze(2) * 1e-38 * x1.unsqueeze(1) * 1e38", "v1 = v0.sum((0,))"),
+        outputs=("v1",),
+    ),
 }
 
 
@@ -332,6 +337,23 @@ def test_where_eager_overflows_infinity_and_nan_are_alike(exact, eager, ours, ri
     program = Program((Spec((3, 1)),), ("v0 = x0.sum(0)",), ("v0",))
     want, wide, got = (torch.tensor([x], dtype=d) for x, d in ((eager, torch.float32), (exact, torch.float64), (ours, torch.float32)))
     assert (compare._error(program, want, wide, got, 0.0) is None) is right
+
+
+@pytest.mark.parametrize("overflow, right", [(True, True), (False, False)])
+def test_infinity_is_right_where_an_order_of_the_sum_overflows(overflow, right):
+    program = Program((Spec((3, 1)),), ("v0 = x0.sum(0)",), ("v0",))
+    want, wide, got = torch.tensor([1e38]), torch.tensor([1e38], dtype=torch.float64), torch.tensor([math.inf])
+    terms = compare._Terms(torch.tensor([overflow]), torch.tensor([5e38], dtype=torch.float64))
+    assert (compare._error(program, want, wide, got, 0.0, terms) is None) is right
+
+
+def test_the_size_of_what_is_added_up():
+    program = Program((Spec((2, 3), fill="scales", seed=5, grad="leaf"),), ("v0 = x0.sum(0) * 1e-38",), ("v0",))
+    (found,) = compare._terms(program, "cpu")
+    x = program.inputs[0].make()[0].detach()
+    assert torch.equal(found["output 0"].overflow, ~(x.abs().sum(0) * 1e-38).isfinite())
+    torch.testing.assert_close(found["output 0"].size, x.double().abs().sum(0) * 1e-38)
+    assert found["gradient of x0"].size.shape == x.shape
 
 
 def test_a_program_that_draws_random_numbers_tells_nothing():
