@@ -266,8 +266,8 @@ struct Box {
     const uint32_t runs_at_once = kBoxWarps >> args.warps_per_run_log2 << args.warp_runs_log2;
     // Windows begin and end at sectors, so that both chunks of one are stored by one warp; except at the run's own ends.
     const int window_end = min(base.window + args.window, args.run_length);
-    const uint32_t begin_low = uint32_t(reinterpret_cast<uintptr_t>(base.out)) + base.window * W;
-    const uint32_t end_low = uint32_t(reinterpret_cast<uintptr_t>(base.out)) + window_end * W;
+    const uint32_t begin_low = uint32_t(reinterpret_cast<uintptr_t>(base.out)) + uint32_t(base.window) * W;
+    const uint32_t end_low = uint32_t(reinterpret_cast<uintptr_t>(base.out)) + uint32_t(window_end) * W;
     const uint32_t end_mask = window_end < args.run_length ? kSectorBytes - 1 : 0;
     const uint32_t stage = shared_address(shared) + args.stage_offset + (args.chunked ? phase_bytes<kLineBytes>(base.staged) : 0);
     uint32_t c = (warp >> args.warps_per_run_log2 << args.warp_runs_log2) + (lane >> warp_chunks_log2);
@@ -286,7 +286,7 @@ struct Box {
         if constexpr (Op::kIsSum) {
           if (args.has_direct) op.apply(chunk.v, load_direct(base.direct + run_direct[c], at, first, last).v, args.staged_is_y);
         }
-        store_part<0, kChunkBytes, W>(to + i * W, reinterpret_cast<const uint32_t(&)[4]>(chunk), first * W, last * W);
+        store_part<0, kChunkBytes, W>(to + int64_t(i) * W, reinterpret_cast<const uint32_t(&)[4]>(chunk), first * W, last * W);
       }
     }
   }
