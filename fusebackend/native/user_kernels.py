@@ -10,7 +10,9 @@ import torch
 
 from fusebackend import cache_keys
 from fusebackend.log import log, warn_once
-from fusebackend.native import build, cache, dynamic_library, manifest, ops, trust
+from fusebackend.native import build, cache, cuda_wheels, dynamic_library, manifest, ops, trust
+from fusebackend.native.architectures import device_architectures
+from fusebackend.native.flags import is_for_cuda
 from fusebackend.progress import progress_line
 
 _keys: dict[str, str] = {}
@@ -33,6 +35,9 @@ def load_kernel(
 ) -> torch._ops.OpOverload:
     """Builds C++ and CUDA sources with ninja and registers them as an operator.
 
+    The reference takes the place of what can't be built, with a warning: of all where there is no C++ compiler, of CUDA sources where
+    there is a GPU and no nvcc.
+
     Args:
         name: ``"namespace::operator"``.
         sources: paths of ``.cpp`` and ``.cu`` files, or a mapping from file names to their text. They register
@@ -49,8 +54,7 @@ def load_kernel(
 
     Raises:
         KernelError: a name or schema that is not of the form, a name that is taken, a source that is not there.
-        fusebackend.native.build.BuildError: the sources do not compile; the message ends with the compiler's output. No
-            compiler at all is not an error: the reference is used, and a warning says so.
+        fusebackend.native.build.BuildError: the sources do not compile; the message ends with the compiler's output.
     """
     check_new_operator("load_kernel", name, schema, fake=fake, reference=reference)
     namespace, _, operator = name.partition("::")
@@ -158,4 +162,6 @@ def _plan(root: Path) -> build.Plan | None:
     except build.BuildError as error:
         log.warning("%s; the reference implementation is used instead of the kernel", error)
         return None
+    if not found.cuda and device_architectures() and any(map(is_for_cuda, root.iterdir())):
+        log.warning("no nvcc found: %s; on GPUs the reference is used instead of the kernel", cuda_wheels.how_to_get_nvcc())
     return build.Plan(found.toolchain, found.architectures, root)

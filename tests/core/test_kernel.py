@@ -10,7 +10,7 @@ import torch
 
 import fusebackend
 import fusebackend.patterns
-from fusebackend.native import build, toolchain
+from fusebackend.native import build, toolchain, user_kernels
 from fusebackend.native.user_kernels import KernelError, library_key, load_kernel
 from fusebackend.testing import assert_pattern
 
@@ -64,6 +64,17 @@ def test_without_a_compiler_the_reference_runs(monkeypatch, caplog):
     op = load("reference")
     assert torch.equal(op(torch.ones(3)), torch.full((3,), 2.0))
     assert "the reference implementation is used" in caplog.text
+
+
+def test_a_gpu_without_nvcc_is_told_of(monkeypatch, caplog):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(user_kernels, "device_architectures", lambda: ("90a",))
+    monkeypatch.setattr(toolchain.Toolchain, "find", classmethod(lambda cls: cls("g++", None)))
+    load("for_gpus", {"twice.cpp": TWICE.replace("NAME", "for_gpus"), "twice.cu": "not compiled"})
+    assert "pip install 'cuda-toolkit[" in caplog.text and "on GPUs the reference is used instead" in caplog.text
+    caplog.clear()
+    load("for_cpus", {"twice.cpp": TWICE.replace("NAME", "for_cpus")})
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(
