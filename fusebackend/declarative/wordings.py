@@ -63,6 +63,11 @@ def _rms_norm_divided(dtype: torch.dtype, input: Any, normalized_shape: Any, wei
     return _affine(x / torch.sqrt(mean_square), weight, None).to(dtype)
 
 
+def _rms_norm_by_power(dtype: torch.dtype, input: Any, normalized_shape: Any, weight: Any, eps: float | None) -> Any:
+    x, mean_square = _mean_square(dtype, input, normalized_shape, eps)
+    return _affine(x * mean_square.pow(-0.5), weight, None).to(dtype)
+
+
 def _rms_norm_weight_first(dtype: torch.dtype, input: Any, normalized_shape: Any, weight: Any, eps: float | None) -> Any:
     x, mean_square = _mean_square(dtype, input, normalized_shape, eps)
     return (_affine(x, weight, None) * torch.rsqrt(mean_square)).to(dtype)
@@ -70,9 +75,10 @@ def _rms_norm_weight_first(dtype: torch.dtype, input: Any, normalized_shape: Any
 
 _MEAN, _VARIANCE = aten.mean.dim, aten.var.correction
 _RSQRT, _SQRT = aten.rsqrt.default, aten.sqrt.default
+_POWER_OF_HALF = aten.pow.Tensor_Scalar, -0.5  # matches rsqrt, but its gradient is another
 
 #: The wordings of each function, besides its own. Each is given the dtype of the result, then the function's arguments. With each stand the
-#: operators that a graph holds which was written so.
+#: operators that a graph holds which was written so; a pair is an operator with its second argument.
 _WORDINGS: dict[Callable, tuple[tuple[Callable, frozenset[Any]], ...]] = {
     F.layer_norm: (
         (_layer_norm_by_mean_square, frozenset({_MEAN, _RSQRT})),
@@ -81,9 +87,13 @@ _WORDINGS: dict[Callable, tuple[tuple[Callable, frozenset[Any]], ...]] = {
     ),
     F.rms_norm: (
         (_rms_norm_divided, frozenset({_MEAN, _SQRT})),
+        (_rms_norm_by_power, frozenset({_MEAN, _POWER_OF_HALF})),
         (_rms_norm_weight_first, frozenset({_MEAN, _RSQRT})),
     ),
 }
+
+# What Dynamo's graph holds for some of them, with the same arguments.
+_BUILT_IN = {torch.rms_norm: F.rms_norm}
 
 #: The operators that a wording may end in.
 ENDS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, torch.ops.prims.convert_element_type.default})
@@ -91,24 +101,36 @@ ENDS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Te
 
 def signs(graph: fx.Graph) -> tuple[frozenset[Any], ...]:
     """For each wording that a graph of Dynamo's has besides its own, the operators by which another graph tells of it."""
-    own = [_WORDINGS[n.target] for n in graph.nodes if n.op == "call_function" and n.target in _WORDINGS]
+    own = [_WORDINGS[f] for f in map(_function_of, graph.nodes) if f is not None]
     return tuple(frozenset().union(*(w[min(i, len(w) - 1)][1] for w in own)) for i in range(max(map(len, own), default=0)))
+
+
+def _function_of(node: fx.Node) -> Callable | None:
+    """The function that a node calls, if it has other wordings."""
+    found = _BUILT_IN.get(node.target, node.target) if node.op == "call_function" else None
+    return found if found in _WORDINGS else None
 
 
 def tells_of(graph: fx.Graph, operators: frozenset[Any]) -> bool:
     """Whether a graph holds them all."""
-    return all(graph.find_nodes(op="call_function", target=target) for target in operators)
+
+    def holds(sign: Any) -> bool:
+        target, *argument = sign if isinstance(sign, tuple) else (sign,)
+        return any(list(n.args[1:2]) == argument or not argument for n in graph.find_nodes(op="call_function", target=target))
+
+    return all(map(holds, operators))
 
 
 def reword(gm: fx.GraphModule, wording: int) -> None:
     """Puts each function in a graph of Dynamo's into its ``wording``-th wording, from 1; into its last where it has fewer."""
     tracer = fx.proxy.GraphAppendingTracer(gm.graph)
     for node in list(gm.graph.nodes):
-        wordings = _WORDINGS.get(node.target, ()) if node.op == "call_function" else ()
-        if not wordings:
+        function = _function_of(node)
+        if function is None:
             continue
+        wordings = _WORDINGS[function]
         write, _ = wordings[min(wording, len(wordings)) - 1]
-        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+        bound = inspect.signature(function).bind(*node.args, **node.kwargs)
         bound.apply_defaults()
         with gm.graph.inserting_before(node):
             arguments = tree_map_only(fx.Node, lambda n: fx.Proxy(n, tracer), bound.arguments)

@@ -36,7 +36,8 @@ def rms_norm(x, w, eps):
 
 def rms_norm_replacement(x, w, eps):
     h = x if x.dtype == torch.float64 else x.float()
-    return (torch.rsqrt((h * h).mean(-1, keepdim=True) + eps) * h * w).to(x.dtype)
+    h = torch.rsqrt((h * h).mean(-1, keepdim=True) + eps) * h
+    return (h if w is None else h * w).to(x.dtype)
 
 
 def layer_norm(x, w, b, eps):
@@ -79,7 +80,7 @@ def wants_grad(*shape):
 
 #: The one registration of each kind: search function, replacement, examples, settings.
 PATTERNS = {
-    "rms_norm": (rms_norm, rms_norm_replacement, [(wants_grad(2, 3, 8), wants_grad(8), 1e-6)], dict(ranks="any")),
+    "rms_norm": (rms_norm, rms_norm_replacement, [(wants_grad(2, 3, 8), wants_grad(8), 1e-6)], dict(ranks="any", optional=("w",))),
     "layer_norm": (
         layer_norm,
         layer_norm_replacement,

@@ -373,6 +373,39 @@ def of_other_dims(x, w, b):
     return F.layer_norm(x.mT, (16,), w, b, 1e-3).mT
 
 
+def rms_norm_with_or_without_weight(x, w, eps):
+    h = x.float() * torch.rsqrt((x.float() * x.float()).mean(-1, keepdim=True) + eps)
+    return (h if w is None else h * w).to(x.dtype)
+
+
+def root_divides(x, w):
+    return w * (x.float() / torch.sqrt(x.float().square().mean(-1, keepdim=True) + 1e-3)).to(x.dtype)
+
+
+def power_multiplies(x, w):
+    return (x.float() * torch.pow(x.float().pow(2).mean(-1, keepdim=True) + 1e-3, -0.5) * w.float()).to(x.dtype)
+
+
+def weight_first(x, w):
+    return (w * x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-3)).to(x.dtype)
+
+
+def without_weight(x, w):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3)
+
+
+@pytest.mark.parametrize("spelled", [root_divides, power_multiplies, weight_first, without_weight])
+def test_an_rms_norm_is_found_where_it_is_written_out(pattern, spelled):
+    example = torch.randn(2, 3, 8).requires_grad_(), torch.randn(8).requires_grad_(), 1e-6
+    settings = dict(dtypes=(torch.float32, torch.bfloat16), optional="w", verify=False)
+    name = pattern(rms_norm, rms_norm_with_or_without_weight, example, **settings)
+    x, w = torch.randn(2, 5, 16), torch.randn(16)
+    assert_pattern(spelled, x, w, pattern=name, count=1, rtol=1e-4, atol=1e-5)
+    assert_pattern(spelled, x.bfloat16(), w.bfloat16(), pattern=name, count=1, rtol=5e-2, atol=5e-2)
+    trained = [x.requires_grad_(), w.requires_grad_(spelled is not without_weight)]
+    assert_pattern(spelled, *trained, pattern=name, count=1, training=True, rtol=1e-4, atol=1e-4)
+
+
 @pytest.fixture(scope="module")
 def layers():
     example = (torch.randn(2, 3, 8).requires_grad_(), torch.randn(8).requires_grad_(), torch.randn(8).requires_grad_(), 1e-6)
