@@ -140,6 +140,19 @@ def test_more_than_two_to_the_31_elements_of_a_square():
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("rows", [65, 3])
+@pytest.mark.usefixtures("large_memory")
+def test_operands_of_more_than_two_to_the_32_bytes(rows):
+    """Whole pages, so that one byte read behind an operand would be a fault; with 3 rows, runs of more than 2**31 bytes."""
+    columns = (1 << 33) // rows // 8 // 4096 * 4096
+    x = torch.randn(columns, rows, dtype=torch.float64, device="cuda")
+    y = torch.randn(rows, columns, dtype=torch.float64, device="cuda")
+    result = transpose_add(x.t(), y, 1.0, 1, [0, 1])
+    for i in range(rows):
+        assert torch.equal(result[i], x[:, i] + y[i])
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "shape, permutation", [((1 << 16, (1 << 15) + 5), (1, 0)), ((2, 1 << 15, (1 << 15) + 3), (0, 2, 1)), (((1 << 31) + 40, 3), (1, 0))]
