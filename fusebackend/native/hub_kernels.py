@@ -64,16 +64,15 @@ def load_hub_kernel(
     if not local and (version is None) == (revision is None):
         raise KernelError(f"load_hub_kernel: version={version!r}, revision={revision!r}; give one of them for {kernel!r}, e.g. version=1")
 
-    imported = _Imported(name, kernel, version, revision, trust_remote_code)
-
-    def run(*args: Any) -> Any:
-        return call(imported.module(), *args)
+    def runner(device: str) -> Callable:
+        imported = _Imported(name, kernel, version, revision, trust_remote_code, device)
+        return lambda *args: call(imported.module(), *args)
 
     namespace, _, operator = name.partition("::")
     library = library_of(namespace)
     library.define(f"{operator}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
     for device in devices:
-        library.impl(operator, run, _KEYS[device])
+        library.impl(operator, runner(device), _KEYS[device])
     torch.library.register_fake(name, fake, lib=library)
     if backward is not None:
         torch.library.register_autograd(name, backward, setup_context=setup_context, lib=library)
@@ -85,8 +84,10 @@ def load_hub_kernel(
 class _Imported:
     """A kernel that is imported when it is first asked for, by whichever thread."""
 
-    def __init__(self, name: str, kernel: str | Path, version: int | None, revision: str | None, trust: bool):
+    def __init__(self, name: str, kernel: str | Path, version: int | None, revision: str | None, trust: bool, device: str):
         self._name, self._kernel, self._version, self._revision, self._trust = name, kernel, version, revision, trust
+        # By default the build for what torch was built for, which may be CUDA on a machine without a GPU.
+        self._backend = "cpu" if device == "cpu" else None
         self._lock = threading.Lock()
         self._module: ModuleType | None = None
 
@@ -103,9 +104,9 @@ class _Imported:
             raise KernelError(f"{self._name} needs the package 'kernels': pip install 'fusebackend[kernels]'") from error
         try:
             if isinstance(self._kernel, Path):
-                return kernels.get_local_kernel(self._kernel)
+                return kernels.get_local_kernel(self._kernel, backend=self._backend)
             chosen = {"version": self._version} if self._revision is None else {"revision": self._revision}
-            return kernels.get_kernel(self._kernel, trust_remote_code=self._trust, **chosen)
+            return kernels.get_kernel(self._kernel, backend=self._backend, trust_remote_code=self._trust, **chosen)
         except Exception as error:
             said = next(iter(str(error).strip().splitlines()), "")
             raise KernelError(f"{self._name}: the kernel {str(self._kernel)!r} can't be had: {type(error).__name__}: {said}") from error

@@ -214,13 +214,32 @@ def _norm_call(kind: type) -> tuple[Callable, list[torch.Tensor]]:
     raise TypeError("it takes other arguments than a size and an epsilon")
 
 
+class _Config:
+    """What a model's configuration may hold, by what its settings are called."""
+
+    def __init__(self, **known):
+        vars(self).update(known)
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if "eps" in name:
+            return 1e-6
+        return 1.0 if "limit" in name else 8 if "size" in name or "num" in name else 0.0 if "dropout" in name or "rate" in name else False
+
+
 def _mlp_call(kind: type) -> tuple[Callable, list[torch.Tensor]]:
-    config = types.SimpleNamespace(
-        hidden_size=8, intermediate_size=12, hidden_act="silu", hidden_activation="silu", mlp_bias=False, bias=False
-    )
-    config.attention_bias = config.use_bias = config.pretraining_tp = False
-    mlp = kind(config)
-    return mlp, [torch.randn(2, 5, 8)]
+    activations = dict.fromkeys(("hidden_act", "hidden_activation", "activation", "act"), "silu")
+    config = _Config(hidden_size=8, intermediate_size=12, mlp_multipliers=(1.0, 1.0), mlp_ratio=2, **activations)
+    failure: Exception = TypeError("no arguments were found for it")
+    for arguments in ((config,), (config, 0), (config, 12), (8, 12, "silu"), (8, 12, 8, "silu"), (8, 12, "silu", 8)):
+        try:
+            mlp, x = kind(*arguments), torch.randn(2, 5, 8)
+            mlp(x)
+            return mlp, [x]
+        except Exception as error:
+            failure = failure if failure.args[0] != "no arguments were found for it" else error
+    raise failure
 
 
 def _rotary_call(function: Callable) -> tuple[Callable, list[torch.Tensor]]:
