@@ -22,7 +22,7 @@ from fusebackend import cache_keys
 from fusebackend.native import cache, cuda_wheels, manifest
 from fusebackend.native.architectures import cpu_baseline, device_architectures, is_architecture
 from fusebackend.native.flags import compile_flags, has_cuda_runtime, include_flags, is_for_cuda, is_for_sm90a, link_flags, stand_ins
-from fusebackend.native.ninja_build import BuildError, ninja_file, run_ninja
+from fusebackend.native.ninja_build import BuildError, CompilerError, ninja_file, run_ninja
 from fusebackend.native.toolchain import Toolchain, compiler_flags, compiler_version
 
 
@@ -170,7 +170,7 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
             try:
                 run_ninja(workspace, held, progress)
                 break
-            except BuildError:
+            except CompilerError:
                 # Everything was compiled, but it can't be linked. An object may be damaged: ninja goes by times, not by contents.
                 linking_failed = all((workspace / name).exists() for name in what.objects())
                 if attempt == "with new ones" or not had_objects or not linking_failed:

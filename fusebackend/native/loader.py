@@ -125,8 +125,8 @@ def _built() -> Native:
     try:
         with progress_line("building kernels, once for this machine") as progress:
             folder = build.build(wanted, progress=progress)
-    except build.BuildError as error:
-        # Remembered, so that later processes don't spend the same time on the same failure.
+    except build.CompilerError as error:
+        # Remembered, so that later processes don't spend the same time on the same failure. What is missing is found missing at once.
         with contextlib.suppress(OSError):
             cache.write_atomically(failed, str(error).encode())
         raise

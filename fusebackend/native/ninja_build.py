@@ -24,6 +24,10 @@ class BuildError(RuntimeError):
     """The library can't be built; the message says what is missing or ends with the compiler's output."""
 
 
+class CompilerError(BuildError):
+    """A compiler or linker ran and failed: the next attempt would take the same time to fail."""
+
+
 def check_nvcc_arguments(*words: str) -> None:
     """Refuses what nvcc would hand on to a shell: it puts paths between double quotes in commands of its own, and runs these by a shell.
 
@@ -85,7 +89,8 @@ def run_ninja(folder: Path, lock: int, progress: Callable[[str], None] | None) -
     """Runs ninja in ``folder``. It inherits the file descriptor ``lock``.
 
     Raises:
-        BuildError: there is no ninja, or a command failed.
+        BuildError: there is no ninja.
+        CompilerError: a command failed.
     """
     began = time.perf_counter()
     found = shutil.which("ninja")
@@ -115,7 +120,7 @@ def run_ninja(folder: Path, lock: int, progress: Callable[[str], None] | None) -
         _end(process)
         raise
     if status != 0:
-        raise BuildError(f"compiling the kernels failed ({shlex.join(command)}):\n{''.join(output[-40:])}")
+        raise CompilerError(f"compiling the kernels failed ({shlex.join(command)}):\n{''.join(output[-40:])}")
 
 
 def _end(process: subprocess.Popen) -> None:

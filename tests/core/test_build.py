@@ -157,6 +157,18 @@ def test_a_compiler_error_is_shown_and_remembered(tmp_path, cache_dir, monkeypat
     assert "an earlier build failed" in again.reason and "python -m fusebackend build" in again.reason
 
 
+def test_what_is_missing_is_not_remembered(tmp_path, cache_dir, monkeypatch):
+    """Who then does what the message says, installs ninja, has a library."""
+    plan = fake_sources(tmp_path)
+    monkeypatch.setattr(build, "plan", lambda: plan)
+    monkeypatch.setattr(loader, "prebuilt_folders", lambda: [])
+    monkeypatch.setattr(loader, "_load", lambda found: loader.Native(path=found.path))
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "ninja", None)
+        assert "pip install ninja" in loader._find_and_load().reason
+    assert loader._find_and_load().reason is None
+
+
 def test_no_compiler_is_a_reason_not_an_error(cache_dir, monkeypatch):
     monkeypatch.setattr(toolchain.Toolchain, "find", classmethod(lambda cls: cls(None, None)))
     monkeypatch.setattr(loader, "prebuilt_folders", lambda: [])
