@@ -1,4 +1,5 @@
 // Attention with biases: softmax(scale * q @ k^T + sum of biases) @ v, and its gradients. Knows nothing of torch.
+// With dropout, the probabilities are multiplied by 0 or kept_scale before they are multiplied by v.
 //
 // Tensors have up to two batch dimensions, B outside G (a window's kind, a row of pairs), and H heads. Strides are in elements; the last
 // dimension of q, k, v and of what is shaped like them is contiguous.
@@ -19,6 +20,7 @@ constexpr int kMaxHeadDim = 128;
 constexpr int kHeadDimMultiple = 8;  // elements: rows are copied in vectors of 16 bytes
 constexpr int64_t kMaxRowStride = int64_t(1) << 28;  // elements from row to row that 32-bit offsets within a tile allow
 constexpr int kMinSharedBytes = 128 * 1024;  // that a thread block must be able to have: GPUs of compute capability 8.0, 9.0 and 10.0 have more
+constexpr int kWordKeys = 64;        // keys whose bits are one word
 constexpr int kStatistics = 2;       // of a row: the maximum of its scores, and the logarithm of the sum of exp(score - maximum)
 
 // (B, G, H, rows, columns) with contiguous columns.
@@ -32,6 +34,18 @@ struct Bias {
   const char* data = nullptr;
   int64_t stride[5] = {};
   DType dtype = DType::kFloat32;
+};
+
+// Which probabilities are kept: a bit each. A word has kWordKeys keys of a query, the first in its lowest bit; of a head, (words, queries,
+// padded). What lies behind the last key or query is 0.
+inline int64_t kept_words(int64_t keys) { return (keys + kWordKeys - 1) / kWordKeys; }
+inline int64_t kept_queries(int64_t queries) { return (queries + 63) / 64 * 64; }
+
+// (B, G, H, T, S) of bytes, 0 where a probability is dropped; and its bits.
+struct MaskBits {
+  const uint8_t* from = nullptr;
+  int64_t size[5] = {}, stride[5] = {};
+  uint64_t* to = nullptr;
 };
 
 struct Sizes {
@@ -48,6 +62,8 @@ struct Problem {
   Rows q, k, v;
   int biases = 0;
   Bias bias[kMaxBiases];
+  const uint64_t* kept = nullptr;  // bits, (B, G, H, kept_words, kept_queries); null without dropout
+  float kept_scale = 1;
 };
 
 struct Forward : Problem {
@@ -55,7 +71,7 @@ struct Forward : Problem {
   float* statistics = nullptr;  // (B, G, H, T, kStatistics), contiguous
 };
 
-// A bias's gradient: contiguous, of the bias's sizes and dtype. No data if it is not wanted.
+// A bias's gradient: contiguous, of the bias's sizes, in its dtype or fp32. No data if it is not wanted.
 struct BiasGradient {
   char* data = nullptr;
   int64_t size[5] = {};  // each 1 or that of the scores, over which it is summed where it is 1
@@ -70,6 +86,7 @@ struct Backward : Problem {
 };
 
 // Heads [begin, end) of B * G * H.
+void mask_bits_cpu(const MaskBits& p, int64_t begin, int64_t end);
 void forward_cpu(const Forward& p, int64_t begin, int64_t end);
 // dq, dk and dv of heads [begin, end).
 void backward_cpu(const Backward& p, int64_t begin, int64_t end);
@@ -78,6 +95,7 @@ void bias_gradient_cpu(const Backward& p, int i, int64_t begin, int64_t end);
 
 #if __has_include(<cuda_runtime_api.h>)
 // On `stream` of the current device; captured into a CUDA graph if the stream is. `workspace` has the bytes that the function before says.
+cudaError_t launch_mask_bits(const MaskBits& p, cudaStream_t stream);
 int64_t forward_workspace_bytes(const Forward& p);
 cudaError_t launch_forward(const Forward& p, void* workspace, int sm_count, cudaStream_t stream);
 int64_t backward_workspace_bytes(const Backward& p, int sm_count);

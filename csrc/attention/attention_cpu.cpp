@@ -70,6 +70,13 @@ void score_row(float* scores, const Problem& p, const Head& head, int64_t t, con
     for (int64_t s = t + 1; s < p.size.s; ++s) scores[s] = -INFINITY;
 }
 
+// What the probability of query t and key s is multiplied by.
+float kept_factor(const Problem& p, const Head& head, int64_t t, int64_t s) {
+  if (!p.kept) return 1;
+  const int64_t word = (head.index * kept_words(p.size.s) + s / kWordKeys) * kept_queries(p.size.t) + t;
+  return p.kept[word] >> (s % kWordKeys) & 1 ? p.kept_scale : 0;
+}
+
 // What the gradients of a head are computed from.
 struct HeadInputs {
   Matrix q, k, v, grad;
@@ -81,7 +88,7 @@ struct HeadInputs {
     read(grad, p.grad, head, p.size.t, p.size.dv, p.dtype);
   }
 
-  // The probabilities of query t, and the gradient of its scores.
+  // The probabilities of query t, as they are multiplied by v, and the gradient of its scores.
   void row(const Backward& p, const Head& head, int64_t t, float* probabilities, float* gradient) const {
     score_row(probabilities, p, head, t, &q[t * p.size.d], k.data());
     const float* statistics = p.statistics + (head.index * p.size.t + t) * kStatistics;
@@ -90,14 +97,30 @@ struct HeadInputs {
     float delta = 0;
     for (int64_t s = 0; s < p.size.s; ++s) {
       probabilities[s] = std::exp((probabilities[s] - statistics[0]) - statistics[1]);
-      gradient[s] = dot(grad_row, &v[s * p.size.dv], p.size.dv);
+      gradient[s] = kept_factor(p, head, t, s) * dot(grad_row, &v[s * p.size.dv], p.size.dv);
       delta += probabilities[s] * gradient[s];
     }
-    for (int64_t s = 0; s < p.size.s; ++s) gradient[s] = probabilities[s] * (gradient[s] - delta);
+    for (int64_t s = 0; s < p.size.s; ++s) {
+      gradient[s] = probabilities[s] * (gradient[s] - delta);
+      probabilities[s] *= kept_factor(p, head, t, s);
+    }
   }
 };
 
 }  // namespace
+
+void mask_bits_cpu(const MaskBits& p, int64_t begin, int64_t end) {
+  const int64_t words = kept_words(p.size[4]), queries = kept_queries(p.size[3]);
+  for (int64_t i = begin; i < end; ++i) {
+    const Head head = head_at({p.size[0], p.size[1], p.size[2]}, i);
+    const uint8_t* const from = p.from + head.b * p.stride[0] + head.g * p.stride[1] + head.h * p.stride[2];
+    uint64_t* const to = p.to + i * words * queries;
+    std::fill(to, to + words * queries, 0);
+    for (int64_t t = 0; t < p.size[3]; ++t)
+      for (int64_t s = 0; s < p.size[4]; ++s)
+        to[s / kWordKeys * queries + t] |= uint64_t(from[t * p.stride[3] + s * p.stride[4]] != 0) << (s % kWordKeys);
+  }
+}
 
 void forward_cpu(const Forward& p, int64_t begin, int64_t end) {
   Matrix q, k, v, scores(p.size.s), out(p.size.dv);
@@ -114,7 +137,7 @@ void forward_cpu(const Forward& p, int64_t begin, int64_t end) {
       for (int64_t s = 0; s < p.size.s; ++s) {
         const float e = std::exp(scores[s] - maximum);
         sum += e;
-        add_scaled(out.data(), &v[s * p.size.dv], e, p.size.dv);
+        add_scaled(out.data(), &v[s * p.size.dv], e * kept_factor(p, head, t, s), p.size.dv);
       }
       for (float& x : out) x /= sum;
       write(p.out, head, t, out.data(), p.size.dv, p.dtype);

@@ -2,8 +2,8 @@
 //
 //   attention_limits() -> (int biases, int head_dim, int head_dim_multiple): the most biases, and which sizes a head may have
 //   attention_min_shared_bytes() -> int: the shared memory that a thread block must be able to have
-//   attention_work(int[] sizes, int[] biases, bool causal, bool backward, int multiprocessors, int capability_major) -> str: what attention
-//       makes a GPU do (work.h).
+//   attention_work(int[] sizes, int[] biases, bool causal, bool drops, bool backward, int multiprocessors, int capability_major) -> str: what
+//       attention makes a GPU do (work.h).
 //       sizes: B, G, H, T, S, D of queries and of values.  biases: of each, the bytes of an element, whether its gradient is wanted, whether
 //       the kernels can read it without a copy, and its sizes, 1 or those of the scores.
 #include <string>
@@ -24,13 +24,15 @@ int64_t attention_min_shared_bytes() { return kMinSharedBytes; }
 
 constexpr int kBiasFacts = 8;
 
-std::string attention_work(const std::vector<int64_t>& sizes, const std::vector<int64_t>& biases, bool causal, bool backward,
+std::string attention_work(const std::vector<int64_t>& sizes, const std::vector<int64_t>& biases, bool causal, bool drops, bool backward,
                            int64_t multiprocessors, int64_t capability_major) {
   STD_TORCH_CHECK(sizes.size() == 7 && biases.size() % kBiasFacts == 0 && biases.size() / kBiasFacts <= size_t(kMaxBiases) && multiprocessors > 0,
                   "attention_work: seven sizes, eight facts of each bias, and a number of multiprocessors");
   Backward p;
   p.size = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]};
   p.causal = causal;
+  static const uint64_t kSomeBits = 0;
+  if (drops) p.kept = &kSomeBits;
   for (Rows* rows : {&p.q, &p.k, &p.v, &p.grad}) rows->stride[3] = 1;  // as ones that are not broadcast
   p.biases = int(biases.size()) / kBiasFacts;
   for (int i = 0; i < p.biases; ++i) {

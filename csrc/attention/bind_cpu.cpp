@@ -9,6 +9,9 @@ void parallel(int64_t count, F f) {
 }
 
 struct Cpu {
+  static void mask_bits(const MaskBits& p, const Tensor&) {
+    parallel(p.size[0] * p.size[1] * p.size[2], [&](int64_t begin, int64_t end) { mask_bits_cpu(p, begin, end); });
+  }
   static void forward(const Forward& p, const Tensor&) {
     parallel(p.size.heads(), [&](int64_t begin, int64_t end) { forward_cpu(p, begin, end); });
   }

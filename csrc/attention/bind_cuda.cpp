@@ -12,6 +12,10 @@ void check_device() {
 Tensor bytes_like(const Tensor& like, int64_t bytes) { return torch::stable::new_empty(like, IntHeaderOnlyArrayRef(&bytes, 1), ScalarType::Byte); }
 
 struct Cuda {
+  static void mask_bits(const MaskBits& p, const Tensor& mask) {
+    const CudaScope scope(mask);
+    check_cuda(launch_mask_bits(p, scope.stream()), "attention_mask_bits");
+  }
   static void forward(const Forward& p, const Tensor& q) {
     const CudaScope scope(q);
     check_device();

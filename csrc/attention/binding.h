@@ -1,5 +1,6 @@
 // The family's operators, whose schemas are in fusebackend/patterns/attention/ops.py, for a device that knows two things:
 //
+//   Device::mask_bits(params, mask)  packs a mask
 //   Device::forward(params, q)     runs the forward kernels
 //   Device::backward(params, q)    runs the backward kernels
 //
@@ -111,12 +112,44 @@ inline std::vector<int64_t> statistics_sizes(const Tensor& q) {
   return sizes;
 }
 
+// The sizes of the bits of a mask with the scores' sizes.
+inline std::vector<int64_t> bits_sizes(std::vector<int64_t> scores) {
+  const size_t rank = scores.size();
+  const int64_t queries = scores[rank - 2];
+  scores[rank - 2] = kept_words(scores[rank - 1]), scores[rank - 1] = kept_queries(queries);
+  return scores;
+}
+
+inline void describe_kept(Problem& p, const char* name, const Tensor& q, const std::optional<Tensor>& kept, double kept_scale) {
+  if (!kept) return;
+  std::vector<int64_t> scores = to_vector(q.sizes());
+  scores.back() = p.size.s;
+  STD_TORCH_CHECK(kept->scalar_type() == ScalarType::Long && on_same_device(*kept, q) && kept->is_contiguous() &&
+                      to_vector(kept->sizes()) == bits_sizes(scores),
+                  name, ": kept must be the bits of a mask of the scores");
+  p.kept = static_cast<const uint64_t*>(kept->data_ptr());
+  p.kept_scale = static_cast<float>(kept_scale);
+}
+
 template <typename Device>
 struct Operators {
+  static Tensor attention_mask_bits(const Tensor& mask) {
+    STD_TORCH_CHECK(mask.dim() == 4 || mask.dim() == 5, "attention_mask_bits: the mask must have four or five dimensions");
+    STD_TORCH_CHECK(mask.scalar_type() == ScalarType::Bool, "attention_mask_bits: the mask must be boolean");
+    MaskBits p;
+    for (int d = 0; d < 5; ++d) p.size[d] = size_at(mask, d), p.stride[d] = stride_at(mask, d);
+    STD_TORCH_CHECK(p.size[0] * p.size[1] * p.size[2] < (int64_t(1) << 31), "attention_mask_bits: too many heads");
+    Tensor bits = torch::stable::new_empty(mask, bits_sizes(to_vector(mask.sizes())), ScalarType::Long);
+    p.from = static_cast<const uint8_t*>(mask.data_ptr()), p.to = static_cast<uint64_t*>(bits.data_ptr());
+    if (bits.numel() > 0) Device::mask_bits(p, mask);
+    return bits;
+  }
+
   static std::tuple<Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, std::vector<Tensor> biases, double scale,
-                                              bool causal) {
+                                              bool causal, std::optional<Tensor> kept, double kept_scale) {
     Forward p;
     describe(p, "attention", q, k, v, biases, scale, causal);
+    describe_kept(p, "attention", q, kept, kept_scale);
     const Tensor inputs[3] = {aligned(q), aligned(k), aligned(v)};
     p.q = rows(inputs[0]), p.k = rows(inputs[1]), p.v = rows(inputs[2]);
     Tensor out = empty_by_tokens(q, p.size.t, p.size.dv);
@@ -133,9 +166,11 @@ struct Operators {
 
   static std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> attention_backward(
       const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, std::vector<Tensor> biases, const Tensor& out,
-      const Tensor& statistics, double scale, bool causal, std::vector<bool> bias_grads) {
+      const Tensor& statistics, double scale, bool causal, std::vector<bool> bias_grads, std::vector<bool> wide_bias_grads,
+      std::optional<Tensor> kept, double kept_scale) {
     Backward p;
     describe(p, "attention_backward", q, k, v, biases, scale, causal);
+    describe_kept(p, "attention_backward", q, kept, kept_scale);
     for (const Tensor* t : {&grad, &out}) {
       STD_TORCH_CHECK(t->scalar_type() == q.scalar_type() && on_same_device(*t, q), "attention_backward: grad and out must be as q");
       STD_TORCH_CHECK(same_leading(*t, q, 4) && size_at(*t, 4) == p.size.dv, "attention_backward: the sizes of grad and out do not fit");
@@ -143,7 +178,8 @@ struct Operators {
     STD_TORCH_CHECK(statistics.scalar_type() == ScalarType::Float && on_same_device(statistics, q) && statistics.is_contiguous() &&
                         to_vector(statistics.sizes()) == statistics_sizes(q),
                     "attention_backward: these are not the statistics of attention");
-    STD_TORCH_CHECK(bias_grads.size() == biases.size(), "attention_backward: bias_grads must have a flag a bias");
+    STD_TORCH_CHECK(bias_grads.size() == biases.size() && (wide_bias_grads.empty() || wide_bias_grads.size() == biases.size()),
+                    "attention_backward: bias_grads must have a flag a bias");
     const Tensor inputs[5] = {aligned(grad), aligned(q), aligned(k), aligned(v), aligned(out)};
     p.grad = rows(inputs[0]), p.q = rows(inputs[1]), p.k = rows(inputs[2]), p.v = rows(inputs[3]), p.out = rows(inputs[4]);
     p.statistics = static_cast<const float*>(statistics.data_ptr());
@@ -153,9 +189,11 @@ struct Operators {
     std::vector<Tensor> dbiases;
     for (int i = 0; i < p.biases; ++i) {
       if (!bias_grads[i]) continue;
-      dbiases.push_back(empty_like_sized(biases[i], to_vector(biases[i].sizes())));
+      const bool wide = !wide_bias_grads.empty() && wide_bias_grads[i];
+      dbiases.push_back(wide ? torch::stable::new_empty(biases[i], to_vector(biases[i].sizes()), ScalarType::Float)
+                             : empty_like_sized(biases[i], to_vector(biases[i].sizes())));
       p.dbias[i].data = static_cast<char*>(dbiases.back().data_ptr());
-      p.dbias[i].dtype = p.bias[i].dtype;
+      p.dbias[i].dtype = wide ? DType::kFloat32 : p.bias[i].dtype;
       for (int d = 0; d < 5; ++d) p.dbias[i].size[d] = size_at(biases[i], d);
     }
     if (p.size.heads() * p.size.t * p.size.s > 0) {
@@ -168,6 +206,7 @@ struct Operators {
   }
 
   static void implement(torch::stable::detail::StableLibrary& m) {
+    m.impl("attention_mask_bits", TORCH_BOX(&attention_mask_bits));
     m.impl("attention", TORCH_BOX(&attention));
     m.impl("attention_backward", TORCH_BOX(&attention_backward));
   }

@@ -136,6 +136,22 @@ __device__ __forceinline__ void mask_scores(const Arguments& a, float (&scores)[
     }
 }
 
+// Which keys of a tile are kept, of a lane's queries, where keys are in Order::kByVector. `t`: the lane's first query; `key`: the tile's first key.
+template <int kTiles>
+struct KeptKeys {
+  uint64_t words[kTiles][2];
+
+  __device__ __forceinline__ KeptKeys(const Arguments& a, const HeadIndex& index, int t, int key) {
+    const uint64_t* const from = index.kept(a, key);
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) words[m][r] = __ldg(from + min(t + 16 * m + 8 * r, a.t - 1)) >> (8 * (threadIdx.x % 4));
+  }
+  // Of the score [m][j][e].
+  __device__ __forceinline__ bool operator()(int m, int j, int e) const { return words[m][e / 2] >> (j / 4 * 32 + j % 4 * 2 + e % 2) & 1; }
+};
+
 // Whether a tile of scores holds some that mask_scores changes.
 __device__ __forceinline__ bool is_masked(const Arguments& a, int first_query, int first_key) {
   return first_key + kKeys > a.s || (a.causal && first_key + kKeys - 1 > first_query);

@@ -17,7 +17,8 @@ struct FlashBackwardKeys {
   static constexpr int kK = 0, kV = kTile, kStages = 2 * kTile;
   static constexpr int kQ = 0, kGrad = kTile, kStage = 2 * kTile;  // of a stage
   static constexpr int kSums = kStages + 2 * kStage;
-  static constexpr int kBiasTile = kSums + 2 * kSumBytes, kBiasTileBytes = Tile<kKeys>::bytes(kQueries);
+  static constexpr int kKeptBytes = kQueries * int(sizeof(uint64_t)), kKept = kSums + 2 * kSumBytes;
+  static constexpr int kBiasTile = kKept + 2 * kKeptBytes, kBiasTileBytes = Tile<kKeys>::bytes(kQueries);
   static constexpr int kBiasSums = kBiasTile + 2 * kBiasTileBytes;
 };
 
@@ -105,6 +106,8 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
       const RowSums* sums = index.row_sums(a) + tile * kQueries;
       if (threadIdx.x < Layout::kSumBytes / 16)
         cp_async_16(shared0 + Layout::kSums + stage * Layout::kSumBytes + threadIdx.x * 16, reinterpret_cast<const char*>(sums) + threadIdx.x * 16);
+      if (a.kept && threadIdx.x < Layout::kKeptBytes / 16)
+        cp_async_16(shared0 + Layout::kKept + stage * Layout::kKeptBytes + threadIdx.x * 16, index.kept(a, first) + tile * kQueries + threadIdx.x * 2);
     };
     if (head != begin) __syncthreads();  // the last head's results are in the keys' place
     Rows::template load<kKeys, kThreads>(shared0 + Layout::kK, rows_of<const T>(a.k, index), a.k.row, first, a.s, a.d);
@@ -136,6 +139,15 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
       if (is_large_now) subtract_large_maxima(p, a, index, t);
       if (a.causal && tile * kQueries < first + kKeys) mask_transposed_scores(p, t, key);
       Product::template wait<0>(score_gradients);
+      const KeptQueries kept(shared + Layout::kKept + stage * Layout::kKeptBytes, 16 * warp + g);
+      if (a.kept) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const KeptQueries::Two keeps = kept(j);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) dp[j][e] = keeps[e] ? dp[j][e] * a.kept_scale : 0.f;
+        }
+      }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float4 two = *reinterpret_cast<const float4*>(sums + (8 * j + 2 * c) * sizeof(RowSums));
@@ -153,6 +165,14 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
           else sum = {sum.x + dp[j][0], sum.y + dp[j][1], sum.z + dp[j][2], sum.w + dp[j][3]};
         }
       }
+      if (a.kept) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const KeptQueries::Two keeps = kept(j);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) p[j][e] = keeps[e] ? p[j][e] : 0.f;
+        }
+      }
       typename Product::Packed packed[2];
       Product::start_sum(dv, scores, grad_tile, packed[0]);
       Product::start_sum(dk, score_gradients, q_tile, packed[1]);
@@ -166,7 +186,7 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
     // Only this warp reads its rows of keys and values.
     store_rows<kD>(shared + Layout::kK, 16 * warp, dk[0], a.scale, a.scale, rows_of<T>(a.dk, index), a.dk.row,
                                    first + 16 * warp, a.s, a.d);
-    store_rows<kD>(shared + Layout::kV, 16 * warp, dv[0], 1.f, 1.f, rows_of<T>(a.dv_out, index), a.dv_out.row,
+    store_rows<kD>(shared + Layout::kV, 16 * warp, dv[0], a.kept_scale, a.kept_scale, rows_of<T>(a.dv_out, index), a.dv_out.row,
                                    first + 16 * warp, a.s, a.dv);
   }
 

@@ -89,6 +89,15 @@ __global__ __launch_bounds__(32 * kWarps, kBlocks) void attention_flash_forward(
 #pragma unroll
         for (int j = 0; j < kD / 8; ++j) out[m][j][2 * r] *= rescale, out[m][j][2 * r + 1] *= rescale;
       }
+    if (a.kept) {
+      const KeptKeys<kTiles> kept(a, index, t, key);
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) p[m][j][e] = kept(m, j, e) ? p[m][j][e] : 0.f;
+    }
     typename Product::Packed packed;
     Product::start_sum(out, p, shared0 + Layout::kV + stage * Layout::kStage, packed);
     Product::template wait<0>(out);
@@ -105,7 +114,7 @@ __global__ __launch_bounds__(32 * kWarps, kBlocks) void attention_flash_forward(
       if (c == 0 && query < a.t) statistics[query] = {maximum[m][r], __logf(sum[m][r])};
     }
     // The warp's queries make room for its results.
-    store_rows<kD>(shared, first_row + 16 * m, out[m], 1.f / sum[m][0], 1.f / sum[m][1], rows_of<T>(a.out, index), a.out.row,
+    store_rows<kD>(shared, first_row + 16 * m, out[m], a.kept_scale / sum[m][0], a.kept_scale / sum[m][1], rows_of<T>(a.out, index), a.out.row,
                    first + first_row + 16 * m, a.t, a.dv);
   }
 }

@@ -29,7 +29,7 @@ constexpr int kRowSumTile = 64;
 constexpr int kMaxBiasSumBytes = 64 * 1024, kMaxWideBiasSumBytes = 48 * 1024;
 
 inline bool is_window(const Problem& p) {
-  return p.size.t <= kWindow && p.size.s <= kWindow && std::max(p.size.d, p.size.dv) <= kWindowHeadDim;
+  return !p.kept && p.size.t <= kWindow && p.size.s <= kWindow && std::max(p.size.d, p.size.dv) <= kWindowHeadDim;
 }
 
 // Whether the kernels for any length can read the bias: its rows in vectors of 8, or one column. Other biases are copied first.
@@ -154,6 +154,9 @@ struct Arguments {
   HeadBias bias[kMaxBiases];
   int early;  // the bias that is loaded ahead: 16 bits wide, and of all scores rather than of keys; none if negative
   float* statistics;
+  const uint64_t* kept;  // (heads, kept_words, padded_t); null without dropout
+  float kept_scale;
+  int padded_t;
   // backward
   HeadRows grad, dq, dk, dv_out;
   // Of the bias whose gradient the kernel sums: (kept, chunks, T, S); or none, and the gradient itself, (kept, T, S), for chunks = 1.
@@ -163,7 +166,6 @@ struct Arguments {
   // What row_sums.cu makes: of each query of each head, `padded_t` to a head; and whether a tile of kRowSumTile has a large maximum.
   const RowSums* row_sums;
   const int* large_tiles;
-  int padded_t;
 };
 
 inline HeadRows head_rows(const Rows& from, const HeadPlan& plan) {
@@ -176,6 +178,7 @@ inline Arguments kernel_arguments(const Problem& p, const HeadPlan& plan) {
   Arguments a = {};
   a.t = int(p.size.t), a.s = int(p.size.s), a.d = int(p.size.d), a.dv = int(p.size.dv), a.biases = p.biases;
   a.scale = p.scale, a.causal = p.causal;
+  a.kept = p.kept, a.kept_scale = p.kept_scale, a.padded_t = int(kept_queries(p.size.t));
   a.inner = uint32_t(plan.inner), a.per_block = uint32_t(plan.per_block), a.chunks = uint32_t(plan.chunks);
   const int64_t strides[3] = {p.size.g * p.size.h, p.size.h, 1};
   for (int i = 0; i < 3; ++i) {

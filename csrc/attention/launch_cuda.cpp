@@ -110,7 +110,6 @@ struct FlashBackward {
   Backward p;  // with aligned biases
   const RowSums* row_sums;
   const int* large_tiles;
-  int64_t padded_t;
   Workspace& workspace;
   bool runs;
   int sm_count;
@@ -118,7 +117,7 @@ struct FlashBackward {
 
   Arguments arguments(const HeadPlan& plan) const {
     Arguments a = backward_arguments(p, plan);
-    a.row_sums = row_sums, a.large_tiles = large_tiles, a.padded_t = int(padded_t);
+    a.row_sums = row_sums, a.large_tiles = large_tiles;
     return a;
   }
   HeadPlan single_heads() const { return plan_keys_kernel(p, -1, sm_count); }
@@ -171,10 +170,10 @@ cudaError_t stored_gradients(const FlashBackward& f, int tile_bias, int summed) 
 cudaError_t flash_backward(Backward p, Workspace& workspace, bool runs, int sm_count, cudaStream_t stream) {
   if (const cudaError_t error = align_biases(p, workspace, runs, stream); error != cudaSuccess) return error;
   const FlashLaunchers launchers(p);
-  const int64_t padded_t = round_up(p.size.t, int64_t(kRowSumTile)), rows = p.size.heads() * padded_t;
+  const int64_t rows = p.size.heads() * kept_queries(p.size.t);
   const RowSums* row_sums = static_cast<RowSums*>(workspace.take(rows * int64_t(sizeof(RowSums))));
   const int* large_tiles = static_cast<int*>(workspace.take(rows / kRowSumTile * int64_t(sizeof(int))));
-  const FlashBackward f = {p, row_sums, large_tiles, padded_t, workspace, runs, sm_count, stream};
+  const FlashBackward f = {p, row_sums, large_tiles, workspace, runs, sm_count, stream};
   if (runs)
     if (const cudaError_t error = launch_row_sums(f.arguments(f.single_heads()), p.dtype, p.size.heads(), stream); error != cudaSuccess) return error;
 

@@ -3,10 +3,10 @@
 namespace fusebackend::attention {
 namespace {
 
-template <typename T, int kD, int kGroups, int kStageCount, int kBlocks, bool kStores>
+template <typename T, int kD, int kGroups, int kStageCount, int kBlocks, bool kStores, bool kDrops>
 cudaError_t launch_as(const Arguments& a, int tile_bias, const StoredHeads& stored, int64_t shares, cudaStream_t stream) {
-  using Layout = PipelinedBackwardKeys<kD, kGroups, kStageCount>;
-  const auto kernel = attention_pipelined_backward_keys<T, kD, kGroups, kStageCount, kBlocks, kStores>;
+  using Layout = PipelinedBackwardKeys<kD, kGroups, kStageCount, kDrops>;
+  const auto kernel = attention_pipelined_backward_keys<T, kD, kGroups, kStageCount, kBlocks, kStores, kDrops>;
   static SharedMemoryOptIn opt_in;
   if (const cudaError_t error = opt_in.ensure(kernel, Layout::kBytes); error != cudaSuccess) return error;
   const int64_t key_blocks = ceil_div(int64_t(a.s), int64_t(Layout::kBlockKeys)), blocks = key_blocks * shares * a.per_block;
@@ -21,17 +21,23 @@ cudaError_t launch_as(const Arguments& a, int tile_bias, const StoredHeads& stor
   return launch_dependent(kernel, unsigned(blocks), Layout::kThreads, Layout::kBytes, true, stream, a, uint32_t(key_blocks), tile_bias, stored, maps);
 }
 
-template <typename T, bool kStores>
+template <typename T, bool kStores, bool kDrops>
 cudaError_t launch_dim(const Arguments& a, const Backward& p, int tile_bias, const StoredHeads& stored, int64_t shares, cudaStream_t stream) {
   constexpr int kGroups = kPipelinedBackwardKeys / 64;
-  return is_narrow(p) ? launch_as<T, 32, kGroups, 3, 3, kStores>(a, tile_bias, stored, shares, stream)
-                      : launch_as<T, 64, kGroups, 3, 2, kStores>(a, tile_bias, stored, shares, stream);
+  return is_narrow(p) ? launch_as<T, 32, kGroups, 3, 3, kStores, kDrops>(a, tile_bias, stored, shares, stream)
+                      : launch_as<T, 64, kGroups, 3, 2, kStores, kDrops>(a, tile_bias, stored, shares, stream);
+}
+
+template <typename T, bool kStores>
+cudaError_t launch_drops(const Arguments& a, const Backward& p, int tile_bias, const StoredHeads& stored, int64_t shares, cudaStream_t stream) {
+  return p.kept ? launch_dim<T, kStores, true>(a, p, tile_bias, stored, shares, stream)
+                : launch_dim<T, kStores, false>(a, p, tile_bias, stored, shares, stream);
 }
 
 template <typename T>
 cudaError_t launch_stores(const Arguments& a, const Backward& p, int tile_bias, const StoredHeads& stored, int64_t shares, cudaStream_t stream) {
-  return stored.gradients ? launch_dim<T, true>(a, p, tile_bias, stored, shares, stream)
-                          : launch_dim<T, false>(a, p, tile_bias, stored, shares, stream);
+  return stored.gradients ? launch_drops<T, true>(a, p, tile_bias, stored, shares, stream)
+                          : launch_drops<T, false>(a, p, tile_bias, stored, shares, stream);
 }
 
 }  // namespace

@@ -20,14 +20,17 @@ struct KeyMaps {
 };
 
 // kGroups: warpgroups of a block, each of which has 64 keys.
-template <int kD, int kGroups, int kStageCount>
+// kDrops: with dropout.
+template <int kD, int kGroups, int kStageCount, bool kDrops>
 struct PipelinedBackwardKeys {
   static constexpr int kThreads = 128 * kGroups, kBlockKeys = 64 * kGroups, kQueries = 64;
   static_assert(kQueries == kRowSumTile && kQueries == kStoredTile);
   static constexpr int kTile = Tile<kD>::bytes(64), kBiasTile = Tile<64>::bytes(kQueries), kRowSums = kQueries * int(sizeof(RowSums));
   static constexpr int kK = 0, kV = kGroups * kTile, kStages = 2 * kGroups * kTile;
   static constexpr int kQ = 0, kGrad = kTile, kBias = 2 * kTile, kStage = kBias + kGroups * kBiasTile;  // of a stage
-  static constexpr int kSums = kStages + kStageCount * kStage, kBarriers = kSums + kStageCount * kRowSums;
+  static constexpr int kKept = kDrops ? kGroups * kQueries * int(sizeof(uint64_t)) : 0;
+  static constexpr int kSums = kStages + kStageCount * kStage, kKeptWords = kSums + kStageCount * kRowSums;
+  static constexpr int kBarriers = kKeptWords + kStageCount * kKept;
   static constexpr int kBytes = kBarriers + Stages<kStageCount>::kBytes;
 };
 
@@ -51,11 +54,11 @@ __device__ __forceinline__ void scale_and_add_transposed_tile(float (&scores)[8]
 }
 
 // `tile_bias`: the bias that differs between queries, none if negative.
-template <typename T, int kD, int kGroups, int kStageCount, int kBlocks, bool kStores>
+template <typename T, int kD, int kGroups, int kStageCount, int kBlocks, bool kStores, bool kDrops>
 __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_backward_keys(const __grid_constant__ Arguments a, uint32_t key_blocks,
                                                                                              int tile_bias, const StoredHeads stored,
                                                                                              const __grid_constant__ KeyMaps maps) {
-  using Layout = PipelinedBackwardKeys<kD, kGroups, kStageCount>;
+  using Layout = PipelinedBackwardKeys<kD, kGroups, kStageCount, kDrops>;
   using Rows = Tile<kD>;
   using Product = WgmmaProducts<T, kD, 1>;
   constexpr int kQueries = Layout::kQueries;
@@ -72,6 +75,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
   const int key = first + 16 * warp + g;  // the first of this lane's two, the other is 8 further on
   const int query_tiles = a.padded_t / kQueries, first_tile = a.causal ? min(first / kQueries, query_tiles) : 0;
   const RowSums* const row_sums = index.row_sums(a);
+  const uint64_t* const kept = kDrops ? index.kept(a, first) : nullptr;
 
   const auto stage_of = [&](int stage) { return shared0 + Layout::kStages + stage * Layout::kStage; };
   // What a stage consists of is copied by one thread each of so many warps: one thread would keep its warp, and so the others, waiting.
@@ -79,7 +83,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
   const auto copy = [&](int part, int tile, int stage) {
     const uint32_t to = stage_of(stage), barrier = stages.full(stage);
     if (part == 0) {
-      mbarrier::expect_bytes(barrier, 2 * Layout::kTile + (tile_bias < 0 ? 0 : kGroups * Layout::kBiasTile) + Layout::kRowSums);
+      mbarrier::expect_bytes(barrier, 2 * Layout::kTile + (tile_bias < 0 ? 0 : kGroups * Layout::kBiasTile) + Layout::kRowSums + Layout::kKept);
       load_tile(to + Layout::kQ, maps.q, barrier, tile * kQueries, 0, index);
     } else if (part == 1) {
       load_tile(to + Layout::kGrad, maps.grad, barrier, tile * kQueries, 0, index);
@@ -88,6 +92,10 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       if (tile_bias >= 0) load_tile(to + Layout::kBias + i * Layout::kBiasTile, maps.bias, barrier, tile * kQueries, first + 64 * i, index);
     } else {
       tma::load_bytes(shared0 + Layout::kSums + stage * Layout::kRowSums, row_sums + tile * kQueries, Layout::kRowSums, barrier);
+      if constexpr (kDrops) {
+        static_assert(kGroups == 1);
+        tma::load_bytes(shared0 + Layout::kKeptWords + stage * Layout::kKept, kept + tile * kQueries, Layout::kKept, barrier);
+      }
     }
   };
   if (threadIdx.x == 0) stages.init(4 * kGroups);
@@ -193,12 +201,20 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       for (int e = 0; e < 4; ++e) p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, -(e % 2 ? two.z : two.x)));
     }
   };
-  // Products to gradients of scores.
-  const auto differentiate = [&](const float(&p)[8][4], float(&dp)[8][4]) {
+  // Products to gradients of scores, and probabilities to those that are kept.
+  const auto differentiate = [&](float(&p)[8][4], float(&dp)[8][4], int stage) {
+    const KeptQueries kept_queries(shared + Layout::kKeptWords + stage * Layout::kKept, 16 * (warp % 4) + g);
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
+    for (int j = 0; j < 8; ++j) {
+      KeptQueries::Two keeps;
+      if constexpr (kDrops) keeps = kept_queries(j);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) dp[j][e] = p[j][e] * (dp[j][e] - delta[j][e % 2]);
+      for (int e = 0; e < 4; ++e) {
+        if constexpr (kDrops) dp[j][e] = keeps[e] ? dp[j][e] * a.kept_scale : 0.f;
+        dp[j][e] = p[j][e] * (dp[j][e] - delta[j][e % 2]);
+        if constexpr (kDrops) p[j][e] = keeps[e] ? p[j][e] : 0.f;
+      }
+    }
   };
   const auto pack_and_store = [&](const float(&p)[8][4], const float(&dp)[8][4]) {
 #pragma unroll
@@ -224,7 +240,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       Product::template wait<1>(scores);
       exponentiate(scores[0], first_tile, 0);
       Product::template wait<0>(score_gradients);
-      differentiate(scores[0], score_gradients[0]);
+      differentiate(scores[0], score_gradients[0], 0);
       pack_and_store(scores[0], score_gradients[0]);
     }
 #pragma unroll 1
@@ -243,7 +259,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       Product::template wait<2>(scores);
       exponentiate(scores[0], tile, place.stage);
       Product::template wait<1>(score_gradients);
-      differentiate(scores[0], score_gradients[0]);
+      differentiate(scores[0], score_gradients[0], place.stage);
       finish_sums();
       __syncwarp();
       if (lane == 0) mbarrier::arrive(stages.free(before));
@@ -255,7 +271,8 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
   __syncthreads();
   // Only this warp reads its rows of keys and values.
   store_rows<kD>(shared + Layout::kK, 16 * warp, dk[0], a.scale, a.scale, rows_of<T>(a.dk, index), a.dk.row, first + 16 * warp, a.s, a.d);
-  store_rows<kD>(shared + Layout::kV, 16 * warp, dv[0], 1.f, 1.f, rows_of<T>(a.dv_out, index), a.dv_out.row, first + 16 * warp, a.s, a.dv);
+  store_rows<kD>(shared + Layout::kV, 16 * warp, dv[0], kDrops ? a.kept_scale : 1.f, kDrops ? a.kept_scale : 1.f, rows_of<T>(a.dv_out, index),
+                 a.dv_out.row, first + 16 * warp, a.s, a.dv);
 }
 
 }  // namespace fusebackend::attention

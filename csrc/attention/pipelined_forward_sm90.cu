@@ -3,10 +3,10 @@
 namespace fusebackend::attention {
 namespace {
 
-template <typename T, int kD, int kGroups, int kStageCount, int kBlocks>
+template <typename T, int kD, int kGroups, int kStageCount, int kBlocks, bool kDrops>
 cudaError_t launch_as(const Forward& p, const StagedBiases& staged, cudaStream_t stream) {
   using Layout = PipelinedForward<kD, kGroups, kStageCount>;
-  const auto kernel = attention_pipelined_forward<T, kD, kGroups, kStageCount, kBlocks>;
+  const auto kernel = attention_pipelined_forward<T, kD, kGroups, kStageCount, kBlocks, kDrops>;
   static SharedMemoryOptIn opt_in;
   if (const cudaError_t error = opt_in.ensure(kernel, Layout::kBytes); error != cudaSuccess) return error;
   const int64_t tiles = ceil_div(p.size.t, int64_t(Layout::kQueries)), blocks = tiles * p.size.heads();
@@ -22,16 +22,22 @@ cudaError_t launch_as(const Forward& p, const StagedBiases& staged, cudaStream_t
   return cudaGetLastError();
 }
 
-template <typename T>
+template <typename T, bool kDrops>
 cudaError_t launch_dim(const Forward& p, const StagedBiases& staged, cudaStream_t stream) {
-  if (is_narrow(p)) return launch_as<T, 32, 1, 3, 4>(p, staged, stream);
-  return pipelined_forward_queries(p) == 128 ? launch_as<T, 64, 2, 3, 2>(p, staged, stream) : launch_as<T, 64, 1, 3, 4>(p, staged, stream);
+  if (is_narrow(p)) return launch_as<T, 32, 1, 3, 4, kDrops>(p, staged, stream);
+  return pipelined_forward_queries(p) == 128 ? launch_as<T, 64, 2, 3, 2, kDrops>(p, staged, stream)
+                                             : launch_as<T, 64, 1, 3, 4, kDrops>(p, staged, stream);
+}
+
+template <typename T>
+cudaError_t launch_drops(const Forward& p, const StagedBiases& staged, cudaStream_t stream) {
+  return p.kept ? launch_dim<T, true>(p, staged, stream) : launch_dim<T, false>(p, staged, stream);
 }
 
 }  // namespace
 
 cudaError_t launch_pipelined_forward(const Forward& p, const StagedBiases& staged, cudaStream_t stream) {
-  return p.dtype == DType::kBFloat16 ? launch_dim<__nv_bfloat16>(p, staged, stream) : launch_dim<__half>(p, staged, stream);
+  return p.dtype == DType::kBFloat16 ? launch_drops<__nv_bfloat16>(p, staged, stream) : launch_drops<__half>(p, staged, stream);
 }
 
 }  // namespace fusebackend::attention

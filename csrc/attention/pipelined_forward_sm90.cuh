@@ -61,7 +61,8 @@ __device__ __forceinline__ void mask_plain_scores(const Arguments& a, float (&sc
   }
 }
 
-template <typename T, int kD, int kGroups, int kStageCount, int kBlocks>
+// kDrops: with dropout.
+template <typename T, int kD, int kGroups, int kStageCount, int kBlocks, bool kDrops>
 __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_forward(const __grid_constant__ Arguments a, uint32_t tiles,
                                                                                        const StagedBiases staged,
                                                                                        const __grid_constant__ ForwardMaps maps) {
@@ -184,6 +185,22 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], rescale[r], tile_sum[r]);
   };
+  const uint64_t* const words = kDrops ? index.kept(a, 0) : nullptr;
+  uint64_t kept[2];  // of the lane's queries, from its first key on
+  const auto read_kept = [&](int key) {
+    if constexpr (kDrops) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) kept[r] = __ldg(words + key / kWordKeys * a.padded_t + min(t + 8 * r, a.t - 1)) >> (2 * c);
+    }
+  };
+  const auto drop = [&](float(&scores)[1][8][4]) {
+    if constexpr (kDrops) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) scores[0][j][e] = kept[e / 2] >> (8 * j + e % 2) & 1 ? scores[0][j][e] : 0.f;
+    }
+  };
   const auto pack = [&](const float(&scores)[1][8][4]) {
 #pragma unroll
     for (int x = 0; x < 4; ++x) pack_left<T>(packed.left[x], scores[0], x);
@@ -196,8 +213,10 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
     float scores[1][8][4], rescale[2];
     start_scores(scores, 0);
     read_bias(0);
+    read_kept(0);
     Product::template wait<0>(scores);
     exponentiate(scores, rescale, 0, 0);
+    drop(scores);
     pack(scores);
   }
 #pragma unroll 1
@@ -210,12 +229,14 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
     start_sum(before);
     // Into the stage of the keys two tiles before, once all warps are done with them.
     read_bias(place.stage);
+    read_kept(key);
     if (copies && key >= 2 * kKeys && key + (kStageCount - 2) * kKeys < end) {
       mbarrier::wait(stages.free(place.stage_two_before()), place.parity_two_before());
       copy(warp, key + (kStageCount - 2) * kKeys, place.stage_two_before());
     }
     Product::template wait<1>(scores);
     exponentiate(scores, rescale, key, place.stage);
+    drop(scores);
     Product::template wait<0>(out);
     Product::release(packed);
     __syncwarp();
@@ -238,7 +259,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
     if (c == 0 && t + 8 * r < a.t) statistics[t + 8 * r] = {maximum[r], __logf(sum[r])};
   }
   // The warp's queries make room for its results.
-  store_rows<kD>(shared, 16 * warp, out[0], 1.f / sum[0], 1.f / sum[1], rows_of<T>(a.out, index), a.out.row, first + 16 * warp, a.t, a.dv);
+  store_rows<kD>(shared, 16 * warp, out[0], (kDrops ? a.kept_scale : 1.f) / sum[0], (kDrops ? a.kept_scale : 1.f) / sum[1], rows_of<T>(a.out, index), a.out.row, first + 16 * warp, a.t, a.dv);
 }
 
 }  // namespace fusebackend::attention

@@ -45,6 +45,15 @@ __device__ __forceinline__ void score_gradient(float (&ds)[kTiles][8][4], const 
   if (kPrefetches) biases.prefetch(a, key + kKeys + 8 * c, key + kKeys);
   if (is_masked(a, first_query, key)) mask_scores(a, p, t, key);
   Product::template wait<0>(ds);
+  if (a.kept) {
+    const KeptKeys<kTiles> kept(a, index, t, key);
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) ds[m][j][e] = kept(m, j, e) ? ds[m][j][e] * a.kept_scale : 0.f;
+  }
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll

@@ -20,6 +20,23 @@ __device__ __forceinline__ void subtract_large_maxima(float (&scores)[8][4], con
     }
 }
 
+// Which of this lane's elements are kept. `words`: of the tile's 64 queries, in shared memory; `row`: of the lane's first key in the tile.
+struct KeptQueries {
+  const char* words;
+  int shift;  // of 32 bits
+  __device__ __forceinline__ KeptQueries(const char* words, int row) : words(words + row / 32 * 4), shift(row % 32) {}
+
+  // Those of the scores [j]: [e] is bit e / 2 * 8 of word e % 2.
+  struct Two {
+    uint32_t word[2];
+    __device__ __forceinline__ bool operator[](int e) const { return word[e % 2] >> (e / 2 * 8) & 1; }
+  };
+  __device__ __forceinline__ Two operator()(int j) const {
+    const char* const from = words + (8 * j + 2 * (threadIdx.x % 4)) * int(sizeof(uint64_t));
+    return {*reinterpret_cast<const uint32_t*>(from) >> shift, *reinterpret_cast<const uint32_t*>(from + sizeof(uint64_t)) >> shift};
+  }
+};
+
 // Causal attention: -inf for keys behind the query. `t`: the lane's first query; `key`: its first key.
 __device__ __forceinline__ void mask_transposed_scores(float (&scores)[8][4], int t, int key) {
 #pragma unroll

@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.attention.arrange import arrange, converted
-from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, before, is_cast, is_expansion, is_view
+from fusebackend.patterns.attention.arrange import arrange, contiguous, converted
+from fusebackend.patterns.attention.conditions import chosen_everywhere
+from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, before, broadcast, is_cast, is_expansion, is_view
 from fusebackend.patterns.attention.numbers import rounded
 from fusebackend.patterns.attention.scores import Bias, Mask
 from fusebackend.rewriting.pattern import Emitter, Reject
@@ -76,14 +77,15 @@ def source_of(term: Bias | Mask) -> tuple[fx.Node, Dims]:
     found, smallest = (node, dims), (node, dims)
     copied = False
     for _ in range(16):
-        if not (is_view(node) or is_cast(node) and not isinstance(term, Mask)):
+        chosen = chosen_everywhere(node)
+        if chosen is None and not (is_view(node) or is_cast(node) and not isinstance(term, Mask)):
             break
-        earlier = before(node, dims)
-        source = node.args[0]
+        earlier = before(node, dims) if chosen is None else broadcast(dims, chosen)
+        source = node.args[0] if chosen is None else chosen
         if earlier is None or not isinstance(source, fx.Node) or g.value(source).dtype not in (*_DTYPES, torch.bool):
             break
         copied |= node.target is aten.clone.default or is_cast(node)
-        expanded = is_expansion(node)
+        expanded = is_expansion(node) or (chosen is not None and not g.same_size(g.value(node).numel(), g.value(chosen).numel()))
         node, dims = source, earlier
         if expanded:
             smallest, copied = (node, dims), False
@@ -92,16 +94,21 @@ def source_of(term: Bias | Mask) -> tuple[fx.Node, Dims]:
     return found if found[0] < smallest[0] else smallest
 
 
-def dtype_of(addend: Addend, dtype: torch.dtype, *, wide: bool) -> torch.dtype:
+def dtype_of(addend: Addend, dtype: torch.dtype) -> torch.dtype:
     """That of the tensor that :func:`emit_addend` makes."""
     held: torch.dtype | None = None
     for term in addend.terms:
         if isinstance(term, Mask):
             fits = held in (None, dtype) and _holds(dtype, fill_of(term))  # it overrides, which rounds nothing
         else:
-            fits = held is None and g.value(term.node).dtype == dtype and _is_exact(term.factor)
+            fits = held is None and _bias_dtype(term, addend.source_of(term)[0], dtype) == dtype and _is_exact(term.factor)
         held = dtype if fits else torch.float32
-    return torch.float32 if wide or held is None else held
+    return torch.float32 if held is None else held
+
+
+def _bias_dtype(term: Bias, source: fx.Node, dtype: torch.dtype) -> torch.dtype:
+    """Of what is read for a bias: 16 bits where they are what the program adds, though it may be computed in fp32."""
+    return dtype if dtype in (g.value(source).dtype, g.value(term.node).dtype) else torch.float32
 
 
 def fill_of(mask: Mask) -> float:
@@ -118,13 +125,12 @@ def _is_exact(factor: float) -> bool:
     return abs(math.frexp(factor)[0]) == 0.5
 
 
-def emit_addend(e: Emitter, addend: Addend, layout: tuple[Dim, ...], dtype: torch.dtype, *, wide: bool) -> fx.Node:
-    """The bias with the operator's dims.
+def emit_addend(e: Emitter, addend: Addend, layout: tuple[Dim, ...], dtype: torch.dtype) -> fx.Node:
+    """The bias with the operator's dims, in contiguous rows: others the kernels for long sequences would copy, in each layer of a model anew.
 
     Args:
         layout: the axes of the scores' dims, as the operator has them.
         dtype: of the queries.
-        wide: whether its gradient is wanted in fp32.
     """
     total: fx.Node | None = None
     for term in addend.terms:
@@ -137,13 +143,13 @@ def emit_addend(e: Emitter, addend: Addend, layout: tuple[Dim, ...], dtype: torc
         else:
             total = node
     assert total is not None
-    return converted(e, total, torch.float32) if wide else total
+    value = g.value(total)
+    return total if g.same_size(value.shape[-1], 1) or g.same_size(value.stride(-1), 1) else contiguous(e, total)
 
 
 def _emit_bias(e: Emitter, term: Bias, source: tuple[fx.Node, Dims], layout: tuple[Dim, ...], dtype: torch.dtype) -> fx.Node:
     node = arrange(e, *source, layout, repeat=False)
-    held = g.value(node).dtype
-    node = converted(e, node, held if held == dtype else torch.float32)
+    node = converted(e, node, _bias_dtype(term, source[0], dtype))
     if term.factor != 1.0:
         node = e.call(aten.mul.Tensor, node if _is_exact(term.factor) else converted(e, node, torch.float32), term.factor)
     return node

@@ -16,7 +16,7 @@ from fusebackend.patterns.attention.biases import Addend, emit_addend, emit_hidd
 from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, leaves, product
 from fusebackend.patterns.attention.gradients import Backward
 from fusebackend.patterns.attention.operands import Link
-from fusebackend.patterns.attention.ops import attention, attention_backward
+from fusebackend.patterns.attention.ops import attention, attention_backward, attention_mask_bits
 from fusebackend.patterns.attention.site import Forward, Result
 from fusebackend.rewriting.pattern import Emitter, Refusal
 
@@ -136,9 +136,12 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     query = operand(e, site, site.queries, (rows, forward.depth))
     key = operand(e, site, site.keys, (columns, forward.depth))
     value = operand(e, site, site.values, (columns, forward.width))
-    wide = site.wide_slots
-    biases = [emit_addend(e, a, site.scores_layout, forward.dtype, wide=i in wide) for i, a in enumerate(site.addends)]
-    made = e.call(attention, query, key, value, biases, site.scale, False)
+    biases = [emit_addend(e, a, site.scores_layout, forward.dtype) for a in site.addends]
+    dropped: tuple[Any, ...] = ()
+    if forward.dropout is not None:
+        mask = arrange(e, forward.dropout.mask, forward.dropout.dims, site.scores_layout, repeat=True)
+        dropped = e.call(attention_mask_bits, mask), forward.dropout.scale
+    made = e.call(attention, query, key, value, biases, site.scale, False, *dropped)
     out, statistics = e.call(operator.getitem, made, 0), e.call(operator.getitem, made, 1)
     if forward.softmax.is_safe and site.addends:
         out, statistics = without_hidden_rows(e, out, statistics)
@@ -150,8 +153,8 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     hidden = emit_hidden_rows(e, site.addends[-1], site.scores_layout) if any(not math.isinf(m.fill) for m in forward.masks) else None
     if hidden is not None:
         grad = e.call(aten.where.self, hidden, number(e, given, 0.0, forward.dtype), given)
-    wanted = [i in site.slots for i in range(len(biases))]
-    gradients = e.call(attention_backward, grad, query, key, value, biases, out, statistics, site.scale, False, wanted)
+    wanted, wide = ([i in slots for i in range(len(biases))] for slots in (site.slots, site.wide_slots))
+    gradients = e.call(attention_backward, grad, query, key, value, biases, out, statistics, site.scale, False, wanted, wide, *dropped)
     for i, result in enumerate((backward.queries, backward.keys, backward.values)):
         if result is not None:
             gradient = e.call(operator.getitem, gradients, i)

@@ -9,8 +9,10 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.attention.conditions import holds_everywhere
 from fusebackend.patterns.attention.dims import Axis, Dims, after, all_leaves, is_cast, is_expansion, is_view, leaves
-from fusebackend.patterns.attention.numbers import scaling, uniform
+from fusebackend.patterns.attention.dropout import Dropout, masking
+from fusebackend.patterns.attention.numbers import same_number, scaling, uniform
 from fusebackend.patterns.attention.operands import PRODUCTS, Link, Operand, read_operand, split_product
 from fusebackend.patterns.attention.site import Forward, Result, end_of
 from fusebackend.patterns.attention.softmax import SoftmaxGradient, holders, read_softmax_gradient
@@ -38,6 +40,7 @@ class Backward:
         grad: the gradient of the forward's result.
         queries, keys, values: their gradients, None where they are not computed.
         biases: the gradients of biases.
+        masks: nodes that compute numbers of the mask of dropout.
         query_source, key_source: of what ``queries`` and ``keys`` are the gradients.
         needed: the nodes that must go: nobody else may use them.
     """
@@ -50,6 +53,7 @@ class Backward:
     query_source: Link | None
     key_source: Link | None
     needed: tuple[fx.Node, ...]
+    masks: tuple[fx.Node, ...] = ()
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -62,12 +66,12 @@ def read_backward(forward: Forward) -> Backward | Reject | None:
     if not forward.others:
         return None
     softmax = read_softmax_gradient(set(forward.held))
-    grad, path = None, tuple[fx.Node, ...]()
+    grad, path, masks = None, tuple[fx.Node, ...](), tuple[fx.Node, ...]()
     if softmax is not None:
         read = _read_probabilities_gradient(forward, softmax)
         if isinstance(read, Reject):
             return read
-        grad, path = read
+        grad, path, masks = read
     values: Result | None = None
     inside = set(softmax.nodes) if softmax is not None else set[fx.Node]()
     needed = [*path, *(softmax.nodes if softmax is not None else ())]
@@ -84,19 +88,38 @@ def read_backward(forward: Forward) -> Backward | Reject | None:
         return None
     if softmax is None:
         return Backward(grad, None, None, values, (), None, None, tuple(needed))
-    return _read_scores_gradient(forward, softmax, grad, values, needed)
+    found = _read_scores_gradient(forward, softmax, grad, values, needed)
+    return found if isinstance(found, Reject) else dataclasses.replace(found, masks=masks)
 
 
-def _read_probabilities_gradient(forward: Forward, softmax: SoftmaxGradient) -> tuple[Operand, tuple[fx.Node, ...]] | Reject:
-    """(the gradient of the result, the nodes from the product with the values to the softmax's gradient)."""
+def _read_probabilities_gradient(
+    forward: Forward, softmax: SoftmaxGradient
+) -> tuple[Operand, tuple[fx.Node, ...], tuple[fx.Node, ...]] | Reject:
+    """(the gradient of the result, the nodes from the product with the values to the softmax's gradient, those that compute numbers of the
+    mask of dropout)."""
     path: list[fx.Node] = []
+    factor, masked, masks = 1.0, set[fx.Node](), list[fx.Node]()
     node: Any = softmax.grad
-    while (is_view(node) or is_cast(node)) and not is_expansion(node):
-        path.append(node)
-        node = node.args[0]
+    while isinstance(node, fx.Node):
+        step = _multiplied(node, forward.dropout)
+        if step is not None:
+            path.append(node)
+            factor *= step[1]
+            if step[2] is not None:
+                masked.add(node)
+                masks += step[2]
+            node = step[0]
+        elif (is_view(node) or is_cast(node)) and not is_expansion(node):
+            path.append(node)
+            node = node.args[0]
+        else:
+            break
     unknown = Reject(f"{g.describe(node)} adds to the gradient of the probabilities, or changes it", node)
     if not isinstance(node, fx.Node) or node.target not in PRODUCTS:
         return unknown
+    dropout = forward.dropout
+    if (len(masked), factor) != (0, 1.0) if dropout is None else len(masked) != 1 or not same_number(factor, dropout.scale):
+        return Reject("the gradient of the probabilities is not multiplied by what the probabilities are", softmax.grad, "illegal")
     first, second = node.args
     assert isinstance(first, fx.Node) and isinstance(second, fx.Node)
     for other, of_values, is_first in ((first, second, False), (second, first, True)):
@@ -109,20 +132,41 @@ def _read_probabilities_gradient(forward: Forward, softmax: SoftmaxGradient) -> 
         batch = known[:-2]
         dims = (*batch, summed, forward.rows) if is_first else (*batch, forward.rows, summed)
         result: Dims | None = (*batch, keys, forward.rows) if is_first else (*batch, forward.rows, keys)
-        for view in reversed(path):
-            result = None if result is None else after(view, result)
+        for step_node in reversed(path):
+            result = None if result is None else after(step_node, result)
+            if step_node in masked and (result is None or dropout is None or not _are_alike(result, dropout.dims)):
+                return unknown
         if result is not None and [leaves(d) for d in result] == [leaves(d) for d in forward.held[softmax.of]]:
-            return read_operand(other, dims), (node, *path)
+            return read_operand(other, dims), (node, *path), tuple(masks)
     return unknown
+
+
+def _are_alike(a: Dims, b: Dims) -> bool:
+    return [leaves(d) for d in a] == [leaves(d) for d in b]
+
+
+def _multiplied(node: fx.Node, dropout: Dropout | None) -> tuple[fx.Node, float, tuple[fx.Node, ...] | None] | None:
+    """(x, factor, None) if ``node`` is ``factor * x``; with the nodes that make numbers of the mask, if it is that times the mask of
+    ``dropout``. None without dropout."""
+    if dropout is None:
+        return None
+    scaled = scaling(node)
+    if scaled is not None:
+        return scaled[0], scaled[1], None
+    for x in node.args:
+        how = masking(node, x) if isinstance(x, fx.Node) else None
+        if how is not None and how.mask is dropout.mask:
+            return x, how.factor, how.nodes  # type: ignore[return-value]
+    return None
 
 
 def _read_values_gradient(
     forward: Forward, holder: fx.Node, product: fx.Node, grad: Operand | None
 ) -> tuple[Result, Operand] | Reject | None:
     """(the gradient of the values, that of the result) if ``product`` multiplies transposed probabilities by the latter."""
-    if holder not in forward.held:
+    if holder not in forward.multiplied:
         return None
-    dims = forward.held[holder]
+    dims = forward.multiplied[holder]
     is_first = product.args[0] is holder
     other: Any = product.args[1] if is_first else product.args[0]
     _, rows, columns = split_product(dims)
@@ -224,7 +268,8 @@ def _followed(user: fx.Node, node: fx.Node, dims: Dims, factor: float, condition
     if user.target is aten.where.self:
         hides = user.args[1] is not node
         kept, other = (user.args[2], user.args[1]) if hides else (user.args[1], user.args[2])
-        if (user.args[0], hides) in conditions and kept is node and uniform(other) == 0.0 and _has_shape_of(user, node):
+        known = (user.args[0], hides) in conditions or (not hides and holds_everywhere(user.args[0]))
+        if known and kept is node and uniform(other) == 0.0 and _has_shape_of(user, node):
             return dims, factor
     return None
 

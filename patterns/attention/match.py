@@ -125,6 +125,9 @@ def _why_gradients_differ(forward: Forward, backward: Backward) -> Reject | None
     are hidden wholly, which are known where nothing else hides. Under -inf, all gradients of such rows are NaN here; in eager mode those of
     the values are."""
     finite = next((m for m in forward.masks if not math.isinf(m.fill)), None)
+    if finite is not None and forward.dropout is not None:
+        reason = f"the gradient of a mask that fills in {finite.fill}, with dropout: rows that are hidden wholly would differ"
+        return Reject(reason, finite.node, "illegal")
     if finite is None:
         if forward.masks and not forward.softmax.is_safe and backward.values is None:
             reason = "the gradient of a mask that fills in -inf, without that of the values: of rows that are hidden wholly it would be NaN"
@@ -167,15 +170,20 @@ def _holder(added: list[Addend], gradient: BiasGradient) -> int | None:
 def read_interior(site: Site) -> tuple[fx.Node, ...] | Reject:
     """What the replacement makes unnecessary; or which other node uses the scores or the probabilities."""
     forward, backward = site.forward, site.backward
-    needed = {*forward.needed, *forward.held}
+    needed = {*forward.needed, *forward.held, *forward.multiplied}
+    masks = set(forward.dropout.converted if forward.dropout is not None else ())
     if backward is not None:
         needed |= set(backward.needed)
+        masks |= set(backward.masks)
     passed = set[fx.Node]()
     for result, output in zip(site.results, site.outputs):
         passed |= {result.node, *result.passed}
         passed |= _until(result, output)
     outputs = set(site.outputs)
     inside = needed | passed | outputs
+    for node in sorted(masks, reverse=True):  # of which something else may be computed too
+        if all(u in inside for u in node.users):
+            inside.add(node)
     for node in sorted((needed | passed) - outputs):
         user = next((u for u in node.users if u not in inside), None)
         if user is not None:

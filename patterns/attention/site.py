@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.dims import Dim, Dims, after, fresh, holds, is_cast, is_empty, is_view, leaves
+from fusebackend.patterns.attention.dropout import Dropout, Dropped, dims_of_dropped, dropout_of, read_dropped
 from fusebackend.patterns.attention.numbers import same_number, scaling
 from fusebackend.patterns.attention.operands import PRODUCTS, Operand, read_operand, split_product
 from fusebackend.patterns.attention.scores import Mask, Scores, read_scores
@@ -49,7 +50,9 @@ class Forward:
         dims: (batch, queries, keys, the elements of a query, those of a value), as they were before the graph split them.
         out: the result.
         held: the nodes that hold the probabilities.
-        others: (holder, user) for each user of the probabilities that is no part of the forward.
+        dropout: what they are multiplied by before they are multiplied by the values; None if by nothing.
+        multiplied: the nodes that hold what is multiplied by the values.
+        others: (holder, user) for each user of either that is no part of the forward.
         needed: the nodes that must go: nobody else may use them.
     """
 
@@ -63,6 +66,8 @@ class Forward:
     out: Result
     dtype: torch.dtype
     held: dict[fx.Node, Dims]
+    dropout: Dropout | None
+    multiplied: dict[fx.Node, Dims]
     others: tuple[tuple[fx.Node, fx.Node], ...]
     needed: tuple[fx.Node, ...]
 
@@ -98,7 +103,9 @@ def read_forward(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES) -> For
     if softmax is None:
         return None
     held, others = holders(softmax.result)
-    products = [(p, u) for p, u in others if u.target in PRODUCTS or u.target is aten.baddbmm.default]
+    dropped = read_dropped(held)
+    users = [*others, *((p, u) for p in dropped for u in p.users if u not in dropped)]
+    products = [(p, u) for p, u in users if u.target in PRODUCTS or u.target is aten.baddbmm.default]
     if not products:
         return _why_no_product(softmax, others)
     scores = read_scores(softmax.scores)
@@ -116,11 +123,15 @@ def read_forward(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES) -> For
         return Reject("the softmax does not run along all keys, or all queries, of the product", softmax.result)
     operands = read_operand(scores.left, scores.left_dims), read_operand(scores.right, scores.right_dims)
     queries, keys = reversed(operands) if swapped else operands
-    known = _dims_of_holders(softmax, scores.dims, held)
+    of_probabilities = _dims_of_holders(softmax, scores.dims, held)
+    known = {**of_probabilities, **dims_of_dropped(of_probabilities, dropped)}
     forward_products = [(p, u) for p, u in products if p in known and _contracts(known[p], u, p, leaves(columns))]
     if len(forward_products) != 1:
         return Reject(f"{len(forward_products)} products of the probabilities and values: one is supported", softmax.result)
     p, product = forward_products[0]
+    dropout = dropout_of(p, dropped, known) if p in dropped else None
+    if p in dropped and dropout is None:
+        return _why_no_product(softmax, others) or Reject("the probabilities are scaled", p)
     if product.target is aten.baddbmm.default:
         return Reject("baddbmm adds to the product of probabilities and values", product)
     probabilities_first = product.args[0] is p
@@ -143,10 +154,21 @@ def read_forward(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES) -> For
     out = end_of(product, out_dims, 1.0, dtype)
     if isinstance(out, Reject):
         return out
-    needed = (*scores.nodes, *softmax.nodes)
-    rest = tuple((h, u) for h, u in others if u is not product)
+    needed = (*scores.nodes, *softmax.nodes, *(dropout.nodes if dropout is not None else ()))
+    multiplied = of_probabilities if dropout is None else _that_hold(p, dropped, known)
+    passed = {product, *(dropout.nodes if dropout is not None else ()), *multiplied}
+    users = others if dropout is None else [*others, *((h, u) for h in multiplied for u in h.users)]
+    rest = tuple((h, u) for h, u in users if u not in passed)
     dims = (batch, rows, columns, scores.left_dims[-1], width_dim)
-    return Forward(scores, softmax, queries, keys, values, dims, product, out, dtype, known, rest, needed)
+    return Forward(
+        scores, softmax, queries, keys, values, dims, product, out, dtype, of_probabilities, dropout, multiplied, rest, needed
+    )
+
+
+def _that_hold(p: fx.Node, dropped: Mapping[fx.Node, Dropped], dims: Mapping[fx.Node, Dims]) -> dict[fx.Node, Dims]:
+    """The nodes among ``dropped`` that hold what ``p`` does."""
+    wanted = dropped[p]
+    return {n: dims[n] for n, d in dropped.items() if n in dims and d.mask is wanted.mask and same_number(d.factor, wanted.factor)}
 
 
 def _why_no_product(softmax: Softmax, others: list[tuple[fx.Node, fx.Node]]) -> Reject | None:

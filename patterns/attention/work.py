@@ -14,7 +14,7 @@ from fusebackend.rewriting.pattern import Work
 from fusebackend.rewriting.workload import log2
 
 _facts = ops.define_facts(
-    "attention_work(int[] sizes, int[] biases, bool causal, bool backward, int multiprocessors, int capability_major) -> str"
+    "attention_work(int[] sizes, int[] biases, bool causal, bool drops, bool backward, int multiprocessors, int capability_major) -> str"
 )
 
 
@@ -26,13 +26,13 @@ class BiasFacts:
         sizes: five, of batch, inner batch, heads, queries and keys: 1, or those of the scores.
         itemsize: bytes of an element.
         aligned: whether its rows are contiguous and begin at multiples of 16 bytes, all of them; others are copied for long sequences.
-        has_gradient: whether its gradient is wanted.
+        gradient_itemsize: bytes of an element of its gradient; 0 if that is not wanted.
     """
 
     sizes: tuple[int, int, int, int, int]
     itemsize: int
     aligned: bool = True
-    has_gradient: bool = False
+    gradient_itemsize: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Attended:
         sizes: batch, inner batch (1 if there is none), heads, queries, keys, D of queries and keys, D of values.
         itemsize: bytes of an element of q.
         dynamic: whether a size is symbolic.
+        drops: whether probabilities are dropped, by a mask of bits.
     """
 
     sizes: tuple[int, int, int, int, int, int, int]
@@ -51,6 +52,11 @@ class Attended:
     device: torch.device
     itemsize: int = 2
     dynamic: bool = False
+    drops: bool = False
+
+    @property
+    def scores(self) -> int:
+        return self.heads * self.sizes[3] * self.sizes[4]
 
     @property
     def heads(self) -> int:
@@ -62,12 +68,12 @@ def work(site: Attended, backward: bool) -> Work:
     _, _, _, queries, keys, dim, value_dim = site.sizes
     facts = kernel_facts(site, backward)
     q, k, v, out = (site.heads * site.itemsize * n for n in (queries * dim, keys * dim, keys * value_dim, queries * value_dim))
-    biases = sum(math.prod(b.sizes) * b.itemsize * (2 if backward and b.has_gradient else 1) for b in site.biases)
+    biases = sum(math.prod(b.sizes) * (b.itemsize + (b.gradient_itemsize if backward else 0)) for b in site.biases)
     tensors = q + k + v + out
     if backward:
         tensors += q + k + v + (0 if facts["window"] else out)  # their gradients; for windows the gradient of out takes its place
     quantities = {
-        "bytes": float(tensors + biases + 8 * site.heads * queries),
+        "bytes": float(tensors + biases + 8 * site.heads * queries + (site.scores // 8 if site.drops else 0)),
         **{name: facts[key] for name, key in _QUANTITIES.items()},
     }
     multiprocessors = device_facts(site.device).multiprocessors
@@ -80,7 +86,7 @@ def work(site: Attended, backward: bool) -> Work:
         "log2 dim": log2(max(dim, value_dim)),
         "biases": float(len(site.biases)),
         "wide biases": float(sum(b.itemsize == 4 for b in site.biases)),
-        "bias gradients": float(sum(b.has_gradient for b in site.biases)) if backward else 0.0,
+        "bias gradients": float(sum(b.gradient_itemsize > 0 for b in site.biases)) if backward else 0.0,
         "causal": float(site.causal),
         "log2 used": log2(facts["blocks"] / multiprocessors),
         "log2 padded": log2(facts["scores"] * multiprocessors / (site.heads * queries * keys)),
@@ -105,6 +111,6 @@ def kernel_facts(site: Attended, backward: bool) -> Mapping[str, float]:
     """The facts that csrc/attention/work.h names; none for an empty attention."""
     biases: list[int] = []
     for bias in site.biases:
-        biases += [bias.itemsize, int(bias.has_gradient), int(bias.aligned), *bias.sizes]
+        biases += [bias.itemsize, int(bias.gradient_itemsize > 0), int(bias.aligned), *bias.sizes]
     device = device_facts(site.device)
-    return _facts(list(site.sizes), biases, site.causal, backward, device.multiprocessors, device.capability[0])
+    return _facts(list(site.sizes), biases, site.causal, site.drops, backward, device.multiprocessors, device.capability[0])
