@@ -337,7 +337,7 @@ def test_what_an_estimate_is_told():
     site = read_site(graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default)[0])
     facts = attended(site)
     assert facts.sizes == (2, 3, 4, 9, 16, 32, 32) and facts.itemsize == 2 and not facts.dynamic
-    assert [(b.sizes, b.itemsize, b.aligned, b.has_gradient) for b in facts.biases] == [
+    assert [(b.sizes, b.itemsize, b.aligned, b.gradient_itemsize) for b in facts.biases] == [
         ((1, 1, 4, 9, 16), 4, True, False),
         ((1, 3, 1, 9, 16), 2, True, False),
     ]

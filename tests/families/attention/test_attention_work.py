@@ -59,7 +59,7 @@ def test_the_quantities_of_long_sequences():
     assert forward.quantities["scratch bytes"] == 0
     assert backward.quantities["launches"] == 3  # sums of rows; dk and dv; dq and the bias
     assert backward.quantities["scratch bytes"] == 2 * 2 * 8 * 12 * 1024 * 1024  # gradients of scores
-    without = work.work(dataclasses.replace(site, biases=[dataclasses.replace(site.biases[0], has_gradient=False)]), True)
+    without = work.work(dataclasses.replace(site, biases=[dataclasses.replace(site.biases[0], gradient_itemsize=0)]), True)
     assert without.quantities["launches"] == 3 and without.quantities["scratch bytes"] == 0
     assert without.quantities["scores"] == 2 * backward.quantities["scores"]  # for dq, they are computed once more
 
