@@ -17,8 +17,7 @@ struct FlashBackwardKeys {
   static constexpr int kK = 0, kV = kTile, kStages = 2 * kTile;
   static constexpr int kQ = 0, kGrad = kTile, kStage = 2 * kTile;  // of a stage
   static constexpr int kSums = kStages + 2 * kStage;
-  static constexpr int kKeptBytes = kQueries * int(sizeof(uint64_t)), kKept = kSums + 2 * kSumBytes;
-  static constexpr int kBiasTile = kKept + 2 * kKeptBytes, kBiasTileBytes = Tile<kKeys>::bytes(kQueries);
+  static constexpr int kBiasTile = kSums + 2 * kSumBytes, kBiasTileBytes = Tile<kKeys>::bytes(kQueries);
   static constexpr int kBiasSums = kBiasTile + 2 * kBiasTileBytes;
 };
 
@@ -106,8 +105,6 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
       const RowSums* sums = index.row_sums(a) + tile * kQueries;
       if (threadIdx.x < Layout::kSumBytes / 16)
         cp_async_16(shared0 + Layout::kSums + stage * Layout::kSumBytes + threadIdx.x * 16, reinterpret_cast<const char*>(sums) + threadIdx.x * 16);
-      if (a.kept && threadIdx.x < Layout::kKeptBytes / 16)
-        cp_async_16(shared0 + Layout::kKept + stage * Layout::kKeptBytes + threadIdx.x * 16, index.kept(a, first) + tile * kQueries + threadIdx.x * 2);
     };
     if (head != begin) __syncthreads();  // the last head's results are in the keys' place
     Rows::template load<kKeys, kThreads>(shared0 + Layout::kK, rows_of<const T>(a.k, index), a.k.row, first, a.s, a.d);
@@ -139,7 +136,8 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
       if (is_large_now) subtract_large_maxima(p, a, index, t);
       if (a.causal && tile * kQueries < first + kKeys) mask_transposed_scores(p, t, key);
       Product::template wait<0>(score_gradients);
-      const KeptQueries kept(shared + Layout::kKept + stage * Layout::kKeptBytes, 16 * warp + g);
+      // In global memory: in shared memory there would be room for one block less.
+      const KeptQueries kept(reinterpret_cast<const char*>(index.kept(a, first) + tile * kQueries), 16 * warp + g);
       if (a.kept) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {

@@ -20,7 +20,7 @@ __device__ __forceinline__ void subtract_large_maxima(float (&scores)[8][4], con
     }
 }
 
-// Which of this lane's elements are kept. `words`: of the tile's 64 queries, in shared memory; `row`: of the lane's first key in the tile.
+// Which of this lane's elements are kept. `words`: of the tile's 64 queries; `row`: of the lane's first key in the tile.
 struct KeptQueries {
   const char* words;
   int shift;  // of 32 bits

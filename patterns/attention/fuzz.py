@@ -12,7 +12,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 def attention(b: Builder) -> bool | None:
-    """``softmax(q @ k.mT * scale + biases) @ v``.
+    """``softmax(q @ k.mT * scale + biases) @ v``, or with dropout.
 
     Not of infinities and NaN: a mask that is added does not hide them, and ``where`` does.
     """
@@ -57,6 +57,11 @@ def attention(b: Builder) -> bool | None:
         return
     if b.chance(5):
         p = b.emit(b.pick((f"{p} * 2", f"{p} + 1", f"{p}.relu()"))) or p
+    if b.chance(15):  # dropout by a mask that is given: eager mode and compiled code draw other random numbers
+        drawn = b.operand((*batch, queries, keys), dtype)
+        mask = b.emit(f"{drawn} > {b.pick(('-1.0', '0', '-100.0'))}")
+        if mask is not None:
+            p = b.emit(b.pick((f"{p} * {mask} * 1.25", f"{p} * ({mask}.to({p}.dtype) / 0.8)", f"{mask} * {p} / 0.8"))) or p
     if queries == keys and b.chance(8):  # summed over the queries
         b.emit(f"{p}.mT @ {v}")
         return

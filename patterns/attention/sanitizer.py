@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from fusebackend.patterns.attention.ops import attention, attention_backward, reference, reference_backward
+from fusebackend.patterns.attention.ops import (
+    attention,
+    attention_backward,
+    attention_mask_bits,
+    reference,
+    reference_backward,
+    reference_mask_bits,
+)
 from fusebackend.tools.sanitizer import close, tolerance
 
 
@@ -13,21 +20,25 @@ def launch_every_kernel() -> None:
     if torch.cuda.get_device_capability() < (8, 0):
         return
 
-    def check(dtype, q_shape, biases, keys=None, causal=False, masked=False):
+    def check(dtype, q_shape, biases, keys=None, causal=False, masked=False, drops=False):
         *batch, heads, queries, dim = q_shape
         keys = keys or queries
         q, grad, k, v = (torch.randn(*batch, n, heads, dim).to(dtype).transpose(-3, -2) for n in (queries, queries, keys, keys))
         biases = [torch.randn(b).to(dtype) for b in biases]
         if masked:
             biases[0][..., 3, :] = torch.finfo(dtype).min
-        exact_out, _ = reference(q.double(), k.double(), v.double(), [b.double() for b in biases], 0.2, causal)
+        mask = torch.rand(*batch, heads, queries, keys) > 0.2
+        dropped, dropped_on_gpu = ((reference_mask_bits(mask), 1.25), (attention_mask_bits(mask.cuda()), 1.25)) if drops else ((), ())
+        exact_out, _ = reference(q.double(), k.double(), v.double(), [b.double() for b in biases], 0.2, causal, *dropped)
         on_gpu = [x.cuda() for x in (q, k, v)]
-        out, statistics = attention(*on_gpu, [b.cuda() for b in biases], 0.2, causal)
+        out, statistics = attention(*on_gpu, [b.cuda() for b in biases], 0.2, causal, *dropped_on_gpu)
         close(out, exact_out, tolerance(dtype))
-        arguments = (out, statistics, 0.2, causal, [True] * len(biases))
-        dq, dk, dv, dbiases = attention_backward(grad.cuda(), *on_gpu, [b.cuda() for b in biases], *arguments)
+        wanted = [True] * len(biases), [drops] * len(biases)
+        arguments = grad.cuda(), *on_gpu, [b.cuda() for b in biases], out, statistics, 0.2, causal, *wanted, *dropped_on_gpu
+        dq, dk, dv, dbiases = attention_backward(*arguments)
         wide = [x.double() for x in (grad, q, k, v)]
-        exact = reference_backward(*wide, [b.double() for b in biases], exact_out, statistics.cpu().double(), *arguments[2:])
+        wide_biases = [b.double() for b in biases]
+        exact = reference_backward(*wide, wide_biases, exact_out, statistics.cpu().double(), 0.2, causal, *wanted, *dropped)
         for found, expected in zip((dq, dk, dv, *dbiases), (*exact[:3], *exact[3])):
             close(found, expected, tolerance(dtype))
 
@@ -46,5 +57,9 @@ def launch_every_kernel() -> None:
             for heads_of_a_bias in (3, 5, 11):
                 check(dtype, (heads_of_a_bias, 1, 72, dim), [(1, 1, 72, 72)])
             check(dtype, (2, 2, 17, dim), [(1, 2, 17, 136)], keys=136)
+            for queries in (17, 136):  # with dropout
+                check(dtype, (2, 2, queries, dim), [(1, 2, queries, queries)], drops=True)
+                check(dtype, (2, 2, queries, dim), [], drops=True)
+                check(dtype, (2, 2, queries, dim), [(1, 2, queries, queries), (2, 1, queries, queries)], drops=True)
             for queries in (136, 250):  # two biases of all scores: the kernels for any biases
                 check(dtype, (2, 2, queries, dim), [(1, 2, queries, queries), (2, 1, queries, queries)])

@@ -160,9 +160,7 @@ def read_forward(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES) -> For
     users = others if dropout is None else [*others, *((h, u) for h in multiplied for u in h.users)]
     rest = tuple((h, u) for h, u in users if u not in passed)
     dims = (batch, rows, columns, scores.left_dims[-1], width_dim)
-    return Forward(
-        scores, softmax, queries, keys, values, dims, product, out, dtype, of_probabilities, dropout, multiplied, rest, needed
-    )
+    return Forward(scores, softmax, queries, keys, values, dims, product, out, dtype, of_probabilities, dropout, multiplied, rest, needed)
 
 
 def _that_hold(p: fx.Node, dropped: Mapping[fx.Node, Dropped], dims: Mapping[fx.Node, Dims]) -> dict[fx.Node, Dims]:

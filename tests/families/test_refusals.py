@@ -44,13 +44,18 @@ planned = dict(gathered, plan=reference_plan(rows_of(5), 4, None, WRAP, rows_of(
 
 heads = functools.partial(floats, dtype=torch.bfloat16)
 attended = heads(2, 3, 5, 16), heads(2, 3, 7, 16), heads(2, 3, 7, 8), [heads(1, 3, 5, 7), floats(2, 1, 1, 7)]
+bits = torch.zeros(2, 3, 1, 64, dtype=torch.int64)
 
 seen = floats(2, 3, 5, 16), floats(2, 3, 7, 16), floats(2, 3, 7, 16)
 
 #: Right calls of each operator.
 CALLS = {
-    "attention": [(*attended, 0.25, False), (*attended[:3], [], 0.25, True)],
-    "attention_backward": [(heads(2, 3, 5, 8), *attended, heads(2, 3, 5, 8), floats(2, 3, 5, 2), 0.25, False, [True, False])],
+    "attention": [(*attended, 0.25, False, None, 1.0), (*attended[:3], [], 0.25, True, bits, 2.0)],
+    "attention_backward": [
+        (heads(2, 3, 5, 8), *attended, heads(2, 3, 5, 8), floats(2, 3, 5, 2), 0.25, False, [True, False], [], None, 1.0),
+        (heads(2, 3, 5, 8), *attended, heads(2, 3, 5, 8), floats(2, 3, 5, 2), 0.25, False, [True, False], [True, True], bits, 2.0),
+    ],
+    "attention_mask_bits": [(torch.ones(2, 3, 5, 7, dtype=torch.bool),), (torch.ones(2, 2, 3, 5, 7, dtype=torch.bool),)],
     "index_add": [(floats(4, 3), *sums(**given)) for given in ({}, gathered, planned)],
     "index_add_": [(floats(4, 3), *sums(**given)) for given in ({}, gathered, planned)],
     "index_add_zeros": [(4, *sums(**given)) for given in ({}, gathered, dict(planned, plan=planned["plan"]))],

@@ -258,7 +258,12 @@ def test_a_bias_behind_a_mask_that_holds_everywhere_is_read_as_it_is(dtype, trai
 
 @pytest.mark.parametrize(
     "condition",
-    [lambda p: p[:, None] >= 1, lambda p: p[None] < 8, lambda p: p[:, None] - p[None] > -9 + p[:, None] * 0, lambda p: p[:, None] > -p[None]],
+    [
+        lambda p: p[:, None] >= 1,
+        lambda p: p[None] < 8,
+        lambda p: p[:, None] - p[None] > -9 + p[:, None] * 0,
+        lambda p: p[:, None] > -p[None],
+    ],
 )
 def test_a_mask_that_may_hide_is_not_taken_for_one_that_does_not(condition):
     def fn(q, k, v, b):

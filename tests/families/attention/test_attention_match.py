@@ -338,6 +338,6 @@ def test_what_an_estimate_is_told():
     facts = attended(site)
     assert facts.sizes == (2, 3, 4, 9, 16, 32, 32) and facts.itemsize == 2 and not facts.dynamic
     assert [(b.sizes, b.itemsize, b.aligned, b.gradient_itemsize) for b in facts.biases] == [
-        ((1, 1, 4, 9, 16), 4, True, False),
-        ((1, 3, 1, 9, 16), 2, True, False),
+        ((1, 1, 4, 9, 16), 4, True, 0),
+        ((1, 3, 1, 9, 16), 2, True, 0),
     ]

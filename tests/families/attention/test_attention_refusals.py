@@ -2,19 +2,9 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from attention_programs import compiled, heads, randn, refused
 
 pytestmark = pytest.mark.usefixtures("library")
-
-
-def test_dropout_is_refused():
-    def fn(q, k, v, b):
-        return F.dropout((q @ k.mT * 0.25 + b).softmax(-1), 0.1) @ v
-
-    _, report = compiled(fn, (*heads(), randn(4, 9, 9)), True)
-    assert not report.substitutions
-    assert any("dropout between the softmax and the product" in r.reason for r in report.rejections), report
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,10 @@ def launched(run):
 
 def attended(q, keys, biases, wanted, causal=False):
     *batch, heads, queries, dim = q
-    facts = [work.BiasFacts((b.shape[0], 1, *b.shape[1:]), b.element_size(), b.shape[-1] % 8 == 0, w) for b, w in zip(biases, wanted)]
+    facts = [
+        work.BiasFacts((b.shape[0], 1, *b.shape[1:]), b.element_size(), b.shape[-1] % 8 == 0, w * b.element_size())
+        for b, w in zip(biases, wanted)
+    ]
     return work.Attended((*batch, 1, heads, queries, keys, dim, dim), facts, causal, torch.device("cuda", 0))
 
 
@@ -147,7 +150,7 @@ def test_what_is_stored_is_bounded(monkeypatch, library):
     ):
         site = work.Attended(
             (batch, 1, heads, length, length, 64, 64),
-            [work.BiasFacts((1, 1, heads, length, length), 2, True, True)],
+            [work.BiasFacts((1, 1, heads, length, length), 2, True, 2)],
             False,
             torch.device("cuda", 0),
         )
@@ -155,7 +158,7 @@ def test_what_is_stored_is_bounded(monkeypatch, library):
 
 
 def test_other_gpus_store_no_gradients(monkeypatch, library):
-    biases = [work.BiasFacts((1, 1, 12, 1024, 1024), 2, True, True)]
+    biases = [work.BiasFacts((1, 1, 12, 1024, 1024), 2, True, 2)]
     site = work.Attended((8, 1, 12, 1024, 1024, 64, 64), biases, False, torch.device("cuda", 0))
     found = []
     for capability in ((9, 0), (8, 0)):

@@ -21,7 +21,7 @@ def h200(monkeypatch, library):
 
 def attended(q, keys, biases, learned, causal=False):
     batch, group, heads, queries, dim = q
-    facts = [work.BiasFacts(b, 2, b[-1] % 8 == 0, wanted) for b, wanted in zip(biases, learned)]
+    facts = [work.BiasFacts(b, 2, b[-1] % 8 == 0, 2 * wanted) for b, wanted in zip(biases, learned)]
     return work.Attended((batch, group, heads, queries, keys, dim, dim), facts, causal, CUDA)
 
 
