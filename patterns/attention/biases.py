@@ -126,7 +126,7 @@ def _is_exact(factor: float) -> bool:
 
 
 def emit_addend(e: Emitter, addend: Addend, layout: tuple[Dim, ...], dtype: torch.dtype) -> fx.Node:
-    """The bias with the operator's dims, in contiguous rows: others the kernels for long sequences would copy, in each layer of a model anew.
+    """The bias with the operator's dims, in contiguous rows: others would be copied by the kernels for long sequences, in each layer anew.
 
     Args:
         layout: the axes of the scores' dims, as the operator has them.

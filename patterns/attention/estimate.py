@@ -31,9 +31,15 @@ def workload(site: Attended, backward: bool, nodes: Sequence[fx.Node]) -> Estima
     works = [_cublas(n, site.dynamic) for n in products]
     if None in works:
         return Estimate(None, "a size depends on data, so it is not known whether the kernels pay", "unmeasured")
-    ours = [work(site, False)] + ([work(site, True)] if backward else [])
+    ours = [work(site, False)] + ([work(site, True)] if backward else []) + (_masks(site) if site.drops else [])
     theirs = [w for w in works if w is not None]
     return Workload(tuple(ours), (*theirs, Generated(others)) if others else tuple(theirs))
+
+
+def _masks(site: Attended) -> list[Work]:
+    """Of dropout, what is not the softmax's any more: the kernel that draws the mask writes it, and its bits are made of it."""
+    moved = float(site.scores), site.scores * (1 + 1 / 8)
+    return [Work("stream", {"bytes": byte_count}, {"log2 itemsize": 0.0}) for byte_count in moved]
 
 
 def _cublas(product: fx.Node, dynamic: bool) -> Work | None:

@@ -62,10 +62,10 @@ def reference(
         kept_scale: what those that are kept are multiplied by.
 
     Returns:
-        ``(softmax(scale * q @ k.mT + sum(biases)) * mask * kept_scale) @ v``, and the statistics of each row in fp32, (…, heads, queries, 2): the maximum of its
-        scores, and the logarithm of the sum of ``exp(score - maximum)``. Together they are the logsumexp, in which the second one
-        would be lost where all keys are masked by a large finite number. In memory, the heads of a token lie one behind the other:
-        ``out.transpose(-3, -2)`` is contiguous.
+        ``(softmax(scale * q @ k.mT + sum(biases)) * mask * kept_scale) @ v``, and the statistics of each row in fp32, (…, heads, queries,
+        2): the maximum of its scores, and the logarithm of the sum of ``exp(score - maximum)``. Together they are the logsumexp, in which
+        the second one would be lost where all keys are masked by a large finite number. In memory, the heads of a token lie one behind
+        the other: ``out.transpose(-3, -2)`` is contiguous.
     """
     scores, wide = _scores(q, k, biases, scale, causal), _wide(v)
     if scores.shape[-1] == 0:
@@ -259,7 +259,8 @@ attention = ops.define(
 )
 attention_backward = ops.define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor[] biases, Tensor out, Tensor statistics, float scale,"
-    " bool causal, bool[] bias_grads, bool[] wide_bias_grads=[], Tensor? kept=None, float kept_scale=1.0) -> (Tensor dq, Tensor dk, Tensor dv, Tensor[] dbiases)",
+    " bool causal, bool[] bias_grads, bool[] wide_bias_grads=[], Tensor? kept=None, float kept_scale=1.0)"
+    " -> (Tensor dq, Tensor dk, Tensor dv, Tensor[] dbiases)",
     fake=_fake_backward,
     layout=torch.Tag.needs_exact_strides,
 )
