@@ -1,8 +1,9 @@
 """What ``fuse.gate="auto"`` times, for which nobody asked, in a tenth of the time that the compile took so far.
 
 Library calls are called both ways. Where Inductor would generate code too, the replacement is called by itself, and so are the library
-calls among what it replaces: it pays if it takes less than these alone, or less than the estimate of the original. Where the estimate
-of the original is what leaves it open, the region is compiled both ways, if there is so much to gain that it is worth the time.
+calls among what it replaces: it pays if it takes less than these alone, or less than these and the estimate of what Inductor generates
+beside them, or less than the estimate of the original. Where the estimate of the original is what leaves it open, the region is compiled
+both ways, if there is so much to gain that it is worth the time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import fx
 
 from fusebackend.profitability import calibration
 from fusebackend.profitability.distributed import Answer, has_several_ranks
-from fusebackend.profitability.estimating import inductor_decides, measured, ours_decides, pays
+from fusebackend.profitability.estimating import inductor_decides, measured, ours_decides, pays, with_library_calls
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.measurements import Measurements
 from fusebackend.profitability.region import Region, are_nearly_calls, library_calls
@@ -77,16 +78,18 @@ class DefaultTiming:
             return self._ask_called(f"{called_key}-calls", lambda: self._time(region, subject, calls=True), unmentioned, kept)
         if why_not == "":
             return answer
-        ours, judged = estimate.ours, Answer(None, unmentioned or "")
+        ours, inductor, judged = estimate.ours, estimate.inductor, Answer(None, unmentioned or "")
         if _may_be_told_alone(region.core, estimate) or estimate.inductor is None:
             alone = self._ask_called(f"{called_key}-alone", lambda: time_replacement(region, subject), unmentioned, kept)
             if alone.measurement is None:
                 return alone
             ours = measured(calibration.of_device(region.device), alone.measurement.replaced_ms, math.log(MARGIN))
-            judged = _judged(alone, alone.measurement, ours, estimate.inductor)
+            if inductor is None and estimate.generated is not None:
+                inductor = with_library_calls(estimate.generated, alone.measurement.inductor_ms, math.log(MARGIN))
+            judged = _judged(alone, alone.measurement, ours, inductor)
             if judged.measurement is not None and judged.measurement.kept:
                 return judged
-        if why_not is not None or not self._is_worth_compiling(ours, estimate.inductor):
+        if why_not is not None or not self._is_worth_compiling(ours, inductor):
             return judged
         spent = self._measurements.budget.why_default_spent(self._compile_seconds)
         compiled = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), spent, kept=kept)

@@ -82,8 +82,17 @@ class Estimator:
             inductor = total(self._calibration, self._original(workload))
             ours = replacement(self._calibration, _replacing(workload))
         except Unfit as unfit:
-            return Estimate(None, str(unfit), "unmeasured", instead=workload.match)
+            generated = self._generated_time(self._calibration, workload)
+            return Estimate(None, str(unfit), "unmeasured", instead=workload.match, generated=generated)
         return _verdict(workload, ours, inductor)
+
+    def _generated_time(self, known: Calibration, workload: Workload) -> Interval | None:
+        """The time of what Inductor generates for the original, without its library calls."""
+        try:
+            kernels = [kernel for work in workload.inductor if isinstance(work, Generated) for kernel in self._asked(work)]
+            return total(known, kernels) if kernels else None
+        except Unfit:
+            return None
 
     def _record(self, workload: Workload, graphs: frozenset[str]) -> Recorded:
         try:
@@ -191,6 +200,17 @@ def measured(calibration: Calibration | None, ours_ms: float, error: float) -> I
     """
     call = _call_us(calibration) if calibration is not None else 0.0
     return Interval.around(1e3 * ours_ms + call, error)
+
+
+def with_library_calls(generated: Interval, calls_ms: float, error: float) -> Interval:
+    """The time of a form of which the library calls were timed, and what Inductor generates was estimated.
+
+    Args:
+        error: the half width of the measured time, a logarithm.
+    """
+    calls = 1e3 * calls_ms
+    expected = calls + generated.expected
+    return Interval.around(expected, math.hypot(calls * error, generated.expected * generated.half_width) / expected)
 
 
 def ours_decides(estimate: Estimate) -> bool:

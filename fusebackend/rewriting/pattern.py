@@ -86,6 +86,7 @@ class Estimate:
         node: the node that decides, e.g. the neighbour; the anchor if None.
         instead: the same site with less of it replaced, where only that pays, or may; what is said here is then said of it.
         ours, inductor: how long the replacement and the original take, where that was estimated.
+        generated: how long what Inductor generates for the original takes, where the rest, its library calls, was not.
         orders: as for :class:`Workload`.
     """
 
@@ -96,6 +97,7 @@ class Estimate:
     instead: Match | None = None
     ours: Interval | None = None
     inductor: Interval | None = None
+    generated: Interval | None = None
     orders: Mapping[fx.Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 

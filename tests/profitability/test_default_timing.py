@@ -84,8 +84,9 @@ def test_a_slow_one_is_not(temporary_pattern, timed):
 class OpenProduct(Open):
     """Replaces the sine of a product, which is a library call and code. Nothing is known of the times."""
 
-    def __init__(self, seconds):
+    def __init__(self, seconds, generated=None):
         super().__init__(seconds, (1, 1, 1), (1, 1, 1))
+        self.generated = generated
 
     def match(self, node):
         (product,) = node.args
@@ -93,7 +94,7 @@ class OpenProduct(Open):
         return Match((node,), lambda e: e.call(operator, e.call(aten.mm.default, *product.args), self.seconds), interior=(product,))
 
     def estimate(self, match):
-        return Estimate(None, "not calibrated", "unmeasured")
+        return Estimate(None, "not calibrated", "unmeasured", generated=self.generated)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -113,6 +114,18 @@ def test_what_takes_less_than_the_library_calls_that_it_replaces_is_kept(fast, t
         assert verdict.inductor_ms > 10 > verdict.replaced_ms
     else:
         assert "in library calls alone; how long the rest" in verdict.why
+
+
+@pytest.mark.parametrize(("generated", "kept"), [((30e3, 25e3, 36e3), True), ((15e3, 12e3, 19e3), False)])
+def test_library_calls_that_were_timed_and_an_estimate_of_the_rest_decide_together(generated, kept, temporary_pattern, timed):
+    """Nothing is known of the library calls before; the replacement takes 20 ms, longer than they do alone."""
+    temporary_pattern(OpenProduct(0.02, Interval(*generated)))
+    torch._dynamo.reset()
+    x, y = torch.randn(16, 16), torch.randn(16, 16)
+    torch.testing.assert_close(compiled(lambda x, y: (x @ y).sin(), "auto", ["test_open"])(x, y), (x @ y).sin())
+    (verdict,) = fusebackend.last_report().verdicts
+    assert verdict.applied is kept and len(timed) == 1
+    assert verdict.inductor_ms > generated[0] / 1e3 and "as estimated" in str(verdict)
 
 
 def test_nothing_is_timed_that_could_not_decide(temporary_pattern, timed):

@@ -122,6 +122,17 @@ def test_what_inductor_can_not_be_asked_is_not_known_and_asked_once(monkeypatch)
     assert len(asked) == 1
 
 
+def test_what_inductor_generates_is_estimated_beside_library_calls_that_can_not_be(monkeypatch):
+    monkeypatch.setattr(estimating, "works_of", lambda work: [[Work("triton reduction", {"us": 20.0})]])
+    monkeypatch.setattr(estimating, "_key", lambda nodes: "a site")
+    found = estimate(Workload((taking(1.0),), (Work("a library's", {"us": 7.0}), Generated(()))), calibration=ASKED)
+    assert found.pays is None and found.inductor is None and "a library's" in found.reason
+    assert found.generated.expected == 20.0
+    together = estimating.with_library_calls(found.generated, 0.01, 0.05)
+    assert together.expected == pytest.approx(30.0) and 0 < together.half_width < found.generated.half_width
+    assert estimate(Workload((taking(1.0),), (Work("a library's", {"us": 7.0}),)), calibration=ASKED).generated is None
+
+
 ASKED = Calibration(**{**vars(KNOWN), "models": {**KNOWN.models, "triton reduction": TimeModel(0.0, {"us": 1.0}, 1.0, noise=0.1)}})
 
 
