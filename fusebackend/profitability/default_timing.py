@@ -2,8 +2,9 @@
 
 Library calls are called both ways. Where Inductor would generate code too, the replacement is called by itself, and so are the library
 calls among what it replaces: it pays if it takes less than these alone, or less than these and the estimate of what Inductor generates
-beside them, or less than the estimate of the original. Where the estimate of the original is what leaves it open, the region is compiled
-both ways, if there is so much to gain that it is worth the time.
+beside them, or less than the estimate of the original. Where the estimate of the original is what leaves it open, or the replacement was
+not calibrated, so that nothing is known of what it costs around it, the region is compiled both ways, if there is so much to gain that it
+is worth the time.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class DefaultTiming:
         budget = self._measurements.budget
         if are_nearly_calls(core) or (estimate.pays is None and _may_be_told_alone(core, estimate)):
             return budget.why_default_spent()
-        if estimate.pays is None and (estimate.inductor is None or self._is_worth_compiling(estimate.ours, estimate.inductor)):
+        if estimate.pays is None and (_lacks_a_form(estimate) or self._is_worth_compiling(estimate.ours, estimate.inductor)):
             return budget.why_default_spent(self._compile_seconds)
         return ""
 
@@ -79,14 +80,14 @@ class DefaultTiming:
         if why_not == "":
             return answer
         ours, inductor, judged = estimate.ours, estimate.inductor, Answer(None, unmentioned or "")
-        if _may_be_told_alone(region.core, estimate) or estimate.inductor is None:
+        if _may_be_told_alone(region.core, estimate) or _lacks_a_form(estimate):
             alone = self._ask_called(f"{called_key}-alone", lambda: time_replacement(region, subject), unmentioned, kept)
             if alone.measurement is None:
                 return alone
             ours = measured(calibration.of_device(region.device), alone.measurement.replaced_ms, math.log(MARGIN))
             if inductor is None and estimate.generated is not None:
                 inductor = with_library_calls(estimate.generated, alone.measurement.inductor_ms, math.log(MARGIN))
-            judged = _judged(alone, alone.measurement, ours, inductor)
+            judged = _judged(alone, alone.measurement, ours, inductor, around=estimate.ours is not None)
             if judged.measurement is not None and judged.measurement.kept:
                 return judged
         if why_not is not None or not self._is_worth_compiling(ours, inductor):
@@ -128,11 +129,22 @@ def _may_be_told_alone(core: Sequence[fx.Node], estimate: Estimate) -> bool:
     return ours_decides(estimate) or bool(library_calls(core))
 
 
-def _judged(answer: Answer, alone: Measurement, ours: Interval, inductor: Interval | None) -> Answer:
-    """What the time of a replacement by itself tells. What follows from the estimate is not kept: the next calibration may give another."""
+def _lacks_a_form(estimate: Estimate) -> bool:
+    """Whether nothing is known of the time of one of the forms, at least."""
+    return estimate.ours is None or estimate.inductor is None
+
+
+def _judged(answer: Answer, alone: Measurement, ours: Interval, inductor: Interval | None, *, around: bool) -> Answer:
+    """What the time of a replacement by itself tells. What follows from the estimate is not kept: the next calibration may give another.
+
+    Args:
+        around: whether it is known what neighbours take that are not fused any more: nothing is, where the replacement is not calibrated.
+    """
     if alone.kept:
         return Answer(alone, f"{answer.why}; of Inductor's form the library calls alone")
     if inductor is None:
         return Answer(None, f"{alone}; how long the rest of Inductor's form takes is not known")
+    if not around:
+        return Answer(None, f"{alone}; what it costs around the replacement is not known")
     estimated = dataclasses.replace(alone, kept=pays(ours, inductor) is True, inductor_ms=inductor.expected / 1e3, how="estimate")
     return Answer(estimated, f"{answer.why}; Inductor's form as estimated")

@@ -78,13 +78,19 @@ class Estimator:
     def _one(self, workload: Workload) -> Estimate:
         if self._calibration is None:
             return Estimate(None, "nothing is known of this device: python -m fusebackend calibrate", "unmeasured", instead=workload.match)
+        inductor, ours, why = None, None, ""
         try:
             inductor = total(self._calibration, self._original(workload))
+        except Unfit as unfit:
+            why = str(unfit)
+        try:
             ours = replacement(self._calibration, _replacing(workload))
         except Unfit as unfit:
-            generated = self._generated_time(self._calibration, workload)
-            return Estimate(None, str(unfit), "unmeasured", instead=workload.match, generated=generated)
-        return _verdict(workload, ours, inductor)
+            why = why or str(unfit)
+        if inductor is not None and ours is not None:
+            return _verdict(workload, ours, inductor)
+        generated = self._generated_time(self._calibration, workload) if inductor is None else None
+        return Estimate(None, why, "unmeasured", None, workload.match, ours, inductor, generated)
 
     def _generated_time(self, known: Calibration, workload: Workload) -> Interval | None:
         """The time of what Inductor generates for the original, without its library calls."""
@@ -102,7 +108,12 @@ class Estimator:
 
     def _original(self, workload: Workload) -> list[list[Work]]:
         """The kernels of the original, each in the ways that Inductor would try."""
-        return [kernel for work in workload.inductor for kernel in ([[work]] if isinstance(work, Work) else self._asked(work))]
+        return [kernel for work in workload.inductor for kernel in ([[self._known(work)]] if isinstance(work, Work) else self._asked(work))]
+
+    def _known(self, work: Work) -> Work:
+        """The work, as one of a kind that was calibrated, if it can be said so. What is recorded for a calibration is the work itself."""
+        unknown = self._calibration is not None and self._calibration.models.get(work.kind) is None and _recording.get() is None
+        return work.otherwise if unknown and work.otherwise is not None else work
 
     def _asked(self, work: Generated) -> list[list[Work]]:
         unknown = self._calibration is not None and triton_reductions.KIND not in self._calibration.models

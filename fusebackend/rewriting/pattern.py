@@ -112,12 +112,14 @@ class Work:
         shape: what else the efficiency depends on, by name: lengths of runs, alignments, whether sizes are dynamic. Numbers that span
             orders of magnitude are given as logarithms.
         share: the part of its time that is counted here, where other sites use the result too.
+        otherwise: the same as work of a more general kind, for a calibration that does not know this one.
     """
 
     kind: str
     quantities: Mapping[str, float]
     shape: Mapping[str, float] = dataclasses.field(default_factory=dict)
     share: float = 1.0
+    otherwise: Work | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -192,6 +192,24 @@ def test_a_region_with_much_to_gain_is_compiled(known, temporary_pattern, compil
     assert len(compiling) == 1, "what was measured is not measured again"
 
 
+def test_a_region_is_compiled_where_ours_was_not_calibrated(temporary_pattern, compiling, timed):
+    """The replacement by itself is faster than the estimate of Inductor's form, but what its neighbours lose is not in that time."""
+    fast = Open(0.0, (0, 0, 0), (20e3, 10e3, 40e3))
+    fast.ours = None
+    temporary_pattern(fast)
+    report_of()
+    assert len(timed) == len(compiling) == 1
+    assert {m.how for _, m in measurement_store.stored()} == {"replacement", "region"}
+
+
+def test_a_slow_replacement_that_was_not_calibrated_is_not_compiled(temporary_pattern, compiling, timed):
+    slow = Open(0.02, (0, 0, 0), (200, 100, 400))
+    slow.ours = None
+    temporary_pattern(slow)
+    assert not report_of().substitutions
+    assert len(timed) == 1 and not compiling
+
+
 def test_a_region_with_little_to_gain_is_not_compiled(temporary_pattern, compiling):
     """Inductor's form takes 0.1 us more at the most: in 10,000 runs 1 ms."""
     time_of_ours = 20e3

@@ -66,6 +66,20 @@ def test_a_part_of_a_shared_kernel_is_counted():
     assert estimating.total(KNOWN, [[taking(9.0, share=1 / 3)]]).expected == pytest.approx(3.0)
 
 
+def test_a_kind_that_was_not_calibrated_may_be_described_as_another():
+    unknown = Work("sort", {"us": 1.0}, otherwise=taking(30.0))
+    found = estimate(Workload((taking(10.0),), (unknown, taking(5.0))))
+    assert found.pays is True and found.inductor.expected == 35.0
+    with estimating.recording() as recorded:
+        estimate(Workload((taking(10.0),), (unknown,)))
+    assert recorded[0].inductor == [[unknown]], "a calibration is to know it"
+
+
+def test_what_inductor_takes_is_told_where_ours_is_not_known():
+    found = estimate(Workload((Work("sort", {"us": 1.0}),), (taking(30.0),)))
+    assert found.pays is None and found.code == "unmeasured" and found.ours is None and found.inductor.expected == 30.0
+
+
 def test_a_call_costs_the_host():
     calibration = Calibration(**{**vars(KNOWN), "call": 2.5})
     assert estimate(Workload((taking(8.0),), (taking(10.0),)), calibration=calibration).pays is None
