@@ -70,6 +70,10 @@ CALLS = {
     "causal_conv1d": [(floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0, 0.0, True, False)],
     "causal_conv1d_backward": [(floats(2, 4, 9), floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0.0, True, False, True, True, True)],
     "column_sum": [(floats(4, 5), 0, 1, False, torch.float32), (floats(3, 4, 5, 6), 1, 3, True, torch.float64)],
+    "row_scatter": [
+        (floats(4, 5), rows_of(20).reshape(4, 5), 4, None),
+        (floats(2, 3, 5), rows_of(15).reshape(1, 3, 5).int(), 4, floats(2, 3, 4)),
+    ],
     "sdpa": [(*seen, floats(2, 1, 1, 7), 0.25, False, False), (*seen, None, 0.25, True, True)],
     "small_bmm": [(floats(5, 3, 4), floats(5, 4, 6)), (floats(2, 8, 4).mT, floats(2, 4, 8).mT)],
     "depthwise_conv": [
@@ -98,6 +102,8 @@ FACTS = {
     "index_add_limits",
     "index_add_work",
     "index_plan_work",
+    "row_scatter_limits",
+    "row_scatter_plan",
     "small_bmm_most_size",
     "small_bmm_plan",
 }

@@ -1,0 +1,22 @@
+#include "common/device_properties.h"
+#include "row_scatter/binding.h"
+
+namespace fusebackend::row_scatter {
+namespace {
+
+Tensor row_scatter(const Tensor& source, const Tensor& index, int64_t bins, const std::optional<Tensor>& self) {
+  Tensor out = source;
+  const Problem p = describe(source, index, bins, self, out);
+  if (out.numel() == 0) return out;
+  const CudaScope scope(source);
+  const Plan plan = make_plan(p, sm_count(), max_shared_bytes(), int(reinterpret_cast<uintptr_t>(p.source) % 16));
+  const Tensor workspace = empty_like_sized(source, {plan.workspace_bytes / 2}, ScalarType::Short);
+  check_cuda(launch(p, plan, workspace.data_ptr(), scope.stream()), "row_scatter");
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { m.impl("row_scatter", TORCH_BOX(&row_scatter)); }
+
+}  // namespace fusebackend::row_scatter
