@@ -7,7 +7,7 @@
 #include "causal_conv1d/cpu_inner_loops.h"
 #include "causal_conv1d/cpu_launch.h"
 #include "causal_conv1d/cpu_rows.h"
-#include "causal_conv1d/cpu_silu.h"
+#include "common/cpu_silu.h"
 
 namespace fusebackend::causal_conv1d {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "causal_conv1d/cpu_lanes.h"
 #include "causal_conv1d/cpu_launch.h"
-#include "causal_conv1d/cpu_silu.h"
+#include "common/cpu_silu.h"
 
 namespace fusebackend::causal_conv1d {
 namespace {

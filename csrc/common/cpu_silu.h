@@ -2,7 +2,7 @@
 #pragma once
 #include "common/cpu_vectors.h"
 
-namespace fusebackend::causal_conv1d {
+namespace fusebackend {
 namespace {
 
 // exp(x) = scale + scale * less_one() for |x| <= kExpRange, NaN for NaN: to 2^-26 with 5 terms of (exp(r) - 1 - r) / r^2, which are those of the
@@ -124,4 +124,4 @@ void apply_silu_backward(A* dy, const A* pre, int64_t n) {
 }
 
 }  // namespace
-}  // namespace fusebackend::causal_conv1d
+}  // namespace fusebackend
