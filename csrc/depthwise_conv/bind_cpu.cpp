@@ -16,10 +16,12 @@ void parallel(int64_t units, int64_t multiplications, F&& f) {
 }
 
 Tensor depthwise_conv(const Tensor& x, const Tensor& weight, const Bias& bias, const Ints& stride, const Ints& padding, const Ints& dilation,
-                      std::optional<bool> channels_last) {
+                      std::optional<bool> channels_last, const Vector& mean, const Vector& variance, const Vector& scale, const Vector& shift, double eps,
+                      std::string activation) {
   const Geometry g = geometry_of(x, weight, stride, padding, dilation);
+  const Epilogue epilogue = epilogue_of(g, x, mean, variance, scale, shift, eps, activation);
   Tensor y = empty_image(x, {g.batch, g.outputs(), g.out.h, g.out.w}, channels_last.value_or(is_channels_last(x)));
-  const ForwardParams p = forward_params(g, x, weight, bias, y);
+  const ForwardParams p = forward_params(g, x, weight, bias, epilogue, y);
   const int64_t units = forward_units(p);
   parallel(units, y.numel() * g.tap_count(), [&](int64_t begin, int64_t end) { forward(p, begin, end); });
   return y;

@@ -22,7 +22,7 @@ struct ChannelBandParams {
   int x_row, x_column, y_row, y_column, tap_row, tap_column;
 };
 
-// Computes what is not finite in two neighbouring columns of results anew, tap by tap.
+// Computes two neighbouring columns of results anew, tap by tap: those that are not finite, or all where an epilogue may have made others of these.
 template <typename T>
 __device__ __noinline__ void mend_pixels(const ForwardParams& p, const Segment& at, int channel, int first_column) {
   const Geometry& g = p.g;
@@ -32,9 +32,9 @@ __device__ __noinline__ void mend_pixels(const ForwardParams& p, const Segment& 
   for (int row = at.first_row; row < at.first_row + at.rows; ++row) {
     for (int column = first_column; column < min(first_column + 2, int(g.out.w)); ++column) {
       T& result = y[row * p.y_stride.h + column * p.y_stride.w];
-      if (isfinite(to_float(result))) continue;
+      if (!p.epilogue.any && isfinite(to_float(result))) continue;
       const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.f;
-      result = from_float<T>(add_tap_by_tap(bias, p, x, w, row, column, {1, 1}));
+      result = from_float<T>(finished<T>(add_tap_by_tap(bias, p, x, w, row, column, {1, 1}), p.epilogue, channel));
     }
   }
 }
@@ -52,6 +52,8 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
   constexpr int kIn = kOut + 2 * kOutWords;                                          // where rows of x are, behind two steps of results
   const int in_words = kTileChannels * pitch + 64;
   for (int i = threadIdx.x; i < in_words; i += kChannelTileThreads) shared[kIn + i] = 0;
+  StagedAffine* const affine = reinterpret_cast<StagedAffine*>(shared + kIn + in_words);
+  static_assert(sizeof(StagedAffine) == 4 * kAffineWords);
 
   uint32_t rest, channel_tile, group, column_tile;
   params.by.channel_tiles.divmod(blockIdx.x, rest, channel_tile);
@@ -117,6 +119,9 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
 #pragma unroll
   for (int i = 0; i < kChannelTileAhead; ++i) load();
 
+  if (p.epilogue.is_affine && threadIdx.x < kTileChannels)
+    affine[threadIdx.x] = {affine_of<T>(p.epilogue, min(first_channel + int(threadIdx.x), sides.channels - 1))};
+
   // A warp's channels, and its lanes' places in the products.
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, line = lane / 4, quarter = lane % 4;
   uint32_t band[2][kTaps][2];
@@ -175,9 +180,12 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
           for (int a = kTaps - 1; a >= 0; --a) mma_k16<T>(sums[j][(now - a + 2 * kTaps) % kTaps], a0, a1, a2, a3, band[j][a][0], band[j][a][1]);
           float(&done)[4] = sums[j][(now + 1) % kTaps];
           const int to = out + buffer * kOutWords + j * kOutPitch + u * kFillWords;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) finite = fmaf(done[i], 0.f, finite);
+          if (p.epilogue.any) finish<T>(done, p.epilogue, affine[2 * (int(threadIdx.x) / 32) + j].get());
           shared[to] = pack<T>(done[0], done[1]), shared[to + 32] = pack<T>(done[2], done[3]);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) finite = fmaf(done[i], 0.f, finite), done[i] = bias[j];
+          for (int i = 0; i < 4; ++i) done[i] = bias[j];
         }
       }
       put(buffer ^ 1);

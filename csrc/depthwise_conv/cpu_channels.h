@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "depthwise_conv/cpu_epilogue.h"
 #include "depthwise_conv/cpu_inner_loops.h"
 #include "depthwise_conv/params.h"
 
@@ -15,21 +16,23 @@ inline int64_t first_channel(int64_t vector, int64_t channels) { return std::min
 
 // Columns of one row, all of whose taps are inside; R at a time.
 template <int R, typename T>
-void convolve_row(T* y, int64_t y_step, const T* x, int64_t x_step, const Lines& lines, const float* w, const Geometry& g, Vec bias, int64_t columns) {
+void convolve_row(T* y, int64_t y_step, const T* x, int64_t x_step, const Lines& lines, const float* w, const Geometry& g, Vec bias, const Finish& finish,
+                  int64_t columns) {
   for (; columns >= R; columns -= R, y += R * y_step, x += R * g.stride.w * x_step) {
     Vec sums[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) sums[r] = bias;
     add_taps(sums, x, x_step, lines, Channels{w, g.channels}, g.taps.w, g.stride.w, g.dilation.w);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) vstore_as<float>(y + r * y_step, sums[r]);
+    for (int r = 0; r < R; ++r) vstore_as<float>(y + r * y_step, finish(sums[r], y));
   }
-  if constexpr (R > 1) convolve_row<R / 2>(y, y_step, x, x_step, lines, w, g, bias, columns);
+  if constexpr (R > 1) convolve_row<R / 2>(y, y_step, x, x_step, lines, w, g, bias, finish, columns);
 }
 
 // One column, of whose taps those in [b.begin, b.end) are inside, in N vectors of channels.
 template <int N, typename T>
-void convolve_edge(T* y, const T* x, const ForwardParams& p, const float* w, const float* bias, int64_t vector, int64_t n, Range b) {
+void convolve_edge(T* y, const T* x, const ForwardParams& p, const float* w, const float* bias, const AffineMaps<float>& maps, int64_t vector,
+                   int64_t n, Range b) {
   const int64_t channels = p.g.channels;
   Vec sums[N];
   int64_t c[N];
@@ -44,7 +47,7 @@ void convolve_edge(T* y, const T* x, const ForwardParams& p, const float* w, con
     }
   }
 #pragma GCC unroll 4
-  for (int v = 0; v < N; ++v) vstore_as<float>(y + c[v], sums[v]);
+  for (int v = 0; v < N; ++v) vstore_as<float>(y + c[v], Finish::of_channels(p.epilogue, maps, c[v])(sums[v], y));
 }
 
 // A unit is one row of results. p.g.multiplier is 1, and there are kLanes channels or more.
@@ -61,6 +64,7 @@ void forward_channels(const ForwardParams& p, int64_t begin, int64_t end) {
     }
   }
   for (int64_t c = 0; c < channels && p.bias; ++c) bias[c] = widen(static_cast<const T*>(p.bias)[c * p.bias_stride]);
+  const AffineMaps<float> maps = AffineMaps<float>::of(p.epilogue, channels, static_cast<const T*>(p.w));
   // Columns that all taps reach.
   Range whole = {inside(g.out.w, g.stride.w, -g.pad.w, g.in.w).begin, inside(g.out.w, g.stride.w, (g.taps.w - 1) * g.dilation.w - g.pad.w, g.in.w).end};
   whole.end = std::max(whole.begin, whole.end);
@@ -77,7 +81,8 @@ void forward_channels(const ForwardParams& p, int64_t begin, int64_t end) {
       const int64_t c = first_channel(v, channels);
       const T* from = x + c + whole.begin * g.stride.w * p.x_stride.w;
       T* to = y + c + whole.begin * p.y_stride.w;
-      convolve_row<kPositions>(to, p.y_stride.w, from, p.x_stride.w, lines, w + c, g, vload(bias.data() + c), whole.end - whole.begin);
+      convolve_row<kPositions>(to, p.y_stride.w, from, p.x_stride.w, lines, w + c, g, vload(bias.data() + c),
+                               Finish::of_channels(p.epilogue, maps, c), whole.end - whole.begin);
     }
     for (int64_t j = 0; j < g.out.w; ++j) {
       if (j == whole.begin) j = whole.end;
@@ -85,8 +90,8 @@ void forward_channels(const ForwardParams& p, int64_t begin, int64_t end) {
       const Range b = inside(g.taps.w, g.dilation.w, j * g.stride.w - g.pad.w, g.in.w);
       const T* from = x + j * g.stride.w * p.x_stride.w;
       int64_t v = 0;
-      for (; v + 4 <= vectors; v += 4) convolve_edge<4>(y + j * p.y_stride.w, from, p, w, bias.data(), v, lines.count, b);
-      for (; v < vectors; ++v) convolve_edge<1>(y + j * p.y_stride.w, from, p, w, bias.data(), v, lines.count, b);
+      for (; v + 4 <= vectors; v += 4) convolve_edge<4>(y + j * p.y_stride.w, from, p, w, bias.data(), maps, v, lines.count, b);
+      for (; v < vectors; ++v) convolve_edge<1>(y + j * p.y_stride.w, from, p, w, bias.data(), maps, v, lines.count, b);
     }
   }
 }

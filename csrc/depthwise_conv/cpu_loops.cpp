@@ -7,6 +7,7 @@
 
 #include "common/cpu_half.h"
 #include "common/integer_math.h"
+#include "depthwise_conv/cpu_epilogue.h"
 
 namespace fusebackend::depthwise_conv {
 namespace {
@@ -42,6 +43,7 @@ void forward_rows(const ForwardParams& p, int64_t begin, int64_t end) {
   const int64_t planes = channels ? 1 : g.outputs(), width = channels ? g.outputs() : g.out.w;
   const int64_t shift = g.multiplier;
   std::vector<S> sums(static_cast<size_t>(width));
+  const AffineMaps<S> maps = AffineMaps<S>::of(p.epilogue, g.outputs(), w);
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t i = unit % g.out.h, plane = unit / g.out.h, o = plane % planes, n = plane / planes;
     for (int64_t column = 0; column < (channels ? g.out.w : 1); ++column) {
@@ -67,6 +69,10 @@ void forward_rows(const ForwardParams& p, int64_t begin, int64_t end) {
             else for (int64_t j = r.begin; j < r.end; ++j) sums[j] = multiply_add(factor, S(widen(source[j * step])), sums[j]);
           }
         }
+      }
+      for (int64_t l = 0; l < width && p.epilogue.any; ++l) {
+        const S sum = p.epilogue.is_affine ? maps.map(sums[l], channels ? l : o) : sums[l];
+        sums[l] = activated_number(sum, p.epilogue.activation);
       }
       T* to = y + n * p.y_stride.n + i * p.y_stride.h + (channels ? column * p.y_stride.w : o * p.y_stride.c);
       const int64_t step = channels ? p.y_stride.c : p.y_stride.w;

@@ -92,10 +92,12 @@ struct Results {
   T* data;
   int64_t row, column;   // strides
   int64_t rows, columns;
+  Finish finish;
   T* last;               // whole vectors may be stored up to here, beyond a row's end: later rows, still to come, lie there; null if not
 
   void store(int64_t i, int64_t j, Vec v) const {
     T* to = data + i * row + j * column;
+    v = finish(v, to);
     if (column == 1 && (columns - j >= kLanes || to + kLanes <= last)) vstore_as<float>(to, v);
     else store_some(to, column, v, std::min<int64_t>(kLanes, columns - j));
   }
@@ -160,6 +162,7 @@ void forward_planes(const ForwardParams& p, int64_t begin, int64_t end) {
   std::vector<int64_t> all(g.tap_count());
   for (int64_t t = 0; t < g.tap_count(); ++t) all[t] = t / g.taps.w * g.dilation.h * plan.pitch + offsets[t % g.taps.w];
   std::vector<float> tile(plan.tile_floats()), taps(g.tap_count());
+  const AffineMaps<float> maps = AffineMaps<float>::of(p.epilogue, g.outputs(), static_cast<const T*>(p.w));
   int64_t of_taps = -1;
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t plane = unit / plan.tiles(), o = plane % g.outputs(), n = plane / g.outputs();
@@ -178,7 +181,7 @@ void forward_planes(const ForwardParams& p, int64_t begin, int64_t end) {
     load_tile(tile.data(), x, p.x_stride.h, g.in.h, g.in.w, i * g.stride.h - g.pad.h, plan.x_rows(g, rows), j * g.stride.w - g.pad.w, g.stride.w, plan);
     T* y = static_cast<T*>(p.y) + n * p.y_stride.n + o * p.y_stride.c + i * p.y_stride.h + j * p.y_stride.w;
     const bool dense = p.y_stride.w == 1 && p.y_stride.h == columns;
-    const Results<T> results = {y, p.y_stride.h, p.y_stride.w, rows, columns, dense ? y + rows * columns : nullptr};
+    const Results<T> results = {y, p.y_stride.h, p.y_stride.w, rows, columns, Finish::of_channel(p.epilogue, maps, o), dense ? y + rows * columns : nullptr};
     const float bias = p.bias ? float(widen(static_cast<const T*>(p.bias)[o * p.bias_stride])) : 0.f;
     convolve_tile(results, tile.data(), PlaneTaps{taps.data(), offsets.data(), all.data()}, g, plan.pitch, bias);
   }

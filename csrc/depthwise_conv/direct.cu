@@ -5,7 +5,7 @@
 #include "common/cuda_common.cuh"
 #include "common/device_properties.h"
 #include "common/integer_math.h"
-#include "depthwise_conv/device_math.cuh"
+#include "depthwise_conv/epilogue.cuh"
 #include "depthwise_conv/launchers.h"
 
 namespace fusebackend::depthwise_conv {
@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(kThreads) depthwise_direct_forward(const __gri
       }
     }
   }
+  finish<T>(sums, p.epilogue, affine_of<T>(p.epilogue, at.channel));
   T* y = static_cast<T*>(p.y) + at.n * p.y_stride.n + at.channel * p.y_stride.c + at.row * p.y_stride.h;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i)

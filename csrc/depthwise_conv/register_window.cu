@@ -6,7 +6,7 @@
 // taps in registers, the block's threads are added up at the end.
 #include "common/cuda_common.cuh"
 #include "common/device_properties.h"
-#include "depthwise_conv/device_math.cuh"
+#include "depthwise_conv/epilogue.cuh"
 #include "depthwise_conv/launchers.h"
 #include "depthwise_conv/register_window_plan.h"
 #include "depthwise_conv/tile.cuh"
@@ -53,7 +53,7 @@ struct ForwardWindowParams {
 };
 
 template <int kTaps>
-__global__ void __launch_bounds__(256) depthwise_window_forward(const __grid_constant__ ForwardWindowParams params) {
+__global__ void __launch_bounds__(256, kTaps == 7 ? 4 : 5) depthwise_window_forward(const __grid_constant__ ForwardWindowParams params) {
   const ForwardParams& p = params.p;
   const Geometry& g = p.g;
   const RegisterWindowPlan& plan = params.plan;
@@ -76,6 +76,7 @@ __global__ void __launch_bounds__(256) depthwise_window_forward(const __grid_con
   __syncthreads();
 
   const float bias = p.bias ? static_cast<const float*>(p.bias)[channel * p.bias_stride] : 0.f;
+  const ChannelAffine affine = affine_of<float>(p.epilogue, channel);
   for (int task = threadIdx.x; task < plan.tasks; task += blockDim.x) {
     uint32_t line, column_group, image, row_group;
     params.column_groups.divmod(uint32_t(task), line, column_group);
@@ -127,6 +128,7 @@ __global__ void __launch_bounds__(256) depthwise_window_forward(const __grid_con
         }
       }
     }
+    finish<float>(sums, p.epilogue, affine);
     float* y = static_cast<float*>(p.y) + (first_image + image) * p.y_stride.n + channel * p.y_stride.c + int64_t{first_row + row} * p.y_stride.h +
                (first_column + column) * p.y_stride.w;
 #pragma unroll

@@ -26,7 +26,7 @@ struct RollingBandParams {
   int batch, in_h, in_w, out_h, out_w, pad_h, pad_w, taps_w, tap_row, tap_column;
 };
 
-// Computes what is not finite in a column pair of results anew, tap by tap.
+// Computes a column pair of results anew, tap by tap: those that are not finite, or all where an epilogue may have made others of these.
 template <typename T>
 __device__ __noinline__ void mend_column(const ForwardParams& p, int64_t image, int channel, int first_row, int rows, int first_column) {
   const Geometry& g = p.g;
@@ -35,9 +35,9 @@ __device__ __noinline__ void mend_column(const ForwardParams& p, int64_t image, 
   T* y = static_cast<T*>(p.y) + image * p.y_stride.n + channel * p.y_stride.c + first_row * p.y_stride.h + first_column;
   for (int row = first_row; row < first_row + rows; ++row, y += p.y_stride.h) {
     for (int column = first_column; column < min(first_column + 2, int(g.out.w)); ++column) {
-      if (isfinite(to_float(y[column - first_column]))) continue;
+      if (!p.epilogue.any && isfinite(to_float(y[column - first_column]))) continue;
       const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.f;
-      y[column - first_column] = from_float<T>(add_tap_by_tap(bias, p, x, w, row, column, {1, 1}));
+      y[column - first_column] = from_float<T>(finished<T>(add_tap_by_tap(bias, p, x, w, row, column, {1, 1}), p.epilogue, channel));
     }
   }
 }
@@ -103,6 +103,11 @@ depthwise_rolling_band(const __grid_constant__ RollingBandParams params) {
     }
   }
   const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.f;
+  __shared__ StagedAffine affine[kRollingBandThreads / 32];
+  if (p.epilogue.is_affine) {
+    if (lane == 0) affine[threadIdx.x / 32] = {affine_of<T>(p.epilogue, channel)};
+    __syncwarp();
+  }
   float sums[kTapRows][4];
 #pragma unroll
   for (int i = 0; i < kTapRows; ++i) sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0;
@@ -120,9 +125,12 @@ depthwise_rolling_band(const __grid_constant__ RollingBandParams params) {
       float(&done)[4] = sums[(s + 1) % kTapRows];  // of row r - kTapRows + 1
       const int row = r - kTapRows + 1;
 #pragma unroll
+      for (int i = 0; i < 4; ++i) finite = fmaf(done[i], 0.f, finite), done[i] += bias;
+      if (p.epilogue.any) finish<T>(done, p.epilogue, affine[threadIdx.x / 32].get());
+#pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (unsigned(row) >= unsigned(rows)) continue;
-        const uint32_t both = pack<T>(done[2 * half] + bias, done[2 * half + 1] + bias);
+        const uint32_t both = pack<T>(done[2 * half], done[2 * half + 1]);
         if constexpr (kWords) {
           if (column[half] < params.out_w) *reinterpret_cast<uint32_t*>(target[half]) = both;
         } else {
@@ -132,7 +140,7 @@ depthwise_rolling_band(const __grid_constant__ RollingBandParams params) {
         target[half] += p.y_stride.h;
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) finite = fmaf(done[i], 0.f, finite), done[i] = 0;
+      for (int i = 0; i < 4; ++i) done[i] = 0;
     }
   }
   if (finite != 0.f) {

@@ -57,7 +57,7 @@ cudaError_t launch_rolling_window(const ForwardParams& f, cudaStream_t stream) {
   p.x_step = f.x_stride.w * element_size(f.dtype), p.y_step = f.y_stride.w * element_size(f.dtype);
   const unsigned blocks = unsigned(p.plan.strip_tiles * p.plan.channel_tiles);
   return dispatch(f.dtype, f.g.taps.w, p.plan.form, [&](auto type, auto taps, auto form) {
-    const int bytes = p.plan.groups * rolling_channels(taps, form) * taps * taps * 4;
+    const int bytes = p.plan.groups * rolling_channels(taps, form) * (taps * taps * 4 + int(sizeof(StagedAffine)));
     depthwise_rolling_window<decltype(type), decltype(taps)::value, decltype(form)::value><<<blocks, kRollingThreads, bytes, stream>>>(p);
     return cudaGetLastError();
   });

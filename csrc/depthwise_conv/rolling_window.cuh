@@ -30,7 +30,7 @@ __device__ __noinline__ void roll_tap_by_tap(const ForwardParams& p, const Rolli
   for (int row = at.first_row; row < at.first_row + at.rows; ++row) {
     for (int column = at.column; column < at.column + columns && column < int(g.out.w); ++column) {
       const float sum = add_tap_by_tap(bias, p, x, w, row, column, g.stride);
-      y[row * p.y_stride.h + column * p.y_stride.w] = from_float<T>(sum);
+      y[row * p.y_stride.h + column * p.y_stride.w] = from_float<T>(finished<T>(sum, p.epilogue, at.channel));
     }
   }
 }
@@ -47,12 +47,14 @@ depthwise_rolling_window(const __grid_constant__ RollingWindowParams params) {
   const ForwardParams& p = params.p;
   const RollingWindowPlan& plan = params.plan;
   const RollingSides& sides = params.sides;
-  extern __shared__ float taps[];  // of the block's channels
+  extern __shared__ float taps[];  // of the block's channels, and their epilogue behind them
 
   uint32_t strip_tile, channel_tile, line, group;
   params.index.channel_tiles.divmod(blockIdx.x, strip_tile, channel_tile);
   params.index.groups.divmod(threadIdx.x, line, group);
   const int first_channel = int(channel_tile) * plan.groups * kChannels, block_channels = min(plan.groups * kChannels, int(p.g.channels) - first_channel);
+  StagedAffine* const affine = reinterpret_cast<StagedAffine*>(taps + plan.groups * kChannels * kTaps * kTaps);
+  if (p.epilogue.is_affine && threadIdx.x < block_channels) affine[threadIdx.x] = {affine_of<T>(p.epilogue, first_channel + int(threadIdx.x))};
   stage_taps<T, kTaps>(taps, p.w, p.w_stride, first_channel, block_channels);
   const uint32_t strip = strip_tile * plan.lines + line;
   if (line >= plan.lines || strip >= plan.strips || int(group) * kChannels >= block_channels) return;
@@ -124,6 +126,12 @@ depthwise_rolling_window(const __grid_constant__ RollingWindowParams params) {
       if ((s - kTaps + 1) % kStep != 0) continue;
       float(&done)[kColumns][kChannels] = sums[(s - kTaps + 1 + kStep * kTaps) / kStep % kRing];
       if (unsigned(r - kTaps + 1) < unsigned(at.rows * kStep)) {
+        if (p.epilogue.any) {
+          ChannelAffine of_channels[kChannels];
+#pragma unroll
+          for (int c = 0; c < kChannels; ++c) of_channels[c] = affine[kPlanes ? 0 : int(group) * kChannels + c].get();
+          finish<T>(done, p.epilogue, of_channels);
+        }
         if constexpr (kPlanes) {
           *reinterpret_cast<float4*>(target) = {done[0][0], done[1][0], done[2][0], done[3][0]};
         } else {

@@ -32,7 +32,7 @@ ToeplitzParams params_of(const Geometry& g, bool transposed, const Image& source
 ToeplitzParams params_of(const ForwardParams& p) {
   ToeplitzParams t = params_of(p.g, false, image_of(p.x, p.x_stride, p.g.batch, p.g.channels, p.g.in),
                                image_of(p.y, p.y_stride, p.g.batch, p.g.outputs(), p.g.out), p.w, p.w_stride);
-  t.bias = p.bias, t.bias_stride = p.bias_stride;
+  t.bias = p.bias, t.bias_stride = p.bias_stride, t.epilogue = p.epilogue;
   return t;
 }
 ToeplitzParams params_of(const InputGradParams& p) {

@@ -10,6 +10,7 @@
 //
 // The band's zeros are multiplied by whatever is beside it. Where a sum is not finite, a warp therefore sums again, tap by tap.
 #pragma once
+#include "depthwise_conv/epilogue.cuh"
 #include "depthwise_conv/launchers.h"
 #include "depthwise_conv/mma.cuh"
 #include "depthwise_conv/tile.cuh"
@@ -23,6 +24,7 @@ struct ToeplitzParams {
   int64_t w_channel, w_row, w_column, bias_stride;
   int multiplier, taps_h, taps_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   bool transposed;
+  Epilogue epilogue;
   ToeplitzPlan plan;
   FastDiv rows_of_plane, segments, strips;  // of a tile's target, in one phase
   FastDiv channel_tiles, column_tiles, row_tiles, window_columns, window_rows;
@@ -53,8 +55,11 @@ __device__ __noinline__ float sum_tap_by_tap(const ToeplitzParams& p, const uint
   return sum;
 }
 
+// Thread blocks that a multiprocessor is to have registers for.
+constexpr int toeplitz_blocks(int span, int blocks) { return blocks < 8 ? 4 : span < 5 ? 3 : 2; }
+
 template <typename T, ColumnStep kStep, int kSpan, int kBlocks>
-__global__ void __launch_bounds__(256) depthwise_toeplitz(const __grid_constant__ ToeplitzParams p) {
+__global__ void __launch_bounds__(256, toeplitz_blocks(kSpan, kBlocks)) depthwise_toeplitz(const __grid_constant__ ToeplitzParams p) {
   constexpr int kStride = kStep == ColumnStep::kTwo ? 2 : 1;  // of source blocks
   constexpr int kVariants = kStep == ColumnStep::kHalf ? 2 : 1;
   constexpr int kLoaded = ((kStep == ColumnStep::kHalf ? kBlocks / 2 - 1 + kSpan : (kBlocks - 1) * kStride + kSpan) + 1) / 2 * 2;
@@ -180,6 +185,7 @@ __global__ void __launch_bounds__(256) depthwise_toeplitz(const __grid_constant_
                                                             at.column + column + i / 2 * 8 + i % 2, from.row, from.column);
       }
     }
+    finish<T>(sums, p.epilogue, affine_of<T>(p.epilogue, at.channel + channel));
     __syncwarp();  // where results take the place of their sources, all lanes have read these
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fusebackend.patterns.depthwise_conv.ops import reference
+from fusebackend.patterns.depthwise_conv.ops import ACTIVATIONS, reference
 from fusebackend.tools.sanitizer import close, random, tolerance
 
 
@@ -39,12 +39,22 @@ def _check(shape, taps, stride, dtype, channels_last=False, multiplier=1):
     leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
     exact = reference(*leaves, *numbers)
     grad = random(tuple(exact.shape), dtype)
+    vectors = [random((outputs,), t) for t in (torch.float32, torch.float32, dtype, dtype)]
+    vectors[1] = vectors[1].abs().add_(0.5)
+    activation = list(ACTIVATIONS)[(taps[0] + shape[3]) % len(ACTIVATIONS)]
+    with torch.no_grad():
+        finished = reference(*leaves, *numbers, *(v.double() for v in vectors), 1e-3, activation)
     gradients = torch.autograd.grad(exact, leaves, grad.double())
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     x, grad = (t.cuda().to(memory_format=memory_format) for t in (x, grad))
     weight, bias = weight.cuda(), bias.cuda()
     for order in (None, not channels_last):
         close(ops.depthwise_conv(x, weight, bias, *numbers, order), exact.detach(), tolerance(dtype))
+        close(
+            ops.depthwise_conv(x, weight, bias, *numbers, order, *(v.cuda() for v in vectors), 1e-3, activation),
+            finished,
+            2 * tolerance(dtype),
+        )
         found = ops.depthwise_conv_backward(grad, x, weight, *numbers, order, False, True, True, True)
         for got, want in zip(found, gradients):
             close(got, want, 2 * tolerance(dtype))
