@@ -1,7 +1,7 @@
 """What a convolution makes a device do: our kernels, and the library's that Inductor calls.
 
-Inductor adds the bias in a kernel of its own, unless the next one does, and sums the bias's gradient in one. The library's kernels have
-times that depend on the form of the convolution more than on what it moves, so their shape names all of that.
+Inductor adds the bias, and computes what follows, in a kernel of its own, unless the next one does, and sums the bias's gradient in one.
+The library's kernels have times that depend on the form of the convolution more than on what it moves, so their shape names all of that.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import math
 from collections.abc import Mapping
 
 import torch
+from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.depthwise_conv.epilogue import Epilogue
 from fusebackend.patterns.depthwise_conv.layout import layout_of
 from fusebackend.patterns.depthwise_conv.ops import is_channels_last
 from fusebackend.patterns.depthwise_conv.sites import Backward, Convolution
@@ -19,6 +21,8 @@ from fusebackend.patterns.depthwise_conv.work import kernel_work
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Estimate, Work, Workload
 from fusebackend.rewriting.workload import alignment, log2
+
+aten = torch.ops.aten
 
 _UNKNOWN = Estimate(None, "a size depends on data, so it is not known whether the convolution pays", "unmeasured")
 _CHANNELS_LAST = (0, 2, 3, 1)
@@ -78,14 +82,14 @@ class _Sizes:
         }
 
 
-def forward_workload(conv: Convolution) -> Estimate | Workload:
+def forward_workload(conv: Convolution, after: Epilogue) -> Estimate | Workload:
     """The work of a forward both ways."""
-    sizes = _Sizes(conv, g.value(conv.node))
+    sizes = _Sizes(conv, g.value(after.output))
     if not sizes.known:
         return _UNKNOWN
     if sizes.results == 0:
         return _EMPTY
-    layout = layout_of(conv)
+    layout = layout_of(conv, after.output)
     if layout is None:
         return Estimate(False, "Inductor does not say in which memory order it runs this convolution", "unmeasured")
     x_bytes, result_bytes = sizes.item * sizes.inputs, sizes.item * sizes.results
@@ -93,21 +97,48 @@ def forward_workload(conv: Convolution) -> Estimate | Workload:
     ours = {"bytes": x_bytes + result_bytes, "launches": 1, **_quantities(sizes, facts)}
     # Both forms will read and write channels last, with no copy more than what is around them: so they can be timed.
     in_order = layout.differs and layout.ours == layout.inductors and not (layout.copies_x or layout.copies_result)
-    adds_bias = g.arguments(conv.node)["bias"] is not None and not _is_read_by_loops(conv)
     theirs = {
         "bytes": x_bytes + result_bytes,
         "results": sizes.results,
         "products": sizes.products,
-        "launches": 1 + adds_bias + layout.copies_x + layout.copies_result,
-        "pointwise bytes": 2 * result_bytes * adds_bias,
+        "launches": 1 + layout.copies_x + layout.copies_result,
         "reordered bytes": 2 * (x_bytes * layout.copies_x + result_bytes * layout.copies_result),
     }
+    our_kernels, their_kernels = _following(conv, after, result_bytes)
     return Workload(
-        (sizes.work("depthwise_conv", ours, _route(sizes, facts), layout.ours),),
-        (sizes.work("depthwise conv2d", theirs, {}, layout.inductors),),
+        (sizes.work("depthwise_conv", ours, _route(sizes, facts), layout.ours), *our_kernels),
+        (sizes.work("depthwise conv2d", theirs, {}, layout.inductors), *their_kernels),
         untimed=_REORDERED if layout.differs and not in_order else "",
         orders={conv.x: _CHANNELS_LAST} if in_order else {},
     )
+
+
+def _following(conv: Convolution, after: Epilogue, result_bytes: int) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """The kernels behind both forms, in which the bias and the epilogue make them differ. Inductor computes these in a kernel of its own,
+    unless those that read the result do."""
+    if g.arguments(conv.node)["bias"] is None and not after.nodes:
+        return (), ()
+    if not _is_read_by_loops(after.output):
+        return (), (_stream(conv, 2 * result_bytes),)
+    if _is_stored_by_a_pooling(after):
+        return (_stream(conv, result_bytes),), (_stream(conv, 2 * result_bytes),)
+    return (), ()
+
+
+def _stream(conv: Convolution, moved: int) -> Work:
+    where = " cpu" if conv.device.type == "cpu" else ""
+    return Work(f"stream{where}", {"bytes": float(moved)}, {"log2 itemsize": log2(conv.dtype.itemsize)})
+
+
+def _is_stored_by_a_pooling(after: Epilogue) -> bool:
+    """Whether Inductor computes the epilogue in the kernel that sums up its result, and stores it there for what else reads that, as in
+    squeeze-and-excitation: it computes nothing anew that reads more than a few tensors (``StorageBox.should_realize_on_reuse``)."""
+    from torch._inductor import config  # heavy
+
+    vectors = (after.mean, after.variance, after.scale, after.shift)
+    read = 1 + sum(v is not None for v in vectors)
+    sums = [user for user in after.output.users if user.target in (aten.mean.dim, aten.sum.dim_IntList)]
+    return bool(sums) and len(after.output.users) > len(sums) and read > config.realize_reads_threshold
 
 
 def backward_workload(site: Backward) -> Estimate | Workload:
@@ -184,7 +215,7 @@ def _route(sizes: _Sizes, facts: Mapping[str, float]) -> dict[str, float]:
     return {**shape, "log2 blocks per multiprocessor": fill, "log2 shared bytes": log2(max(facts["shared_bytes"], 1.0))}
 
 
-def _is_read_by_loops(conv: Convolution) -> bool:
-    """Whether kernels that Inductor generates, and nothing else, read the result: they can add the bias."""
-    users = list(g.consumers(conv.node))
+def _is_read_by_loops(node: fx.Node) -> bool:
+    """Whether kernels that Inductor generates, and nothing else, read the value: they can compute what is pointwise before it."""
+    users = list(g.consumers(node))
     return bool(users) and all(g.is_fusable(user) for user in users)

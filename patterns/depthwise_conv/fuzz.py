@@ -6,7 +6,8 @@ from fusebackend.fuzz.builder import Builder
 
 
 def depthwise_conv(b: Builder) -> bool | None:
-    """A depthwise convolution in one or two dimensions; then perhaps an activation, a residual or a transposition."""
+    """A depthwise convolution in one or two dimensions; then perhaps batch norm in inference, or a scale and shift of each channel, an
+    activation, a residual or a transposition."""
     if not b.dtype.is_floating_point or b.special:
         return False  # PyTorch's own kernels differ in whether infinity times padding is NaN
     batch, channels, multiplier = b.pick((2, 1, 3, 2, 17)), b.pick((4, 8, 1, 16, 3, 33)), b.pick((1, 1, 1, 1, 2, 3))
@@ -36,10 +37,26 @@ def depthwise_conv(b: Builder) -> bool | None:
     y = b.emit(f"{call}({x}, {weight}, {bias}, {stride}, {padding}, {dilation}, {groups})")
     if y is None:
         return
+    if b.chance(30):
+        y = _after(b, y, channels * multiplier, flat) or y
     if b.chance(40):
-        y = b.emit(f"F.{b.pick(('silu', 'gelu', 'relu', 'hardswish'))}({y})") or y
+        activation = b.pick(("silu({})", "gelu({})", "relu({})", "hardswish({})", "relu6({})", "gelu({}, approximate='tanh')"))
+        y = b.emit(f"F.{activation.format(y)}") or y
     if b.chance(25):
         b.emit(b.pick((f"{y} + {y}.mean()", f"{y}.transpose(-1, -2)", f"{y}.mean(-1)")))
+
+
+def _after(b: Builder, y: str, channels: int, flat: bool) -> str | None:
+    """Batch norm, or a part of its arithmetic."""
+    vectors = [b.operand((channels,)) for _ in range(3)]
+    if b.chance(50):
+        mean, scale, shift = vectors
+        return b.emit(f"F.batch_norm({y}, {mean}.detach(), {scale}.detach().square() + 0.5, {scale}, {shift})")
+    ones = "" if flat else ", None"
+    for form in (" - {}", " * {}", " + {}"):
+        if b.chance(60):
+            y = b.emit(f"{y}{form.format(f'{vectors.pop()}[:, None{ones}]')}") or y
+    return y
 
 
 CORES = (depthwise_conv,)

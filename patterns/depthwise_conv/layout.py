@@ -35,9 +35,9 @@ class Layout:
     differs: bool = False
 
 
-def layout_of(conv: Convolution) -> Layout | None:
-    """How the forward ``conv`` is run; None where Inductor does not say."""
-    x, result = g.value(conv.x), g.value(conv.node)
+def layout_of(conv: Convolution, output: fx.Node) -> Layout | None:
+    """How the forward ``conv``, with what follows it up to ``output``, is run; None where Inductor does not say."""
+    x, result = g.value(conv.x), g.value(output)
     if conv.is_1d:
         orders = (is_channels_last(x.unsqueeze(2)), is_channels_last(result.unsqueeze(2)))
         return Layout(orders, orders)
@@ -50,7 +50,7 @@ def layout_of(conv: Convolution) -> Layout | None:
     if not optimises:
         return Layout(orders, orders)
     given = _is_given(conv.x)
-    leaves = all(user.op == "output" for user in conv.node.users)
+    leaves = all(user.op == "output" for user in output.users)
     # Our operator is no convolution to Inductor: where none is left behind it, everything stays as it is in the graph.
     x_order = orders[0] if given or not _is_followed(conv.node) else True
     ours = (x_order, orders[1] if orders[0] != orders[1] else x_order)

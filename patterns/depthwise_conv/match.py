@@ -1,6 +1,7 @@
 """Finds depthwise convolutions, 2-D ones and the 1-D ones that ``causal_conv1d`` leaves, forward and backward.
 
-They are matched after Inductor's decompositions, where the backward's graph has the strides of what the forward saved.
+What follows a forward (epilogue.py) is absorbed where nothing else needs the values in between: in inference. All are matched after
+Inductor's decompositions, where the backward's graph has the strides of what the forward saved.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from torch import fx
 
 from fusebackend.native import loader
 from fusebackend.patterns.depthwise_conv.emit import emit_backward, emit_forward
+from fusebackend.patterns.depthwise_conv.epilogue import read_epilogue
 from fusebackend.patterns.depthwise_conv.estimate import backward_workload, forward_workload
-from fusebackend.patterns.depthwise_conv.ops import depthwise_conv, depthwise_conv_backward
+from fusebackend.patterns.depthwise_conv.ops import ACTIVATIONS, depthwise_conv, depthwise_conv_backward
 from fusebackend.patterns.depthwise_conv.sites import Backward, Convolution, read_backward, read_convolution
 from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject, Workload
 
@@ -27,6 +29,10 @@ class DepthwiseConv(Pattern):
     Before and after::
 
         convolution(x, w, b, stride, padding, dilation, groups=C)    ->  depthwise_conv(x, w, b, stride, [*padding, *padding], dilation)
+
+        conv = convolution(x, w, b, stride, padding, dilation, groups=C)
+        norm = (conv - mean) * rsqrt(variance + eps) * scale + shift
+        silu(norm)                                                   ->  depthwise_conv(..., mean, variance, scale, shift, eps, "silu")
     """
 
     name = "depthwise_conv"
@@ -40,13 +46,16 @@ class DepthwiseConv(Pattern):
         no_kernel = loader.load().why_not(conv.device, depthwise_conv)
         if no_kernel:
             return Reject(no_kernel, node, "no_kernel")
-        return Match((node,), lambda e: emit_forward(e, conv), site=conv)
+        after = read_epilogue(node)
+        interior = tuple(sorted({node, *after.nodes} - {after.output}))
+        note = f"absorbs {after.absorbed}" if after.absorbed else ""
+        return Match((after.output,), lambda e: emit_forward(e, conv, after), interior, note, site=(conv, after))
 
     def estimate(self, match: Match) -> Estimate | Workload:
-        return forward_workload(match.site)
+        return forward_workload(*match.site)
 
     def examples(self) -> list[tuple[Callable, tuple]]:
-        return _examples()
+        return [*_examples(), *_normed_examples()]
 
 
 class DepthwiseConvBackward(Pattern):
@@ -80,6 +89,16 @@ class DepthwiseConvBackward(Pattern):
     def examples(self) -> list[tuple[Callable, tuple]]:
         # In 16 bits eager mode's CPU kernels round in between, so their gradients are not to be compared with.
         return [(_gradients_of(fn), (torch.randn_like(fn(*args)), *args)) for fn, args in _examples() if args[0].dtype == torch.float32]
+
+
+def _normed_examples() -> list[tuple[Callable, tuple]]:
+    """Batch norm in inference, and each activation, behind a convolution; in fp32, since eager mode rounds 16 bits in between."""
+
+    def normed(activation: Callable) -> Callable:
+        return lambda x, w, v, variance: activation(F.batch_norm(F.conv2d(x, w, None, 1, 1, 1, 8), v, variance, v, v))
+
+    args = torch.randn(2, 8, 9, 10), torch.randn(8, 1, 3, 3), torch.randn(8), torch.rand(8).add(0.5)
+    return [(normed(activation), args) for activation in (lambda y: y, *ACTIVATIONS.values())]
 
 
 def _gradients_of(fn: Callable) -> Callable:
