@@ -126,7 +126,7 @@ def _is_exact(factor: float) -> bool:
 
 
 def emit_addend(e: Emitter, addend: Addend, layout: tuple[Dim, ...], dtype: torch.dtype) -> fx.Node:
-    """The bias with the operator's dims, in contiguous rows: others would be copied by the kernels for long sequences, in each layer anew.
+    """The bias with the operator's dims.
 
     Args:
         layout: the axes of the scores' dims, as the operator has them.
@@ -143,8 +143,13 @@ def emit_addend(e: Emitter, addend: Addend, layout: tuple[Dim, ...], dtype: torc
         else:
             total = node
     assert total is not None
-    value = g.value(total)
-    return total if g.same_size(value.shape[-1], 1) or g.same_size(value.stride(-1), 1) else contiguous(e, total)
+    return total
+
+
+def with_contiguous_rows(e: Emitter, bias: fx.Node) -> fx.Node:
+    """The bias as kernels for long sequences read it: others they would copy, in each layer of a model anew."""
+    value = g.value(bias)
+    return bias if g.same_size(value.shape[-1], 1) or g.same_size(value.stride(-1), 1) else contiguous(e, bias)
 
 
 def _emit_bias(e: Emitter, term: Bias, source: tuple[fx.Node, Dims], layout: tuple[Dim, ...], dtype: torch.dtype) -> fx.Node:

@@ -12,7 +12,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.arrange import apply, arrange, contiguous, converted, copies, in_place_of, steps
-from fusebackend.patterns.attention.biases import Addend, emit_addend, emit_hidden_rows, number
+from fusebackend.patterns.attention.biases import Addend, emit_addend, emit_hidden_rows, number, with_contiguous_rows
 from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, leaves, product
 from fusebackend.patterns.attention.gradients import Backward
 from fusebackend.patterns.attention.operands import Link
@@ -136,7 +136,7 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     query = operand(e, site, site.queries, (rows, forward.depth))
     key = operand(e, site, site.keys, (columns, forward.depth))
     value = operand(e, site, site.values, (columns, forward.width))
-    biases = [emit_addend(e, a, site.scores_layout, forward.dtype) for a in site.addends]
+    biases = [with_contiguous_rows(e, emit_addend(e, a, site.scores_layout, forward.dtype)) for a in site.addends]
     dropped: tuple[Any, ...] = ()
     if forward.dropout is not None:
         mask = arrange(e, forward.dropout.mask, forward.dropout.dims, site.scores_layout, repeat=True)

@@ -130,7 +130,7 @@ def _is_computable(node: fx.Node) -> bool:
 def emit_mask(e: Emitter, site: Site) -> fx.Node:
     """The sum of all addends, of four dims."""
     dtype = site.forward.dtype
-    found = [emit_addend(e, addend, site.scores_layout, dtype, wide=False) for addend in site.addends]
+    found = [emit_addend(e, addend, site.scores_layout, dtype) for addend in site.addends]
     mask = found[0]
     for other in found[1:]:
         mask = e.call(aten.add.Tensor, converted(e, mask, torch.float32), converted(e, other, torch.float32))

@@ -42,6 +42,10 @@ class Sdpa(Pattern):
         site = read_site(node, DTYPES, most_batch_dims=2)
         if not isinstance(site, Site):
             return site
+        if site.forward.dropout is not None:
+            return Reject(
+                "dropout of the probabilities: PyTorch's attention would draw other random numbers", site.forward.dropout.mask, "illegal"
+            )
         if not g.same_size(_size(site, "depth"), _size(site, "width")):
             return Reject("PyTorch's attention takes queries and values of one size", node)
         if site.backward is not None:
