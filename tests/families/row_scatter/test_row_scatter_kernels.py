@@ -75,6 +75,16 @@ def test_strides_gaps_and_misaligned_tensors(device, dtype, copies):
     check(x.permute(1, 2, 0), index.permute(1, 2, 0).expand(40, 136, copies), 50)
 
 
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_tiles_may_grow_from_call_to_call(device, dtype):
+    """The shared memory that a kernel may have is set once, for all tiles."""
+    for sources in (8, 72, 520, 1000, 4000):
+        for copies in (1, 4, 9):
+            index = torch.randint(40, (1, 24, sources), device=device)
+            check(torch.randn(copies, 24, sources, device=device).to(dtype), index, 40)
+            check(torch.randn(copies, sources, 24, device=device).to(dtype).mT, index, 40)
+
+
 def test_bins_of_many_sources(device):
     source, sources = torch.rand(9, 6, 500, device=device), torch.arange(500)
     for index in (sources * 0, sources.clamp(200, 240), sources.flip(0) // 100):
