@@ -140,14 +140,16 @@ def test_more_than_two_to_the_31_elements_of_a_square():
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
 @pytest.mark.parametrize("rows", [65, 3])
 @pytest.mark.usefixtures("large_memory")
-def test_operands_of_more_than_two_to_the_32_bytes(rows):
-    """Whole pages, so that one byte read behind an operand would be a fault; with 3 rows, runs of more than 2**31 bytes."""
+def test_operands_of_more_than_two_to_the_32_bytes(rows, order):
+    """Whole pages, so that one byte read behind an operand would be a fault; with 3 rows, runs of more than 2**31 bytes. In the order of
+    ``x.t()``, which is what ``x.t() + y`` has, the whole result is one run."""
     columns = (1 << 33) // rows // 8 // 4096 * 4096
     x = torch.randn(columns, rows, dtype=torch.float64, device="cuda")
     y = torch.randn(rows, columns, dtype=torch.float64, device="cuda")
-    result = transpose_add(x.t(), y, 1.0, 1, [0, 1])
+    result = transpose_add(x.t(), y, 1.0, 1, order)
     for i in range(rows):
         assert torch.equal(result[i], x[:, i] + y[i])
 
