@@ -23,7 +23,7 @@ struct ChannelBandParams {
 };
 
 // Computes two neighbouring columns of results anew, tap by tap: those that are not finite, or all where an epilogue may have made others of these.
-template <typename T>
+template <typename T, bool kFinishes>
 __device__ __noinline__ void mend_pixels(const ForwardParams& p, const Segment& at, int channel, int first_column) {
   const Geometry& g = p.g;
   const T* const x = static_cast<const T*>(p.x) + at.image * p.x_stride.n + channel * p.x_stride.c;
@@ -32,14 +32,17 @@ __device__ __noinline__ void mend_pixels(const ForwardParams& p, const Segment& 
   for (int row = at.first_row; row < at.first_row + at.rows; ++row) {
     for (int column = first_column; column < min(first_column + 2, int(g.out.w)); ++column) {
       T& result = y[row * p.y_stride.h + column * p.y_stride.w];
-      if (!p.epilogue.any && isfinite(to_float(result))) continue;
+      if (!kFinishes && isfinite(to_float(result))) continue;
       const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.f;
-      result = from_float<T>(finished<T>(add_tap_by_tap(bias, p, x, w, row, column, {1, 1}), p.epilogue, channel));
+      const float sum = add_tap_by_tap(bias, p, x, w, row, column, {1, 1});
+      if constexpr (kFinishes) result = from_float<T>(finished<T>(sum, p.epilogue, channel));
+      else result = from_float<T>(sum);
     }
   }
 }
 
-template <typename T, int kTaps>
+// kFinishes: with an epilogue. An instantiation of its own, since without one there is not a register to spare.
+template <typename T, int kTaps, bool kFinishes>
 __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depthwise_channel_band(const __grid_constant__ ChannelBandParams params) {
   constexpr int kStep = 2;                                          // rows at a time
   constexpr int kOutPitch = kStep * kFillWords + kChunkPad, kOutWords = kTileChannels * kOutPitch;
@@ -53,7 +56,6 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
   const int in_words = kTileChannels * pitch + 64;
   for (int i = threadIdx.x; i < in_words; i += kChannelTileThreads) shared[kIn + i] = 0;
   StagedAffine* const affine = reinterpret_cast<StagedAffine*>(shared + kIn + in_words);
-  static_assert(sizeof(StagedAffine) == 4 * kAffineWords);
 
   uint32_t rest, channel_tile, group, column_tile;
   params.by.channel_tiles.divmod(blockIdx.x, rest, channel_tile);
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
 #pragma unroll
   for (int i = 0; i < kChannelTileAhead; ++i) load();
 
-  if (p.epilogue.is_affine && threadIdx.x < kTileChannels)
+  if (kFinishes && p.epilogue.is_affine && threadIdx.x < kTileChannels)
     affine[threadIdx.x] = {affine_of<T>(p.epilogue, min(first_channel + int(threadIdx.x), sides.channels - 1))};
 
   // A warp's channels, and its lanes' places in the products.
@@ -180,12 +182,17 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
           for (int a = kTaps - 1; a >= 0; --a) mma_k16<T>(sums[j][(now - a + 2 * kTaps) % kTaps], a0, a1, a2, a3, band[j][a][0], band[j][a][1]);
           float(&done)[4] = sums[j][(now + 1) % kTaps];
           const int to = out + buffer * kOutWords + j * kOutPitch + u * kFillWords;
+          if constexpr (kFinishes) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) finite = fmaf(done[i], 0.f, finite);
-          if (p.epilogue.any) finish<T>(done, p.epilogue, affine[2 * (int(threadIdx.x) / 32) + j].get());
+            for (int i = 0; i < 4; ++i) finite = fmaf(done[i], 0.f, finite);
+            finish<T>(done, p.epilogue, affine[2 * (int(threadIdx.x) / 32) + j].get());
+          }
           shared[to] = pack<T>(done[0], done[1]), shared[to + 32] = pack<T>(done[2], done[3]);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) done[i] = bias[j];
+          for (int i = 0; i < 4; ++i) {
+            if constexpr (!kFinishes) finite = fmaf(done[i], 0.f, finite);
+            done[i] = bias[j];
+          }
         }
       }
       put(buffer ^ 1);
@@ -202,7 +209,7 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
     if (segment >= plan.segments || strip >= plan.strips) continue;
     const Segment at = segment_at(group * plan.segments + segment, plan, params.by, sides);
 #pragma unroll 1
-    for (int channel = first_channel + 2 * warp; channel < min(first_channel + 2 * warp + 2, sides.channels); ++channel) mend_pixels<T>(p, at, channel, column);
+    for (int channel = first_channel + 2 * warp; channel < min(first_channel + 2 * warp + 2, sides.channels); ++channel) mend_pixels<T, kFinishes>(p, at, channel, column);
   }
 }
 

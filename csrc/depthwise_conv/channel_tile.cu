@@ -7,7 +7,10 @@ namespace fusebackend::depthwise_conv {
 namespace {
 
 ChannelTilePlan plan_of(const ForwardParams& p) {
-  return channel_tile_plan(p.g, placement_of(p.x, p.x_stride, p.g.channels, p.g.in.w), placement_of(p.y, p.y_stride, p.g.outputs(), p.g.out.w), false, sm_count());
+  ChannelTilePlan plan =
+      channel_tile_plan(p.g, placement_of(p.x, p.x_stride, p.g.channels, p.g.in.w), placement_of(p.y, p.y_stride, p.g.outputs(), p.g.out.w), false, sm_count());
+  if (p.epilogue.is_affine) plan.shared_bytes += kTileChannels * int(sizeof(StagedAffine));
+  return plan;
 }
 ChannelTilePlan plan_of(const WeightGradParams& p) {
   return channel_tile_plan(p.g, placement_of(p.x, p.x_stride, p.g.channels, p.g.in.w), placement_of(p.grad, p.grad_stride, p.g.outputs(), p.g.out.w), true, sm_count());
@@ -22,14 +25,20 @@ ChannelTileSides sides_of(const Geometry& g) {
   return {int(g.batch), int(g.channels), int(g.in.h), int(g.in.w), int(g.out.h), int(g.out.w), int(g.pad.h), int(g.pad.w)};
 }
 
-template <typename T, int kTaps>
-cudaError_t launch(const ChannelBandParams& p, cudaStream_t stream) {
+template <typename T, int kTaps, bool kFinishes>
+cudaError_t launch_band(const ChannelBandParams& p, cudaStream_t stream) {
   static SharedMemoryOptIn opt_in;
-  const cudaError_t error = opt_in.ensure(depthwise_channel_band<T, kTaps>, max_shared_bytes());
+  const auto kernel = depthwise_channel_band<T, kTaps, kFinishes>;
+  const cudaError_t error = opt_in.ensure(kernel, max_shared_bytes());
   if (error != cudaSuccess) return error;
   const unsigned blocks = unsigned(p.plan.groups * p.plan.column_tiles * p.plan.channel_tiles);
-  depthwise_channel_band<T, kTaps><<<blocks, kChannelTileThreads, p.plan.shared_bytes, stream>>>(p);
+  kernel<<<blocks, kChannelTileThreads, p.plan.shared_bytes, stream>>>(p);
   return cudaGetLastError();
+}
+
+template <typename T, int kTaps>
+cudaError_t launch(const ChannelBandParams& p, cudaStream_t stream) {
+  return p.p.epilogue.any ? launch_band<T, kTaps, true>(p, stream) : launch_band<T, kTaps, false>(p, stream);
 }
 
 template <typename T, int kTaps>

@@ -68,7 +68,7 @@ ChannelTilePlan channel_tile_plan(const Geometry& g, const Placement& x, const P
   const int in_words = kTileChannels * ((weight_grad ? 2 : 4) * p.row_pitch + kChunkPad) + 64;
   const int out_words = kTileChannels * (2 * 64 + kChunkPad);
   const int on_their_way = kChannelTileAhead * kPixelPairWords * kChannelTileThreads;
-  p.shared_bytes = 4 * (on_their_way + in_words + (weight_grad ? out_words : 2 * out_words + kTileChannels * kAffineWords));
+  p.shared_bytes = 4 * (on_their_way + in_words + (weight_grad ? out_words : 2 * out_words));
   p.fits = p.all_segments > 0 && p.all_segments <= INT32_MAX / 2 && p.groups * p.column_tiles * p.channel_tiles <= INT32_MAX &&
            int64_t{p.splits} * p.channel_tiles <= INT32_MAX;
   return p;

@@ -15,7 +15,6 @@ constexpr int kChannelTileBlocks = 512 / kChannelTileThreads;
 // Rows (channel_band: pairs of rows) that are on their way, beside those that are multiplied.
 constexpr int kChannelTileAhead = 3;
 constexpr int kPixelPairWords = 8;  // of eight channels of two pixels
-constexpr int kAffineWords = 3;     // of the affine map of a channel's results (epilogue.cuh)
 
 // A segment is a number of strips beside one another in some rows of an image. A block has several, all at the same columns.
 struct ChannelTilePlan {

@@ -93,7 +93,7 @@ _WORDINGS: dict[Callable, tuple[tuple[Callable, frozenset[Any]], ...]] = {
 }
 
 # What Dynamo's graph holds for some of them, with the same arguments.
-_BUILT_IN = {torch.rms_norm: F.rms_norm}
+_BUILT_IN: dict[Any, Any] = {torch.rms_norm: F.rms_norm}
 
 #: The operators that a wording may end in.
 ENDS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, torch.ops.prims.convert_element_type.default})
