@@ -56,8 +56,10 @@ class Given:
     def dtype(self):
         return self.tensor.dtype
 
-    def make(self, device, widen=False, nudge=None):
+    def make(self, device, widen=False, nudge=None, absolute=False):
         source = nudged(self.tensor.double() if widen and self.tensor.is_floating_point() else self.tensor, nudge)
+        if absolute and source.is_floating_point():
+            source = source.abs()
         if 0 in self.tensor.stride():
             made = source.clone()
         else:

@@ -77,8 +77,8 @@ CALLS = {
     "sdpa": [(*seen, floats(2, 1, 1, 7), 0.25, False, False), (*seen, None, 0.25, True, True)],
     "small_bmm": [(floats(5, 3, 4), floats(5, 4, 6)), (floats(2, 8, 4).mT, floats(2, 4, 8).mT)],
     "depthwise_conv": [
-        (floats(2, 4, 9, 9), floats(8, 1, 3, 3), floats(8), [1, 2], [1, 1, 0, 2], [1, 2], None),
-        (floats(2, 4, 9, 9), floats(4, 1, 3, 3), None, [1, 1], [0, 0, 0, 0], [1, 1], True),
+        (floats(2, 4, 9, 9), floats(8, 1, 3, 3), floats(8), [1, 2], [1, 1, 0, 2], [1, 2], None, *(floats(8),) * 4, 1e-5, "silu"),
+        (floats(2, 4, 9, 9), floats(4, 1, 3, 3), None, [1, 1], [0, 0, 0, 0], [1, 1], True, *(None,) * 4, 0.0, ""),
     ],
     "depthwise_conv_backward": [
         (floats(2, 4, 7, 7), floats(2, 4, 9, 9), floats(4, 1, 3, 3), [1, 1], [0, 0, 0, 0], [1, 1], True, False, True, True, True),

@@ -82,7 +82,7 @@ def test_a_slow_one_is_not(temporary_pattern, timed):
 
 
 class OpenProduct(Open):
-    """Replaces the sine of a product, which is a library call and code. Nothing is known of the times."""
+    """Replaces the sine of a product, which is a library call and code. Of the times nothing is known, or ours and that of the code."""
 
     def __init__(self, seconds, generated=None):
         super().__init__(seconds, (1, 1, 1), (1, 1, 1))
@@ -94,7 +94,8 @@ class OpenProduct(Open):
         return Match((node,), lambda e: e.call(operator, e.call(aten.mm.default, *product.args), self.seconds), interior=(product,))
 
     def estimate(self, match):
-        return Estimate(None, "not calibrated", "unmeasured", generated=self.generated)
+        ours = None if self.generated is None else self.ours
+        return Estimate(None, "not calibrated", "unmeasured", ours=ours, generated=self.generated)
 
 
 @pytest.mark.parametrize("fast", [True, False])
