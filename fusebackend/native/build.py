@@ -90,8 +90,11 @@ class Plan:
             return f"{folder}/{plain}{unlike}.o"
 
         together = {source for sources in self.generated().values() for source in sources}
-        generated = {f"{machine}cpu/{file}.o": Path(file) for file in self.generated()}  # first, since they take longest
-        return {**generated, **{name(source): source for source in self.sources() if source not in together}}
+        generated = {f"{machine}cpu/{file}.o": Path(file) for file in self.generated()}
+        named = {name(source): source for source in self.sources() if source not in together}
+        # ninja begins in this order. What takes longest is first, so that no core waits for one long compile at the end.
+        by_nvcc = {object_file: source for object_file, source in named.items() if source.suffix == ".cu"}
+        return {**by_nvcc, **generated, **named}
 
     def generated(self) -> dict[str, list[Path]]:
         """Files that include several sources each, in the folder in which ninja runs: the CPU bindings of this package. Nearly all of the
@@ -154,12 +157,13 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
     target = output or cache.directory("native", what.key)
     if output is None and manifest.read(target):
         return target
-    with cache.lock("build", progress) as held:
+    # Keys share one folder of objects, so that an edit recompiles one file. ninja follows headers by depfiles. A compile that was
+    # killed leaves no entry in ninja's log, so its half-written object is made again.
+    objects = cache_keys.native_objects(what.root)
+    with cache.lock(f"build-{objects}", progress) as held:  # a user's kernel does not wait for the library, nor the other way round
         if output is None and manifest.read(target):  # another process built it while this one waited
             return target
-        # Keys share one folder of objects, so that an edit recompiles one file. ninja follows headers by depfiles. A compile that was
-        # killed leaves no entry in ninja's log, so its half-written object is made again.
-        workspace = cache.directory("objects", cache_keys.native_objects(what.root))
+        workspace = cache.directory("objects", objects)
         for attempt in ("with the objects that are there", "with new ones"):
             had_objects = any(workspace.glob("*/*.o"))
             cache.write_atomically(workspace / "build.ninja", what.ninja_file().encode())
@@ -177,5 +181,6 @@ def build(what: Plan, output: Path | None = None, progress: Callable[[str], None
                     raise
                 shutil.rmtree(workspace)
                 workspace = cache.directory("objects", workspace.name)
-        manifest.write(target, (workspace / manifest.LIBRARY).read_bytes(), what.manifest(), private=output is None)
+        with cache.lock("native"):  # another checkout may have built the same
+            manifest.write(target, (workspace / manifest.LIBRARY).read_bytes(), what.manifest(), private=output is None)
     return target

@@ -91,6 +91,23 @@ def test_every_source_is_compiled_once_and_bindings_together():
     assert {str(s) for s in objects if not s.is_absolute()} == plan.generated().keys()
 
 
+def test_nvcc_begins_first_since_it_takes_longest():
+    """ninja begins in the order of its file."""
+    tools = toolchain.Toolchain("g++", "nvcc", Path("/"))
+    by_nvcc = [s.suffix == ".cu" for s in build.Plan(tools, ("90a",), build.sources_root()).objects().values()]
+    assert by_nvcc == sorted(by_nvcc, reverse=True) and 0 < sum(by_nvcc) < len(by_nvcc)
+
+
+def test_builds_of_different_sources_do_not_wait_for_one_another(tmp_path, cache_dir):
+    """As of a user's kernel and of the library."""
+    one, other = fake_sources(tmp_path / "one"), fake_sources(tmp_path / "other", "int other() { return 1; }")
+    build.build(one)
+    with contextlib.ExitStack() as held:
+        for lock in cache_dir.glob("build*.lock"):
+            held.enter_context(cache.lock(lock.stem))
+        build.build(other, progress=lambda line: None if line.startswith("[") else pytest.fail(line))
+
+
 @pytest.mark.parametrize("name", ["$(touch P)", "`touch P`", 'say "so"', "back\\slash"])
 def test_what_nvcc_would_run_is_refused_before_nvcc_sees_it(tmp_path, cache_dir, monkeypatch, name):
     nvcc = tmp_path / "nvcc"
