@@ -138,6 +138,46 @@ def test_the_guides_triton_kernel_is_verified_and_found_on_a_gpu(tmp_path):
     assert "fusebackend: 1 substitution" in done.stdout and "postponed" not in done.stderr
 
 
+SEVERAL_RESULTS = next(block for block in BLOCKS if "mylib.add_rms_norm" in block)
+
+
+@pytest.fixture
+def add_rms_norm():
+    """The guide's pattern of two results, with an operator of that name."""
+
+    @torch.library.custom_op("mylib::add_rms_norm", mutates_args=())
+    def operator(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        total = (x + residual).contiguous()
+        return torch.nn.functional.rms_norm(total.float(), w.shape, w.float(), eps).to(x.dtype), total
+
+    def gradients(ctx, g, of_total):
+        total, w, eps = *ctx.saved_tensors, ctx.eps
+        h, g = total.float(), g.float()
+        scale = torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
+        dx = (scale * (g * w - h * scale**2 * (g * w * h).mean(-1, keepdim=True))).to(total.dtype) + of_total
+        return dx, dx, (g * h * scale).flatten(0, -2).sum(0).to(w.dtype), None
+
+    def keep(ctx, inputs, output):
+        ctx.save_for_backward(output[1], inputs[2])
+        ctx.eps = inputs[3]
+
+    operator.register_fake(lambda x, *_: tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2)))
+    operator.register_autograd(gradients, setup_context=keep)
+    exec(SEVERAL_RESULTS, {"torch": torch, "fusebackend": fusebackend})
+    yield
+    fusebackend.unregister("add_rms_norm")
+
+
+def test_the_guides_pattern_of_two_results_is_found_in_a_llama(add_rms_norm):
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=32)
+    model = transformers.LlamaModel(transformers.LlamaConfig(**sizes))
+    with torch.no_grad():
+        assert fusebackend.explain(model.eval(), torch.arange(8)[None], use_cache=False).counts()["add_rms_norm"] == 4
+    # The last sum is used by its norm alone.
+    assert fusebackend.explain(model.train(), torch.arange(8)[None], use_cache=False).counts()["add_rms_norm"] == 3
+
+
 # For sizes that are known when it is called, by a machine that may have no such GPU.
 COMPILE = """
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
