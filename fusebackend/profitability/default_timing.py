@@ -60,13 +60,13 @@ class DefaultTiming:
             return budget.why_default_spent(self._compile_seconds)
         return ""
 
-    def ask(self, key: str, called_key: str, region: Region, estimate: Estimate, subject: str, kept: bool) -> Answer:
+    def ask(self, key: str, names: tuple[str, str], region: Region, estimate: Estimate, subject: str, kept: bool) -> Answer:
         """What is known of both forms of a region, or becomes known now.
 
         Args:
             key: of the measurement of both forms.
-            called_key: the same of the region without its neighbours, of which what is called tells as much. A model's layers are alike but
-                at its ends, where the neighbours are others: what is called is timed once for all of them.
+            names: what :meth:`Region.key` makes it of. What is called is kept under the key of the region without its neighbours: a model's
+                layers are alike but at its ends, where the neighbours are others, and it is timed once for all of them.
             subject: what is timed, for people.
             kept: as for :meth:`Measurements.ask`.
         """
@@ -76,12 +76,12 @@ class DefaultTiming:
         if answer.measurement is not None:
             return answer
         if region.is_nearly_calls:
-            return self._ask_called(f"{called_key}-calls", lambda: self._time(region, subject, calls=True), unmentioned, kept)
+            return self._ask_called("calls", names, region, lambda: self._time(region, subject, calls=True), unmentioned, kept)
         if why_not == "":
             return answer
         ours, inductor, judged = estimate.ours, estimate.inductor, Answer(None, unmentioned or "")
         if _may_be_told_alone(region.core, estimate) or _lacks_a_form(estimate):
-            alone = self._ask_called(f"{called_key}-alone", lambda: time_replacement(region, subject), unmentioned, kept)
+            alone = self._ask_called("alone", names, region, lambda: time_replacement(region, subject), unmentioned, kept)
             if alone.measurement is None:
                 return alone
             ours = measured(calibration.of_device(region.device), alone.measurement.replaced_ms, math.log(MARGIN))
@@ -98,8 +98,11 @@ class DefaultTiming:
             return compiled
         return Answer(judged.measurement, "; ".join(filter(None, (judged.why, compiled.why))))
 
-    def _ask_called(self, key: str, timed: Callable[[], Measurement], why_not_timed: str | None, kept: bool) -> Answer:
+    def _ask_called(
+        self, what: str, names: tuple[str, str], region: Region, timed: Callable[[], Measurement], why_not_timed: str | None, kept: bool
+    ) -> Answer:
         """The same of what is called. The other modes want to know more, so the key is not theirs."""
+        key = f"{region.without_neighbours().key(*names)}-{what}"
         known = self._called.get(key)
         if known is not None:
             return known

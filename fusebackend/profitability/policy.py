@@ -142,7 +142,7 @@ class Gate:
         """What is known of both forms of a region, or becomes known now."""
         kept = self.measurements.are_identified([proposal.pattern])
         if self.mode == "auto":
-            return self._by_default.ask(key, region.without_neighbours().key(*names), region, proposal.estimate, subject, kept)
+            return self._by_default.ask(key, names, region, proposal.estimate, subject, kept)
         why_not = self.budget.why_spent() if self._timing else "not timed: nothing is compiled here"
         return self.measurements.ask(key, lambda: self._time(region, subject), why_not, calls=region.is_calls, kept=kept)
 
