@@ -196,6 +196,12 @@ def is_fusable(node: fx.Node) -> bool:
     return True
 
 
+def is_read_by_loops(node: fx.Node) -> bool:
+    """Whether kernels that Inductor generates, and nothing else, read the value: they can read it in any order, and compute more."""
+    users = list(consumers(node))
+    return bool(users) and all(map(is_fusable, users))
+
+
 def _behind_boundary(start: fx.Node, stop: fx.Node) -> set[fx.Node]:
     """The nodes before ``stop`` that depend on ``start`` through a node that is not fusable. Their users can't be fused with ``start``."""
     reached, behind = {start}, set[fx.Node]()

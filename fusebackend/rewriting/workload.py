@@ -51,6 +51,11 @@ def stream(neighbour: fx.Node) -> Work:
     read = [] if neighbour.target in _READ_A_PART else neighbour.all_input_nodes
     values = tree_leaves([g.value(neighbour), *map(g.value, read)])
     sizes = [(math.prod(g.hints(t.shape) or [1]) * t.itemsize, t) for t in values if isinstance(t, torch.Tensor)]
-    moved, largest = max(sizes, key=lambda pair: pair[0])
-    device = " cpu" if largest.device.type == "cpu" else ""
-    return Work(f"stream{device}", {"bytes": 2.0 * moved}, {"log2 itemsize": log2(largest.itemsize)})
+    size, largest = max(sizes, key=lambda pair: pair[0])
+    return streamed(2.0 * size, largest)
+
+
+def streamed(byte_count: float, like: torch.Tensor) -> Work:
+    """A pointwise kernel that reads and writes so many bytes, of tensors of the dtype and on the device of ``like``."""
+    device = " cpu" if like.device.type == "cpu" else ""
+    return Work(f"stream{device}", {"bytes": byte_count}, {"log2 itemsize": log2(like.itemsize)})

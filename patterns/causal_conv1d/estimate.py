@@ -85,7 +85,7 @@ def _our_forward(sizes: Sizes, site: Forward, after: Sequence[int]) -> Work:
     output = g.value(site.output)
     wanted = output.transpose(1, 2) if site.transposed else output
     copies = _copied_operand(site.conv.x, orders.operands, sizes.x_bytes)
-    if orders.result != is_btc(wanted) and not _is_read_by_loops(site.output):
+    if orders.result != is_btc(wanted) and not g.is_read_by_loops(site.output):
         copies.append(2 * sizes.bytes)
     pointwise = [*_conversion(sizes, site.conv), *after]
     x_btc = is_btc(g.value(site.conv.x)) if orders.operands is None else orders.operands
@@ -126,7 +126,7 @@ def _padding(sizes: Sizes, site: Forward) -> list[int]:
 def _pointwise(sizes: Sizes, site: Forward) -> list[int]:
     """The same of the kernel for what follows the convolution, unless the next one computes that too."""
     follows = site.silu or site.bias is not None or len(site.nodes) > 1
-    return [2 * sizes.bytes] if follows and not _is_read_by_loops(site.output) else []
+    return [2 * sizes.bytes] if follows and not g.is_read_by_loops(site.output) else []
 
 
 # ---- backward ----
@@ -143,7 +143,7 @@ def _our_backward(sizes: Sizes, site: Backward) -> Work:
     dx, needed = site.results[0], [r is not None for r in site.results]
     copies = _copied_operand(site.conv.x, orders.operands, sizes.x_bytes)
     copies += _copied_operand(site.grad, None if orders.operands is None else orders.operands != site.transposed, sizes.bytes)
-    if dx is not None and orders.result != is_btc(g.value(dx)) and not _is_read_by_loops(dx):
+    if dx is not None and orders.result != is_btc(g.value(dx)) and not g.is_read_by_loops(dx):
         copies.append(2 * sizes.x_bytes)
     pointwise = _conversion(sizes, site.conv)
     x_btc, grad_btc = (is_btc(g.value(site.conv.x)), is_btc(grad)) if orders.operands is None else (orders.operands,) * 2
@@ -165,7 +165,7 @@ def _inductor_backward(sizes: Sizes, site: Backward) -> Work:
         pointwise.append(sizes.bytes * (2 if site.silu else 1) + grad_bytes)
     if of_bias:
         pointwise.append(grad_bytes)
-    if of_x and args["input"] is not site.conv.x and not _is_read_by_loops(site.results[0]):
+    if of_x and args["input"] is not site.conv.x and not g.is_read_by_loops(site.results[0]):
         pointwise.append(2 * sizes.x_bytes)  # the crop
     outputs, where = grad_bytes / sizes.item, _where(sizes)
     quantities = {
@@ -220,9 +220,3 @@ def _copied_operand(node: fx.Node, btc: bool | None, size: int) -> list[int]:
 def _is_written_by_loops(node: fx.Node) -> bool:
     """Whether a kernel that Inductor generates computes the value, and can write it in any order, padded or converted."""
     return g.is_fusable(g.through_views(node))
-
-
-def _is_read_by_loops(node: fx.Node) -> bool:
-    """Whether kernels that Inductor generates, and nothing else, read the value: they can read it in any order, and compute more."""
-    users = list(g.consumers(node))
-    return bool(users) and all(g.is_fusable(user) for user in users)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.depthwise_conv.epilogue import Epilogue
@@ -20,7 +19,7 @@ from fusebackend.patterns.depthwise_conv.sites import Backward, Convolution
 from fusebackend.patterns.depthwise_conv.work import kernel_work
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Estimate, Work, Workload
-from fusebackend.rewriting.workload import alignment, log2
+from fusebackend.rewriting.workload import alignment, log2, streamed
 
 aten = torch.ops.aten
 
@@ -118,16 +117,12 @@ def _following(conv: Convolution, after: Epilogue, result_bytes: int) -> tuple[t
     unless those that read the result do."""
     if g.arguments(conv.node)["bias"] is None and not after.nodes:
         return (), ()
-    if not _is_read_by_loops(after.output):
-        return (), (_stream(conv, 2 * result_bytes),)
+    result = g.value(after.output)
+    if not g.is_read_by_loops(after.output):
+        return (), (streamed(2.0 * result_bytes, result),)
     if _is_stored_by_a_pooling(after):
-        return (_stream(conv, result_bytes),), (_stream(conv, 2 * result_bytes),)
+        return (streamed(float(result_bytes), result),), (streamed(2.0 * result_bytes, result),)
     return (), ()
-
-
-def _stream(conv: Convolution, moved: int) -> Work:
-    where = " cpu" if conv.device.type == "cpu" else ""
-    return Work(f"stream{where}", {"bytes": float(moved)}, {"log2 itemsize": log2(conv.dtype.itemsize)})
 
 
 def _is_stored_by_a_pooling(after: Epilogue) -> bool:
@@ -213,9 +208,3 @@ def _route(sizes: _Sizes, facts: Mapping[str, float]) -> dict[str, float]:
     fill = log2(facts["blocks"] / sizes.multiprocessors)
     shape = {name: facts[name] for name in ("band", "channel", "rolling", "toeplitz", "window", "transposes", "elements")}
     return {**shape, "log2 blocks per multiprocessor": fill, "log2 shared bytes": log2(max(facts["shared_bytes"], 1.0))}
-
-
-def _is_read_by_loops(node: fx.Node) -> bool:
-    """Whether kernels that Inductor generates, and nothing else, read the value: they can compute what is pointwise before it."""
-    users = list(g.consumers(node))
-    return bool(users) and all(g.is_fusable(user) for user in users)

@@ -66,9 +66,9 @@ def inductor_work(site: Site, amounts: Amounts) -> tuple[Work, ...]:
         "written": a.touched_bytes + (fills + copies) * a.out_bytes,
         "gathered": 0.0 if library else a.gathered_bytes,
         "atomics": a.elements,
-        "queue": _queue(a),
+        "queue": queue(a),
         "sectors": a.sectors,
-        "swaps": 0.0 if library else _swaps(a, g.value(site.anchor).device),
+        "swaps": 0.0 if library else swaps(a, g.value(site.anchor).device),
         "launches": 1 + fills + copies + site.rounded_once,
     }
     if site.rounded_once:
@@ -96,7 +96,7 @@ def _copies(site: Site, library: str | None) -> float:
     return 1.0 + is_written_back
 
 
-def _swaps(a: Amounts, device: torch.device) -> float:
+def swaps(a: Amounts, device: torch.device) -> float:
     """Compare-and-swap operations: Triton adds 16 bits so, but for aligned pairs. Of the threads that meet at an address, one succeeds."""
     if a.itemsize != 2 or a.row_bytes % 4 == 0 or a.suffix:
         return 0.0
@@ -104,7 +104,7 @@ def _swaps(a: Amounts, device: torch.device) -> float:
     return a.elements * max(min(a.contention, threads / (a.rows * a.columns)), 1.0)
 
 
-def _queue(a: Amounts) -> float:
+def queue(a: Amounts) -> float:
     """Warps that add to one address: the lanes of one that do are combined."""
     entries = max(_LANES / a.columns, 1.0)
     return max(a.entries / entries * -math.expm1(-entries / a.rows), 1.0)

@@ -13,6 +13,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.index_add.amounts import Amounts
+from fusebackend.patterns.index_add.inductor_work import input_bytes, queue, swaps
 from fusebackend.patterns.row_scatter.ops import plan_facts
 from fusebackend.patterns.row_scatter.sites import Site
 from fusebackend.rewriting.device_facts import device_facts
@@ -22,7 +23,6 @@ from fusebackend.rewriting.workload import alignment, log2, stream
 aten = torch.ops.aten
 
 _SECTOR = 32  # bytes that a GPU's memory moves at once
-_THREADS, _LANES = 2048, 32  # that a multiprocessor runs at once, and those of a warp
 
 
 def estimate(site: Site) -> Estimate | Workload:
@@ -42,7 +42,7 @@ def estimate(site: Site) -> Estimate | Workload:
     if producer is not None:
         ours.append(stream(producer))
     quantities, shape = _amounts(site, sizes, index_strides, bins)
-    read = float(math.prod(sizes) * source.itemsize) if producer is None else _input_bytes(producer)
+    read = float(math.prod(sizes) * source.itemsize) if producer is None else input_bytes(producer)
     inductor = _inductor(site, out, read, float(math.prod(sizes)), quantities, shape)
     return Workload(tuple(ours), (inductor,), producer)
 
@@ -53,11 +53,6 @@ def _fused_source(site: Site) -> fx.Node | None:
     if not g.is_fusable(producer) or producer.target is aten.full.default:
         return None
     return producer if all(map(g.is_fusable, g.consumers(producer))) else None  # otherwise it is one anyway
-
-
-def _input_bytes(node: fx.Node) -> float:
-    """Of the tensors that a node reads."""
-    return float(sum(g.value(n).itemsize * (g.hint(g.value(n).numel()) or 0) for n in node.all_input_nodes if g.is_tensor(n)))
 
 
 def _amounts(site: Site, sizes: list[int], index_strides: list[int], bins: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -137,17 +132,14 @@ def _scatter_of_elements(site: Site, read: float, quantities: dict[str, float], 
     suffix = " cpu" if out.device.type == "cpu" else ""
     a = Amounts(rows, 1, elements, elements, out.itemsize, quantities["index"], False, False, bool(shape["dynamic"]), suffix)
     fills, copies = float(site.onto_zeros), float(not site.onto_zeros)
-    swaps = 0.0
-    if out.itemsize == 2 and not suffix:
-        swaps = a.elements * max(min(a.contention, device_facts(out.device).multiprocessors * _THREADS / rows), 1.0)
     amounts = {
         "read": read + quantities["index"] + a.touched_bytes + copies * a.out_bytes,
         "written": a.touched_bytes + (fills + copies) * a.out_bytes,
         "gathered": 0.0,
         "atomics": a.elements,
-        "queue": max(a.elements / _LANES * -math.expm1(-_LANES / rows), 1.0),
+        "queue": queue(a),
         "sectors": a.sectors,
-        "swaps": swaps,
+        "swaps": swaps(a, out.device),
         "launches": 1 + fills + copies,
     }
     more = {
