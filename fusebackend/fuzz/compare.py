@@ -70,8 +70,8 @@ def check(program: Program, device: str = "cpu", codegen: bool = False) -> Compa
         comparison.skipped = "an index into no rows"
         return comparison
     with _quiet(), program.context(device), torch.random.fork_rng(devices=[]):
-        if _draws_random_numbers(program):
-            comparison.skipped = "it draws random numbers, which compiled code draws otherwise"
+        comparison.skipped = _undefined(program)
+        if comparison.skipped:
             return comparison
         if device != "cpu":  # where an index out of range, say, would end the process
             tried = [run(program.function(), program, "cpu", second).error for second in calls(program)]
@@ -99,28 +99,42 @@ def check(program: Program, device: str = "cpu", codegen: bool = False) -> Compa
     return comparison
 
 
-class _RandomOperators(TorchDispatchMode):
-    """Notes whether an operator is called that draws random numbers, from whatever generator."""
+class _UndefinedResults(TorchDispatchMode):
+    """Notes why what an operator gives is not determined: it draws random numbers, from whatever generator, or reads what it is writing.
 
-    called = False
+    PyTorch refuses the latter where it sees it, but not where an operand is expanded: ``x.index_add_(0, index, x.expand(5))``.
+    """
+
+    reason: str | None = None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            arguments = func._schema.arguments
-            given = {a.name: a.default_value for a in arguments} | dict(zip((a.name for a in arguments), args), **(kwargs or {}))
-            self.called |= given.get("dropout_p", 1.0) != 0  # attention that drops nothing draws nothing
+        arguments = func._schema.arguments
+        given = {a.name: a.default_value for a in arguments} | dict(zip((a.name for a in arguments), args), **(kwargs or {}))
+        # Attention that drops nothing draws nothing.
+        if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p", 1.0) != 0:
+            self.reason = "it draws random numbers, which compiled code draws otherwise"
+        tensors = {a: t for a in arguments if isinstance(t := given[a.name], torch.Tensor) and t.numel()}
+        written = {_address(t) for a, t in tensors.items() if a.is_write}
+        read = {_address(t) for a, t in tensors.items() if not a.is_write}
+        if torch.Tag.pointwise not in func.tags and written & read:
+            self.reason = "an operator reads memory that it is writing"
         return func(*args, **(kwargs or {}))
 
 
-def _draws_random_numbers(program: Program) -> bool:
-    function, random = program.function(), _RandomOperators()
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _undefined(program: Program) -> str | None:
+    """Why the program has no result that another order of computing must give too."""
+    function, undefined = program.function(), _UndefinedResults()
 
     def noting(*inputs: Any) -> Any:
-        with random:
+        with undefined:
             return function(*inputs)
 
     run(noting, program, "cpu", False)
-    return random.called
+    return undefined.reason
 
 
 @contextlib.contextmanager
@@ -296,7 +310,7 @@ def _error(
     eagers = torch.where(finite, (want - wide).abs(), zero).max()
     ours = torch.where(finite, (have - wide).abs(), zero).nan_to_num(nan=torch.inf)
     rounding = roundings * eps * torch.where(finite, wide.abs(), zero).max()
-    bound = ERROR_RATIO * eagers.clamp(min=error) + rounding + torch.finfo(torch.float32).tiny
+    bound = ERROR_RATIO * eagers.clamp(min=error) + rounding + torch.finfo(torch.float32).tiny + MANY_ROUNDINGS * _spacing(program)
     if (ours <= bound).all():
         return None
     i = (ours > bound).nonzero()[0].tolist()
@@ -308,12 +322,20 @@ def _error(
 
 def _rounding(program: Program) -> tuple[float, float]:
     """The rounding of the program's floating-point type of least precision, and how many of them are accepted."""
+    least_precise = _least_precise(program)
+    return torch.finfo(least_precise).eps, ROUNDINGS.get(least_precise, MANY_ROUNDINGS)
+
+
+def _spacing(program: Program) -> float:
+    """The distance of the smallest numbers of that type, 6e-8 in float16. Terms of a sum that are smaller vanish where they are rounded."""
+    limits = torch.finfo(_least_precise(program))
+    return limits.tiny * limits.eps
+
+
+def _least_precise(program: Program) -> torch.dtype:
     text = program.source()
     used = {spec.dtype for spec in program.inputs} | {dtype for name, dtype in TYPES.items() if name in text}
-    if ".float()" in text:
-        used.add(torch.float32)
     if program.autocast:
         used.add(torch.bfloat16)
     used = {torch.float32 if d == torch.complex64 else d for d in used if d.is_floating_point or d.is_complex} or {torch.float32}
-    least_precise = max(used, key=lambda d: torch.finfo(d).eps)
-    return torch.finfo(least_precise).eps, ROUNDINGS.get(least_precise, MANY_ROUNDINGS)
+    return max(used, key=lambda d: torch.finfo(d).eps)

@@ -48,8 +48,8 @@ def attention(b: Builder) -> bool | None:
         b.pick(
             (
                 f"{scores}.softmax(-1)",
-                f"F.softmax({scores}.float(), dim=-1).type_as({v})",
-                f"torch.softmax({scores}, -1, dtype=torch.float32).to({v}.dtype)",
+                f"F.softmax({scores}.to(f32), dim=-1).type_as({v})",
+                f"torch.softmax({scores}, -1, dtype=f32).to({v}.dtype)",
             )
         )
     )

@@ -21,7 +21,7 @@ def column_sum(b: Builder) -> bool | None:
     if b.chance(25):
         x = b.emit(f"{x} * {b.operand(b[x].shape)}") or x
     if b.chance(15):
-        x = b.emit(f"{x}.float()") or x
+        x = b.emit(f"{x}.to(f32)") or x
     summed = sorted(b.permutation(dims)[: b.integer(1, dims - 1)]) if b.chance(40) else list(range(b.integer(1, dims - 1)))
     if b.chance(20):
         summed = [d - dims for d in summed]

@@ -39,10 +39,10 @@ def sdpa(b: Builder) -> bool | None:
             scores = b.emit(spelling) or scores
     elif kind > 2:
         mask = b.operand((batch, 1, b.pick((1, queries)), keys), b.dtype)
-        seen = b.emit(f"torch.where({mask} > {b.pick(('1.0', '2.0', '-1.0'))}, torch.finfo({mask}.dtype).min, 0.0).to({mask}.dtype)")
+        seen = b.emit(f"torch.where({mask} > {b.pick(('1.0', '2.0', '-1.0'))}, torch.finfo({b.dtype}).min, 0.0).to({mask}.dtype)")
         if seen is not None:
             scores = b.emit(f"{scores} + {seen}") or scores
-    p = b.emit(b.pick((f"{scores}.softmax(-1)", f"F.softmax({scores}, dim=-1, dtype=torch.float32).to({v}.dtype)")))
+    p = b.emit(b.pick((f"{scores}.softmax(-1)", f"F.softmax({scores}, dim=-1, dtype=f32).to({v}.dtype)")))
     if p is None:
         return False
     y = b.emit(f"{p} @ {v}")

@@ -28,6 +28,19 @@ SEED, COUNT = 0, 120
 
 #: Programs that were computed wrongly once: what they show -> the smallest one that did.
 FOUND = {
+    "a sum in float32 that overflows in eager's order alone": Program(
+        inputs=(Spec((100, 3, 3, 3), fill="scales", grad="leaf"),),
+        body=("v0 = x0.to(f32)", "v1 = v0.sum((0, 1, 2))"),
+        outputs=("v1",),
+    ),
+    "gradients of 0 that eager rounds to 0 on its way": Program(
+        inputs=(
+            Spec((17, 16), torch.float16, seed=2, grad="leaf"),
+            Spec((17, 16), torch.float16, expanded=(0,), seed=3, grad="leaf"),
+        ),
+        body=("v0 = x0 * 0.25", "v1 = v0 @ x1.transpose(-2, -1)", "v2 = F.softmax(v1.to(f32), dim=-1).type_as(x1)", "v3 = v2 @ x1"),
+        outputs=("v3",),
+    ),
     "a padding index that is computed from symbolic sizes": Program(
         inputs=(Spec((3, 3), grad="leaf"), Spec((7,), torch.int64, fill="index", bound=3, seed=1)),
         body=("v0 = F.embedding(x1, x0, padding_idx=-1)",),
@@ -315,8 +328,7 @@ def test_a_sum_whose_terms_cancel_may_be_off_by_their_roundings_but_not_by_more(
 
 
 def test_what_is_converted_to_float32_is_rounded_as_float32(monkeypatch):
-    """Its program in float64 rounds there too, and eager has no error."""
-    program = Program((Spec((3, 3, 3), torch.float64),), ("v0 = x0.float()", "v1 = v0.sum((0,))"), ("v1",))
+    program = Program((Spec((3, 3, 3), torch.float64),), ("v0 = x0.to(f32)", "v1 = v0.sum((0,))"), ("v1",))
     eps = torch.finfo(torch.float32).eps
     assert not check_spoilt(monkeypatch, program, "output 0", lambda t: t * (1 + eps)).wrong
     assert check_spoilt(monkeypatch, program, "output 0", lambda t: t * (1 + 100 * eps)).wrong
@@ -337,6 +349,20 @@ def test_where_eager_overflows_infinity_and_nan_are_alike(exact, eager, ours, ri
     program = Program((Spec((3, 1)),), ("v0 = x0.sum(0)",), ("v0",))
     want, wide, got = (torch.tensor([x], dtype=d) for x, d in ((eager, torch.float32), (exact, torch.float64), (ours, torch.float32)))
     assert (compare._error(program, want, wide, got, 0.0) is None) is right
+
+
+@pytest.mark.parametrize("ours, right", [(5e-7, True), (2e-6, False)])
+def test_terms_that_eager_rounds_to_nothing_may_be_there(ours, right):
+    program = Program((Spec((2, 2), torch.float16),), ("v0 = x0.sum(0)",), ("v0",))
+    want, wide, got = torch.zeros(1).half(), torch.zeros(1).double(), torch.tensor([ours]).half()
+    assert (compare._error(program, want, wide, got, 0.0) is None) is right
+
+
+def test_a_program_that_reads_what_it_writes_tells_nothing():
+    index = Spec((5,), torch.int64, fill="index", bound=1, seed=1)
+    program = Program((Spec((1,)), index), ("v0 = x0.expand(5)", "v1 = x0.index_add_(0, x1, v0)"), ("v1",))
+    assert "reads memory that it is writing" in check(program).skipped
+    assert check(dataclasses.replace(program, body=("v0 = x0.expand(5)", "v1 = x0.index_add(0, x1, v0)"))).skipped is None
 
 
 @pytest.mark.parametrize("overflow, right", [(True, True), (False, False)])
