@@ -19,6 +19,7 @@ from fusebackend.patterns.attention.emit import Site, batch_dims, emit
 from fusebackend.patterns.attention.estimate import workload
 from fusebackend.patterns.attention.facts import attended
 from fusebackend.patterns.attention.gradients import Backward, BiasGradient, read_backward
+from fusebackend.patterns.attention.inductor_patterns import is_taken_by_inductor
 from fusebackend.patterns.attention.numbers import is_of_positions
 from fusebackend.patterns.attention.ops import unavailable
 from fusebackend.patterns.attention.site import DTYPES, Forward, Result, read_forward
@@ -73,8 +74,8 @@ class Attention(Pattern):
         facts = attended(site)
         if facts is None:
             return Estimate(None, "a size depends on data, so it is not known whether the kernels pay", "unmeasured")
-        if not facts.biases:
-            return Estimate(None, "how long Inductor's own attention takes is not known", "unmeasured")
+        if not facts.biases and is_taken_by_inductor(match):
+            return Estimate(None, "Inductor calls PyTorch's attention here itself, and how long that takes is not known", "unmeasured")
         return workload(facts, site.backward is not None, match.nodes)
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import fx
-from torch._inductor import config as inductor_config
 
 from fusebackend import fx_utils as g
-from fusebackend.log import log
 from fusebackend.patterns.attention.dims import Dim, leaves
 from fusebackend.patterns.attention.emit import Site
+from fusebackend.patterns.attention.inductor_patterns import is_taken_by_inductor
 from fusebackend.patterns.sdpa.masks import Known
 from fusebackend.rewriting.pattern import Estimate, Match, Work, Workload
 from fusebackend.rewriting.workload import alignment, log2
@@ -107,26 +105,3 @@ def _shape(site: Site, sizes: tuple[int, int, int, int]) -> dict[str, float]:
         "float16": float(dtype == torch.float16),
         "dynamic": float(any(not isinstance(s, int) for s in g.value(site.forward.product).shape)),
     }
-
-
-def is_taken_by_inductor(match: Match) -> bool:
-    """Whether one of Inductor's own patterns of attention is at this site: its passes come behind ours."""
-    if not inductor_config.pattern_matcher:
-        return False
-    nodes = {*match.nodes, *(user for output in match.outputs for user in output.users)}
-    try:
-        return any(_is_attention_of_inductor(node) for node in sorted(nodes))
-    except Exception as error:  # how it looks for them is its own affair
-        log.debug("Inductor's patterns of attention can't be asked: %s", error)
-        return False
-
-
-def _is_attention_of_inductor(node: fx.Node) -> bool:
-    from torch._inductor.fx_passes import joint_graph
-    from torch._inductor.pattern_matcher import is_match
-
-    for entry in joint_graph.patterns.patterns.get((node.op, node.target), ()):
-        found = entry.pattern.match(node)
-        if is_match(found) and {"query", "key", "value"} <= found.kwargs.keys() and entry.extra_check(found):
-            return True
-    return False

@@ -341,3 +341,16 @@ def test_what_an_estimate_is_told():
         ((1, 1, 4, 9, 16), 4, True, 0),
         ((1, 3, 1, 9, 16), 2, True, 0),
     ]
+
+
+@pytest.mark.parametrize("scaled_queries, why", [(False, "Inductor calls PyTorch's attention here itself"), (True, "the CPU's kernels are portable")])
+def test_without_biases_it_depends_on_the_spelling_what_inductor_makes_of_it(scaled_queries, why):
+    """Its patterns miss queries that are scaled before the product: then it multiplies, and that is estimated as elsewhere."""
+
+    def fn(q, k, v):
+        scores = (q * 0.25) @ k.mT if scaled_queries else torch.matmul(q, k.transpose(-2, -1)).div(4.0)
+        return scores.softmax(dim=-1).matmul(v)
+
+    args = [x.detach().contiguous() for x in heads()]
+    torch.compile(fn, backend="fuse", options={"fuse.patterns": ["attention"], "fuse.interpret": True})(*args)
+    assert any(why in r.reason for r in fusebackend.last_report().rejections), fusebackend.last_report()
