@@ -343,7 +343,9 @@ def test_what_an_estimate_is_told():
     ]
 
 
-@pytest.mark.parametrize("scaled_queries, why", [(False, "Inductor calls PyTorch's attention here itself"), (True, "the CPU's kernels are portable")])
+@pytest.mark.parametrize(
+    "scaled_queries, why", [(False, "Inductor calls PyTorch's attention here itself"), (True, "the CPU's kernels are portable")]
+)
 def test_without_biases_it_depends_on_the_spelling_what_inductor_makes_of_it(scaled_queries, why):
     """Its patterns miss queries that are scaled before the product: then it multiplies, and that is estimated as elsewhere."""
 
