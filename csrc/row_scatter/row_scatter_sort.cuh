@@ -79,6 +79,9 @@ __global__ void __launch_bounds__(kMostSortWarps * 32) row_scatter_sort(const __
   __syncthreads();
 
   uint16_t* const places = p.sorted.places(row);
+  // The sum reads rows in whole vectors: what fills them up is written too.
+  for (int i = p.bins + 1 + threadIdx.x; i < int(p.sorted.begin_words); i += blockDim.x) begins[i] = 0;
+  for (int i = p.sources + threadIdx.x; i < int(p.sorted.row_words - p.sorted.begin_words); i += blockDim.x) places[i] = 0;
   const bool held = share <= kHeld * 32;
   for (int begin = first; begin < last; begin += kHeld * 32) {
     if (!held) rank_sources(begin);  // from the places on

@@ -245,6 +245,14 @@ def test_what_would_end_the_process_is_not_run(call):
     assert not check(program, codegen=True).skipped
 
 
+def test_an_index_out_of_range_is_not_run_through_generated_code():
+    """Inductor's loops on a CPU may read and write outside of the tensor."""
+    program = Program(
+        (Spec((3, 5)), Spec((4,), torch.int64, fill="bad index", bound=3), Spec((4, 5))), ("v0 = x0.index_add(0, x1, x2)",), ("v0",)
+    )
+    assert not check(program).skipped and "out of" in check(program, codegen=True).skipped
+
+
 def test_a_device_side_assertion_leaves_the_program_behind(monkeypatch, tmp_path):
     def synchronize():
         raise RuntimeError("CUDA error: device-side assert triggered")
@@ -363,6 +371,7 @@ def test_a_program_that_reads_what_it_writes_tells_nothing():
     program = Program((Spec((1,)), index), ("v0 = x0.expand(5)", "v1 = x0.index_add_(0, x1, v0)"), ("v1",))
     assert "reads memory that it is writing" in check(program).skipped
     assert check(dataclasses.replace(program, body=("v0 = x0.expand(5)", "v1 = x0.index_add(0, x1, v0)"))).skipped is None
+    assert check(Program((Spec((3, 4)),), ("v0 = F.pad(x0, (1, 1), 'circular')",), ("v0",))).skipped is None, "copies its own ends"
 
 
 @pytest.mark.parametrize("overflow, right", [(True, True), (False, False)])
@@ -389,6 +398,13 @@ def test_a_program_that_draws_random_numbers_tells_nothing():
         program = Program((Spec((3, 4)),), (f"v0 = {draw}", "v1 = v0.t().contiguous()"), ("v1",))
         assert "draws random numbers" in check(program).skipped
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_where_the_program_in_float64_has_other_shapes_it_is_no_reference():
+    """A conversion that is none there gives the tensor itself, whose dims are then exchanged."""
+    program = Program((Spec((4, 3)),), ("v0 = x0 + 1.0", "v1 = v0.to(f64)", "v1.t_()"), ("v0", "v1"))
+    comparison = check(program)
+    assert not comparison.wrong
 
 
 @pytest.mark.parametrize("why, body", [("raises", ("v0 = x0.to(f64)", "v0.add_(v0)")), ("shares", ("v0 = x0.to(f64)",))])
