@@ -226,3 +226,27 @@ def test_tiles_fit_every_gpu(shared_bytes, dtype):
                 facts = planned((copies, 40, sources), strides, (1, 40, sources), most, dtype, shared_bytes)
                 assert facts["shared_bytes"] <= shared_bytes - 4096 and facts["sort_bytes"] <= 48 << 10
                 assert facts["tile_rows"] >= 1 and facts["blocks"] >= 1
+
+
+def check_parts(shape, index_shape, bins, device):
+    """Of a source that is larger than what fp64 has room for: its first and last matrices."""
+    source = torch.randn(shape, dtype=bf16, device=device)
+    index = torch.randint(bins, index_shape, device=device)
+    got = op(source, index, bins, None)
+    for part in (slice(0, 2), slice(-2, None)):
+        exact = reference(source[part].double(), (index[part] if index.shape[0] > 1 else index).expand(source[part].shape), bins, None)
+        torch.testing.assert_close(got[part].double(), exact, rtol=2**-8, atol=1e-4)
+
+
+def test_the_first_and_last_matrices(device):
+    check_parts((5, 20, 64), (1, 20, 64), 33, device)
+    check_parts((5, 20, 64), (5, 20, 64), 33, device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("index_shape", [(1, 512, 512), (8200, 512, 1)], ids=str)
+@pytest.mark.parametrize("bins", [512, 40])
+@pytest.mark.usefixtures("large_memory")
+def test_more_than_two_to_the_31_elements(index_shape, bins):
+    assert 8200 * 512 * 512 > 2**31
+    check_parts((8200, 512, 512), index_shape, bins, "cuda")
