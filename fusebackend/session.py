@@ -35,6 +35,9 @@ from fusebackend.rewriting.outcome import GraphOutcome
 from fusebackend.rewriting.pattern import Level, Pattern
 from fusebackend.rewriting.switches import select
 
+#: Of graphs that are known to no report.
+_NOT_KEPT = "the compiled code came from Inductor's cache, and the report of that compile is not kept"
+
 
 class Session:
     """One compile of a Dynamo graph, or one configuration for Inductor.
@@ -156,7 +159,7 @@ class Session:
         """Our passes do not see a graph whose code comes from the cache: its outcome is in the kept report.
 
         Returns:
-            Whether the report is complete.
+            Whether it is to be kept: it is complete, or the first that is known of substitutions before the partitioner.
         """
         seen = {name for name, outcome in self._outcomes.items() if outcome.code is not None}
         if "forward" in seen:  # and whatever comes after it is compiled anew
@@ -175,11 +178,12 @@ class Session:
             _log_kept(outcome)
         self._update_report()
         self.report.from_cache = True
-        if kept is None:
-            note = "the compiled code came from Inductor's cache, and the report of that compile is not kept"
-            self.report.notes.append(note)
-            log.info(note)
-        return kept is not None
+        if kept is None or _NOT_KEPT in kept.notes:
+            self.report.notes.append(_NOT_KEPT)
+            log.info(_NOT_KEPT)
+        # Two programs may be one and the same behind the partitioner: then Inductor has the code of the second, and keeps under its own key
+        # what was done before.
+        return kept is not None or "joint" in seen
 
     def _keep(self) -> None:
         if self._key:

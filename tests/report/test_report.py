@@ -340,6 +340,21 @@ def test_a_dynamic_graph_taken_from_the_cache_at_another_size_has_its_report(tmp
 
 
 @pytest.mark.codegen
+def test_a_program_whose_code_inductor_has_of_another_program_keeps_its_report(tmp_path, monkeypatch):
+    """Behind our pass both are the same call: Inductor compiles the first alone, and the second's report is known to nobody else."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x, w = torch.randn(2, 8, 20, requires_grad=True), torch.randn(8, 1, 4, requires_grad=True)
+    options = {"fuse.gate": "off"}
+    sliced = torch.compile(lambda x, w: F.silu(F.conv1d(x, w, padding=3, groups=8)[..., :20]), backend="fuse", options=options)
+    padded = torch.compile(lambda x, w: F.silu(F.conv1d(F.pad(x, (3, 0)), w, groups=8)), backend="fuse", options=options)
+    for fn in (sliced, padded, padded):
+        torch._dynamo.reset()
+        torch.autograd.grad(fn(x, w), (x, w), torch.ones_like(x))
+        assert fusebackend.last_report().counts() == {"causal_conv1d": 1, "causal_conv1d_backward": 1}
+    assert fusebackend.last_report().from_cache
+
+
+@pytest.mark.codegen
 def test_code_that_was_decided_on_at_other_magnitudes_is_not_taken_from_the_cache(tmp_path, monkeypatch):
     """As if Inductor took its time by rows, and we by elements: long rows are left to it; the graph and its guards are the same."""
     free, date = dict.fromkeys(("bytes", "elements", "runs"), math.inf), "2026-01-01"
