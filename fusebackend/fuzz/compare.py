@@ -22,7 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusebackend.fuzz.execution import Outcome, calls, run, run_compiled
+from fusebackend.fuzz.execution import Outcome, calls, run, run_compiled, shares_memory
 from fusebackend.fuzz.programs import TYPES, Program
 
 #: A value may be off by so many times eager's largest error over the tensor, or its sensitivity ...
@@ -113,17 +113,14 @@ class _UndefinedResults(TorchDispatchMode):
         # Attention that drops nothing draws nothing.
         if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p", 1.0) != 0:
             self.reason = "it draws random numbers, which compiled code draws otherwise"
-        tensors = {a: t for a in arguments if isinstance(t := given[a.name], torch.Tensor) and t.numel()}
-        written = {_address(t) for a, t in tensors.items() if a.is_write}
-        read = {_address(t) for a, t in tensors.items() if not a.is_write}
+        tensors = {a: t for a in arguments if isinstance(t := given[a.name], torch.Tensor)}
+        written = [t for a, t in tensors.items() if a.is_write]
+        read = [t for a, t in tensors.items() if not a.is_write]
         # Pointwise operators and copies refuse operands that overlap in part, or by an offset.
-        if torch.Tag.pointwise not in func.tags and func is not torch.ops.aten.copy_.default and written & read:
+        refuses = torch.Tag.pointwise in func.tags or func is torch.ops.aten.copy_.default
+        if not refuses and any(shares_memory(w, r) for w in written for r in read):
             self.reason = "an operator reads memory that it is writing"
         return func(*args, **(kwargs or {}))
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _undefined(program: Program) -> str | None:

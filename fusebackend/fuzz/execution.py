@@ -80,7 +80,7 @@ def run(
     after = {f"x{i}": t for i, t in enumerate(inputs)}
     seen = dict(after)
     for name, output in named.items():
-        outcome.aliases[name] = tuple(n for n, t in seen.items() if _shares_memory(t, output))
+        outcome.aliases[name] = tuple(n for n, t in seen.items() if shares_memory(t, output))
         seen[name] = output
     outcome.tensors.update(named)
     outcome.tensors.update({f"{name} after the call": t for name, t in after.items()})
@@ -128,5 +128,5 @@ def _cotangent(output: torch.Tensor, i: int) -> torch.Tensor:
     return values.to(output.device, output.dtype)
 
 
-def _shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.numel() > 0 and b.numel() > 0 and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
