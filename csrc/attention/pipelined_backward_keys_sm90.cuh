@@ -253,7 +253,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       start_sums(before);
       // Into the stage of the tile two before, once all warps are done with it.
       if (copies && tile >= first_tile + 2 && tile + kStageCount - 2 < query_tiles) {
-        mbarrier::wait(stages.free(place.stage_two_before()), place.parity_two_before());
+        stages.wait_until_free(place.stage_two_before(), place.parity_two_before());
         copy(warp, tile + kStageCount - 2, place.stage_two_before());
       }
       Product::template wait<2>(scores);

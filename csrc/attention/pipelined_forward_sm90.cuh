@@ -231,7 +231,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
     read_bias(place.stage);
     read_kept(key);
     if (copies && key >= 2 * kKeys && key + (kStageCount - 2) * kKeys < end) {
-      mbarrier::wait(stages.free(place.stage_two_before()), place.parity_two_before());
+      stages.wait_until_free(place.stage_two_before(), place.parity_two_before());
       copy(warp, key + (kStageCount - 2) * kKeys, place.stage_two_before());
     }
     Product::template wait<1>(scores);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/fragments.cuh"
+#include "attention/ptx_tma_sm90.cuh"
 
 namespace fusebackend::attention {
 namespace wgmma {
@@ -19,8 +20,6 @@ template <int kPending>
 __device__ __forceinline__ void wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Makes what this thread wrote to shared memory visible to wgmma, behind a barrier.
-__device__ __forceinline__ void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #define FUSE_R4(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define FUSE_R16(d, j) FUSE_R4(d[j]), FUSE_R4(d[j + 1]), FUSE_R4(d[j + 2]), FUSE_R4(d[j + 3])
@@ -144,7 +143,7 @@ struct WgmmaProducts {
 #pragma unroll
       for (int x = 0; x < 4; ++x) asm volatile("" : "+r"(packed.left[k][x])::"memory");
   }
-  static __device__ __forceinline__ void publish() { wgmma::fence_shared(); }
+  static __device__ __forceinline__ void publish() { fence_async_proxy(); }
 };
 
 }  // namespace fusebackend::attention

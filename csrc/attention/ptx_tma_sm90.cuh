@@ -1,11 +1,18 @@
-// Copies by the tensor memory accelerator, which complete barriers in shared memory (common/mbarrier_sm90.cuh), one small function an instruction.
+// Copies by the tensor memory accelerator, which complete barriers in shared memory (common/mbarrier_sm90.cuh), and the fence between them and
+// other accesses, one small function an instruction.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
-namespace fusebackend::attention::tma {
+namespace fusebackend::attention {
+
+// Orders what this thread, and threads that it has synchronized with, did to shared memory by ordinary instructions before what wgmma and copies
+// of the tensor memory accelerator (the async proxy) do to it later. Their completion is such a fence by itself.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+namespace tma {
 
 __device__ __forceinline__ void load_tensor(uint32_t to, const CUtensorMap* from, uint32_t barrier, int i0, int i1, int i2, int i3, int i4) {
   asm volatile(
@@ -20,4 +27,5 @@ __device__ __forceinline__ void load_bytes(uint32_t to, const void* from, uint32
                : "memory");
 }
 
-}  // namespace fusebackend::attention::tma
+}  // namespace tma
+}  // namespace fusebackend::attention

@@ -61,7 +61,7 @@ __global__ __launch_bounds__(256, kBlocks) void attention_stored_backward(const 
     *reinterpret_cast<uint4*>(shared + Layout::kIdentity + Gradients::offset(row, vector)) =
         uint4{pair(vector * 8), pair(vector * 8 + 2), pair(vector * 8 + 4), pair(vector * 8 + 6)};
   }
-  wgmma::fence_shared();
+  fence_async_proxy();
   wait_for_previous_kernel();
   __syncthreads();
 
@@ -94,7 +94,7 @@ __global__ __launch_bounds__(256, kBlocks) void attention_stored_backward(const 
       // The products of the step two before are done, so that its stage can be filled; this step's tiles are there.
       wgmma::wait<1>();
       cp_async_wait<kAhead - 1>();
-      wgmma::fence_shared();
+      fence_async_proxy();
       asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kThreads) : "memory");
       copy(tile * kHeads + h + kAhead, stage < 2 ? stage + kStageCount - 2 : stage - 2);
       const uint64_t left = wgmma::descriptor<Gradients::kPitch>(stages + stage * Layout::kStage),

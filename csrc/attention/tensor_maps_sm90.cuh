@@ -34,6 +34,12 @@ struct Stages {
     mbarrier::init(once(), 1);
     mbarrier::init_fence();
   }
+  // By a thread that then copies into the stage. The warps' last reads of it happen before: of each, by its __syncwarp and lane 0's arrival. Some
+  // are ordinary loads, and a copy is of the async proxy, so that their order needs the fence too (PTX ISA, async proxy).
+  __device__ __forceinline__ void wait_until_free(int stage, uint32_t parity) const {
+    mbarrier::wait(free(stage), parity);
+    fence_async_proxy();
+  }
 };
 
 // Where a thread is in the pipeline. A tile uses the stage after that of the tile before it.
