@@ -13,7 +13,7 @@ template <int kD>
 struct FlashBackwardKeys {
   static constexpr int kThreads = 2 * kKeys, kQueries = 64;
   static_assert(kQueries == kRowSumTile);
-  static constexpr int kTile = Tile<kD>::bytes(64), kSumBytes = kQueries * int(sizeof(RowSums));
+  static constexpr int kTile = Tile<kD>::bytes(64), kSumBytes = kQueries / kRowSumQueries * int(sizeof(RowSums));
   static constexpr int kK = 0, kV = kTile, kStages = 2 * kTile;
   static constexpr int kQ = 0, kGrad = kTile, kStage = 2 * kTile;  // of a stage
   static constexpr int kSums = kStages + 2 * kStage;
@@ -102,7 +102,7 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
                                                     reinterpret_cast<const T*>(bias.data) + index.offset(bias) + first, int(bias.row),
                                                     tile * kQueries, a.t, a.s - first);
       }
-      const RowSums* sums = index.row_sums(a) + tile * kQueries;
+      const RowSums* sums = index.row_sums(a) + tile * (kQueries / kRowSumQueries);
       if (threadIdx.x < Layout::kSumBytes / 16)
         cp_async_16(shared0 + Layout::kSums + stage * Layout::kSumBytes + threadIdx.x * 16, reinterpret_cast<const char*>(sums) + threadIdx.x * 16);
     };
@@ -148,11 +148,11 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
       }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float4 two = *reinterpret_cast<const float4*>(sums + (8 * j + 2 * c) * sizeof(RowSums));
+        const float4 two = *reinterpret_cast<const float4*>(sums + (4 * j + c) * sizeof(RowSums));
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, -(e % 2 ? two.z : two.x)));
-          dp[j][e] = p[j][e] * (dp[j][e] - (e % 2 ? two.w : two.y));
+          p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, -(e % 2 ? two.y : two.x)));
+          dp[j][e] = p[j][e] * (dp[j][e] - (e % 2 ? two.w : two.z));
         }
       }
       if (sums_bias) {

@@ -17,7 +17,7 @@ struct HeadIndex {
   // Among all heads in their own order.
   __device__ int64_t head(const Arguments& a) const { return i[0] * a.head_stride[0] + i[1] * a.head_stride[1] + i[2] * a.head_stride[2]; }
   __device__ float2* statistics(const Arguments& a) const { return reinterpret_cast<float2*>(a.statistics) + head(a) * a.t; }
-  __device__ const RowSums* row_sums(const Arguments& a) const { return a.row_sums + head(a) * a.padded_t; }
+  __device__ const RowSums* row_sums(const Arguments& a) const { return a.row_sums + head(a) * (a.padded_t / kRowSumQueries); }
   // Words of a query in the tile of kWordKeys keys from `key` on.
   __device__ const uint64_t* kept(const Arguments& a, int key) const {
     return a.kept + (head(a) * ceil_div(a.s, kWordKeys) + key / kWordKeys) * a.padded_t;

@@ -18,9 +18,11 @@ constexpr int kWindowHeadDim = 64;  // largest D
 constexpr int kWindowForwardBlocks = 4, kWideWindowForwardBlocks = 3;
 constexpr int kWindowBackwardBlocks = 3, kWideWindowBackwardBlocks = 2;
 
-// Of a query, in the backward: log2 of the sum of exp2(log2(e) * score) (without the maximum, if that is large), and the sum of grad * out.
+// Of two queries, in the backward: log2 of the sum of exp2(log2(e) * score) (without the maximum, if that is large), and the sum of grad * out. A
+// lane that has both queries reads either kind at once.
+constexpr int kRowSumQueries = 2;
 struct RowSums {
-  float log2_sum, delta;
+  float log2_sum[kRowSumQueries], delta[kRowSumQueries];
 };
 constexpr int kRowSumTile = 64;
 

@@ -171,7 +171,7 @@ cudaError_t flash_backward(Backward p, Workspace& workspace, bool runs, int sm_c
   if (const cudaError_t error = align_biases(p, workspace, runs, stream); error != cudaSuccess) return error;
   const FlashLaunchers launchers(p);
   const int64_t rows = p.size.heads() * kept_queries(p.size.t);
-  const RowSums* row_sums = static_cast<RowSums*>(workspace.take(rows * int64_t(sizeof(RowSums))));
+  const RowSums* row_sums = static_cast<RowSums*>(workspace.take(rows / kRowSumQueries * int64_t(sizeof(RowSums))));
   const int* large_tiles = static_cast<int*>(workspace.take(rows / kRowSumTile * int64_t(sizeof(int))));
   const FlashBackward f = {p, row_sums, large_tiles, workspace, runs, sm_count, stream};
   if (runs)

@@ -25,7 +25,7 @@ template <int kD, int kGroups, int kStageCount, bool kDrops>
 struct PipelinedBackwardKeys {
   static constexpr int kThreads = 128 * kGroups, kBlockKeys = 64 * kGroups, kQueries = 64;
   static_assert(kQueries == kRowSumTile && kQueries == kStoredTile);
-  static constexpr int kTile = Tile<kD>::bytes(64), kBiasTile = Tile<64>::bytes(kQueries), kRowSums = kQueries * int(sizeof(RowSums));
+  static constexpr int kTile = Tile<kD>::bytes(64), kBiasTile = Tile<64>::bytes(kQueries), kRowSums = kQueries / kRowSumQueries * int(sizeof(RowSums));
   static constexpr int kK = 0, kV = kGroups * kTile, kStages = 2 * kGroups * kTile;
   static constexpr int kQ = 0, kGrad = kTile, kBias = 2 * kTile, kStage = kBias + kGroups * kBiasTile;  // of a stage
   static constexpr int kKept = kDrops ? kGroups * kQueries * int(sizeof(uint64_t)) : 0;
@@ -91,7 +91,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       const int i = part - 2;
       if (tile_bias >= 0) load_tile(to + Layout::kBias + i * Layout::kBiasTile, maps.bias, barrier, tile * kQueries, first + 64 * i, index);
     } else {
-      tma::load_bytes(shared0 + Layout::kSums + stage * Layout::kRowSums, row_sums + tile * kQueries, Layout::kRowSums, barrier);
+      tma::load_bytes(shared0 + Layout::kSums + stage * Layout::kRowSums, row_sums + tile * (kQueries / kRowSumQueries), Layout::kRowSums, barrier);
       if constexpr (kDrops) {
         static_assert(kGroups == 1);
         tma::load_bytes(shared0 + Layout::kKeptWords + stage * Layout::kKept, kept + tile * kQueries, Layout::kKept, barrier);
@@ -170,7 +170,10 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
     Product::release(packed[0]);
     Product::release(packed[1]);
   };
-  float delta[8][2];  // of this lane's queries
+  // Of this lane's queries 8j + 2c and the next. Either kind is read when it is needed: both would not fit into registers.
+  const auto row_sums_of = [&](int stage, int j) {
+    return reinterpret_cast<const RowSums*>(shared + Layout::kSums + stage * Layout::kRowSums) + 4 * j + c;
+  };
   // Products to probabilities.
   const auto exponentiate = [&](float(&p)[8][4], int tile, int stage) {
     const int t = tile * kQueries + 2 * c;  // the first of this lane's queries
@@ -192,13 +195,11 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
     }
     if (is_large_now) subtract_large_maxima(p, a, index, t);
     if (a.causal && tile * kQueries < first + Layout::kBlockKeys) mask_transposed_scores(p, t, key);
-    const char* const sums = shared + Layout::kSums + stage * Layout::kRowSums;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float4 two = *reinterpret_cast<const float4*>(sums + (8 * j + 2 * c) * int(sizeof(RowSums)));
-      delta[j][0] = two.y, delta[j][1] = two.w;
+      const float2 log2_sum = *reinterpret_cast<const float2*>(row_sums_of(stage, j)->log2_sum);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, -(e % 2 ? two.z : two.x)));
+      for (int e = 0; e < 4; ++e) p[j][e] = exp2_fast(fmaf(p[j][e], kLog2e, -(e % 2 ? log2_sum.y : log2_sum.x)));
     }
   };
   // Products to gradients of scores, and probabilities to those that are kept.
@@ -206,12 +207,13 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
     const KeptQueries kept_queries(shared + Layout::kKeptWords + stage * Layout::kKept, 16 * (warp % 4) + g);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
+      const float2 delta = *reinterpret_cast<const float2*>(row_sums_of(stage, j)->delta);
       KeptQueries::Two keeps;
       if constexpr (kDrops) keeps = kept_queries(j);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         if constexpr (kDrops) dp[j][e] = keeps[e] ? dp[j][e] * a.kept_scale : 0.f;
-        dp[j][e] = p[j][e] * (dp[j][e] - delta[j][e % 2]);
+        dp[j][e] = p[j][e] * (dp[j][e] - (e % 2 ? delta.y : delta.x));
         if constexpr (kDrops) p[j][e] = keeps[e] ? p[j][e] : 0.f;
       }
     }

@@ -16,24 +16,27 @@ __global__ __launch_bounds__(kLanes * kRowSumTile) void attention_row_sums(const
   const HeadIndex index(a, blockIdx.x / tiles);
   const int tile = blockIdx.x % tiles, t = tile * kRowSumTile + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const T *grad = rows_of<const T>(a.grad, index) + int64_t(t) * a.grad.row, *out = rows_of<const T>(a.out, index) + int64_t(t) * a.out.row;
-  RowSums sums = {INFINITY, 0.f};  // of queries that do not exist: their probabilities are 0
+  float log2_sum = INFINITY, delta = 0;  // of queries that do not exist: their probabilities are 0
   bool large = false;
   if (t < a.t) {
     const float2 s = __ldg(index.statistics(a) + t);
     large = is_large(s.x);
-    sums.log2_sum = (large ? s.y : s.x + s.y) * kLog2e;
+    log2_sum = (large ? s.y : s.x + s.y) * kLog2e;
     for (int i = lane; i < a.dv / 8; i += kLanes) {
       const uint4 x = __ldg(reinterpret_cast<const uint4*>(grad) + i), y = __ldg(reinterpret_cast<const uint4*>(out) + i);
       const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const float2 u = Half2<T>::unpack(xs[w]), v = Half2<T>::unpack(ys[w]);
-        sums.delta = fmaf(u.x, v.x, fmaf(u.y, v.y, sums.delta));
+        delta = fmaf(u.x, v.x, fmaf(u.y, v.y, delta));
       }
     }
   }
-  sums.delta = quad_sum(sums.delta);
-  if (lane == 0) const_cast<RowSums*>(index.row_sums(a))[t] = sums;
+  delta = quad_sum(delta);
+  if (lane == 0) {
+    RowSums& sums = const_cast<RowSums*>(index.row_sums(a))[t / kRowSumQueries];
+    sums.log2_sum[t % kRowSumQueries] = log2_sum, sums.delta[t % kRowSumQueries] = delta;
+  }
   const bool any_large = __syncthreads_or(large);
   if (threadIdx.x == 0) const_cast<int*>(a.large_tiles)[index.head(a) * tiles + tile] = any_large;
 }

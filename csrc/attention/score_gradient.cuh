@@ -19,10 +19,10 @@ struct QueryRows {
       for (int r = 0; r < 2; ++r) {
         const int query = t + 16 * m + 8 * r;
         const bool exists = query < a.t;
-        const float2 sums = exists ? __ldg(reinterpret_cast<const float2*>(index.row_sums(a)) + query)
-                                   : float2{INFINITY, 0.f};
+        const RowSums& sums = index.row_sums(a)[query / kRowSumQueries];
         const float maximum = exists ? __ldg(statistics + query).x : 0.f;
-        log2_sum[m][r] = sums.x, delta[m][r] = sums.y;
+        log2_sum[m][r] = exists ? __ldg(sums.log2_sum + query % kRowSumQueries) : INFINITY;
+        delta[m][r] = exists ? __ldg(sums.delta + query % kRowSumQueries) : 0.f;
         large_maximum[m][r] = is_large(maximum) ? maximum : 0.f;
         any_large |= is_large(maximum);
       }
