@@ -6,7 +6,25 @@ the functions below. :mod:`fusebackend.tools.sanitizer.runner` runs them under t
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownReport:
+    """A report of racecheck that is known to be wrong (``KNOWN_REPORTS`` of a ``sanitizer.py``): one write in ``kernel``, and reads."""
+
+    kernel: str
+    reason: str  # the whole argument, or where it stands
+
+    def covers(self, report: list[str]) -> bool:
+        """Whether a report's lines are of one write in the kernel, and of reads in it."""
+        names = rf"void (?:\w+::)*{self.kernel}[<(]"
+        return bool(re.search(rf"Race reported between Write access at {names}", report[0])) and all(
+            re.search(rf"and Read access at {names}", line) for line in report[1:]
+        )
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ from fusebackend.native.ninja_build import check_nvcc_arguments
 from fusebackend.rewriting.registry import families
 from fusebackend.tools.command_line import Parser, exit_status, whole
 from fusebackend.tools.object_reference import CommandError
+from fusebackend.tools.sanitizer import KnownReport
 
 PLANTED_FAULTS = Path(__file__).with_name("planted_faults.cu")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -43,21 +45,26 @@ class Run:
     log: Path
     started: float
     expected_status: int
+    known: tuple[KnownReport, ...] = ()
 
     @classmethod
-    def start(cls, name: str, command: list[str], logs: Path, expected_status: int = 0) -> Run:
+    def start(cls, name: str, command: list[str], logs: Path, expected_status: int = 0, known: tuple[KnownReport, ...] = ()) -> Run:
         log = logs / f"{name}.log"
         environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
         with log.open("w") as stream:
             process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
-        return cls(name, process, log, time.monotonic(), expected_status)
+        return cls(name, process, log, time.monotonic(), expected_status, known)
 
     def report(self, timed_out: bool) -> bool:
         """Prints what a process that ended has found. Returns whether that was expected."""
         lines = self.log.read_text(errors="replace").splitlines()
-        expected = self.process.returncode == self.expected_status
+        found = known_reports(lines, self.known) if self.process.returncode == _FAULT_FOUND != self.expected_status else []
+        expected = self.process.returncode == self.expected_status or bool(found)
         summary = "timed out" if timed_out else next((line.strip("= ") for line in reversed(lines) if "SUMMARY" in line), "")
-        print(f"{'ok  ' if expected else 'FAIL'} {self.name:28} {time.monotonic() - self.started:5.1f} s  {summary}", flush=True)
+        verdict = "FAIL" if not expected else "KNOWN" if found else "ok"
+        print(f"{verdict:5} {self.name:28} {time.monotonic() - self.started:5.1f} s  {summary}", flush=True)
+        for known in dict.fromkeys(found):
+            print(f"     {found.count(known)} reports of {known.kernel}, known: {known.reason}")
         if not expected:
             print("\n".join(lines[-_LINES_SHOWN:]))
         return expected
@@ -91,7 +98,9 @@ def _run(arguments: list[str] | None) -> int:
         worker = [sys.executable, "-m", "fusebackend.tools.sanitizer.worker"]
         runs = []
         for name in chosen.family or families():
-            runs += [Run.start(f"{tool}-{name}", [*watched, tool, *worker, name], logs) for tool in chosen.tool or TOOLS]
+            known = getattr(families()[name].sanitizer, "KNOWN_REPORTS", ())
+            for tool in chosen.tool or TOOLS:
+                runs.append(Run.start(f"{tool}-{name}", [*watched, tool, *worker, name], logs, known=known if tool == "racecheck" else ()))
             runs.append(Run.start(f"launched-{name}", [*worker, name, "--record", str(logs / f"{name}.txt")], logs))
         for tool in chosen.tool or TOOLS:
             runs.append(Run.start(f"planted-{tool}", [*watched, tool, str(planted), tool], logs, _FAULT_FOUND))
@@ -130,6 +139,22 @@ def _wait(runs: list[Run], deadline: float) -> list[Run]:
         running = [run for run in running if run not in ended]
         time.sleep(0.1)
     return failed
+
+
+def known_reports(lines: list[str], known: Sequence[KnownReport]) -> list[KnownReport]:
+    """Which known report each of racecheck's is; nothing if one is not, if not all were printed, or if the program itself failed."""
+    if any(line.startswith("Traceback") or "Target application returned an error" in line for line in lines):
+        return []
+    reports: list[list[str]] = []
+    for line in lines:
+        if line.startswith("========= Error:") or line.startswith("========= Warning:"):
+            reports.append([line])
+        elif reports and "access at" in line:
+            reports[-1].append(line)
+    summaries = [re.search(r"RACECHECK SUMMARY: (\d+) hazards displayed \((\d+) errors, 0 warnings\)", line) for line in lines]
+    counts = [int(summary[2]) for summary in summaries if summary]
+    found = [next((k for k in known if k.covers(report)), None) for report in reports]
+    return [k for k in found if k] if counts == [len(found)] and None not in found else []
 
 
 def declared_kernels(sources: Path) -> set[str]:
