@@ -6,6 +6,7 @@ namespace fusebackend::depthwise_conv {
 namespace {
 
 cudaError_t forward(const ForwardParams& p, cudaStream_t stream) {
+  if (can_run_dilated_rows(p)) return launch_dilated_rows(p, stream);
   if (can_run_rolling_band(p)) return launch_rolling_band(p, stream);
   if (can_run_channel_band(p)) return launch_channel_band(p, stream);
   if (can_run_rolling_window(p)) return launch_rolling_window(p, stream);
@@ -31,6 +32,7 @@ ForwardParams reversed(const InputGradParams& p) {
 cudaError_t input_grad(const InputGradParams& p, cudaStream_t stream) {
   const bool is_forward = p.g.stride.h == 1 && p.g.stride.w == 1 && p.g.multiplier == 1;
   const ForwardParams f = is_forward ? reversed(p) : ForwardParams{};
+  if (is_forward && can_run_dilated_rows(f)) return launch_dilated_rows(f, stream);
   if (is_forward && can_run_rolling_band(f)) return launch_rolling_band(f, stream);
   if (is_forward && can_run_channel_band(f)) return launch_channel_band(f, stream);
   if (is_forward && can_run_rolling_window(f)) return launch_rolling_window(f, stream);
@@ -47,6 +49,7 @@ struct WeightGradRoute {
 };
 
 WeightGradRoute route_of(const WeightGradParams& p) {
+  if (can_run_dilated_rows(p)) return {dilated_rows_splits(p), launch_dilated_rows};
   if (can_run_row_products(p)) return {row_products_splits(p), launch_row_products};
   if (can_run_channel_products(p)) return {channel_products_splits(p), launch_channel_products};
   if (can_run_rolling_window(p)) return {rolling_window_splits(p), launch_rolling_window};

@@ -4,6 +4,7 @@
 
 #include "common/facts.h"
 #include "depthwise_conv/channel_tile_plan.h"
+#include "depthwise_conv/dilated_rows_plan.h"
 #include "depthwise_conv/outer_products_plan.h"
 #include "depthwise_conv/register_window_plan.h"
 #include "depthwise_conv/rolling_band_plan.h"
@@ -15,7 +16,7 @@ namespace fusebackend::depthwise_conv {
 namespace {
 
 struct Facts {
-  bool band, channel, rolling, rows, toeplitz, window, outer;
+  bool band, channel, dilated, rolling, rows, toeplitz, window, outer;
   double blocks, shared_bytes, loaded, products, rows_of_taps;
   bool transposes, elements;
   double partial_bytes;
@@ -23,7 +24,7 @@ struct Facts {
 
 std::string text(const Facts& f) {
   FactText facts;
-  facts.add("band", f.band).add("channel", f.channel).add("rolling", f.rolling).add("rows", f.rows).add("toeplitz", f.toeplitz).add("window", f.window)
+  facts.add("band", f.band).add("channel", f.channel).add("dilated", f.dilated).add("rolling", f.rolling).add("rows", f.rows).add("toeplitz", f.toeplitz).add("window", f.window)
       .add("outer", f.outer).add("blocks", f.blocks).add("shared_bytes", f.shared_bytes).add("loaded", f.loaded).add("products", f.products)
       .add("rows_of_taps", f.rows_of_taps).add("transposes", f.transposes).add("elements", f.elements).add("partial_bytes", f.partial_bytes);
   return facts.str();
@@ -64,9 +65,20 @@ Facts channel_tile(const ChannelTilePlan& p, const Geometry& g, bool weight_grad
   return f;
 }
 
+// Of dilated_rows.cuh. What the taps' loads share counts once: the L1 cache has it.
+Facts dilated_rows(const Geometry& g, double rows, double blocks) {
+  Facts f = {};
+  f.dilated = true;
+  f.blocks = blocks, f.loaded = rows * double(std::min(g.in.w, g.out.w + (g.taps.w - 1) * g.dilation.w));
+  f.products = rows * double(g.out.w * g.taps.w);
+  return f;
+}
+
 // The kernels that come first. Neither is set if none fits.
 Facts rolling(const Geometry& g, const Placement& source, const Placement& target, DType dtype, int sm_count) {
   Facts f = {};
+  const DilatedRowsPlan d = dilated_rows_plan(g, dtype, source, target);
+  if (d.fits) return dilated_rows(g, double(g.batch * g.channels * g.out.h), double(d.grid()));
   const RollingBandPlan b = is_half(dtype) ? rolling_band_plan(g, source, target, sm_count) : RollingBandPlan{};
   if (b.fits) {
     f.band = true;
@@ -92,7 +104,7 @@ Facts convolution(const Geometry& g, bool transposed, const Strides& from, const
   }
   const bool is_forward = !transposed || (g.multiplier == 1 && g.stride.h == 1 && g.stride.w == 1);
   Facts f = is_forward ? rolling(forward, source, target, dtype, sm_count) : Facts{};
-  if (f.band || f.channel || f.rolling) return f;
+  if (f.band || f.channel || f.dilated || f.rolling) return f;
   if (!is_forward) {
     const RollingWindowPlan w = rolling_window_plan(g, dtype, target, source, RollingResult::kInputGrad, sm_count);
     if (w.fits) return rolling_input_grad(w, g);
@@ -134,6 +146,13 @@ std::string weight_grad_work(const WorkParams& p, int sm_count) {
   Facts f = {};
   const double taps = double(g.tap_count()), results = double(g.batch) * double(g.outputs()) * double(g.out.h * g.out.w);
   const Placement grad = {p.y_stride, g.outputs(), g.out.w, 0}, x = {p.x_stride, g.channels, g.in.w, 0};
+  const DilatedRowsPlan d = dilated_rows_weight_grad_plan(g, p.dtype, grad, x, sm_count);
+  if (d.fits) {
+    f = dilated_rows(g, results / double(g.out.w), double(g.channels) * d.splits);
+    f.loaded += results;
+    f.partial_bytes = 4 * d.splits * double(g.outputs()) * (taps + 1);
+    return text(f);
+  }
   const RowProductsPlan r = is_half(p.dtype) ? row_products_plan(g, grad, x, sm_count) : RowProductsPlan{};
   const ChannelTilePlan c = is_half(p.dtype) && !r.fits ? channel_tile_plan(g, x, grad, true, sm_count) : ChannelTilePlan{};
   const RollingWindowPlan v = r.fits || c.fits ? RollingWindowPlan{} : rolling_window_plan(g, p.dtype, x, grad, RollingResult::kWeightGrad, sm_count);

@@ -14,8 +14,8 @@ struct WorkParams {
 };
 
 // "name=value" pairs, separated by spaces.
-//   band, channel, rolling,     1 for the kind of kernel (rolling_band.cuh, channel_band.cuh, rolling_window.cuh, toeplitz.cuh, register_window.cu);
-//   toeplitz, window            none for direct.cu
+//   band, channel, dilated,     1 for the kind of kernel (rolling_band.cuh, channel_band.cuh, dilated_rows.cuh, rolling_window.cuh, toeplitz.cuh,
+//   rolling, toeplitz, window   register_window.cu); none for direct.cu
 //   blocks                      thread blocks
 //   shared_bytes                that a block has in shared memory
 //   loaded                      elements that all blocks load, with their halos

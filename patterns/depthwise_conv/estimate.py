@@ -184,13 +184,16 @@ def _facts(sizes: _Sizes, direction: str, orders: tuple[bool, bool], dx_order: b
 
 
 def _quantities(sizes: _Sizes, facts: Mapping[str, float]) -> dict[str, float]:
+    """Dilated rows have the rate of ``rolling``: both are bound by memory and multiply in registers, and a calibration that is older than
+    the kernels of these rows knows it."""
     if not facts:
         return {"products (loops)": sizes.products}
     if sizes.device.type != "cuda":
         route = next((name for name in ("channels", "planes") if facts[name]), "loops")
         threads = sizes.multiprocessors
         return {f"products ({route})": facts["products"] / threads, "loaded": facts["loaded"] / threads, "kernels": facts["kernels"]}
-    route = next((name for name in ("band", "channel", "rolling", "rows", "toeplitz", "outer", "window") if facts[name]), "direct")
+    routes = ("band", "channel", "rolling", "rows", "toeplitz", "outer", "window")
+    route = "rolling" if facts["dilated"] else next((name for name in routes if facts[name]), "direct")
     idle = max(sizes.multiprocessors / max(facts["blocks"], 1.0), 1.0)
     quantities = {
         f"products ({route})": facts["products"] * idle,
@@ -206,5 +209,6 @@ def _route(sizes: _Sizes, facts: Mapping[str, float]) -> dict[str, float]:
     if sizes.device.type != "cuda":
         return {name: facts.get(name, 0.0) for name in ("channels", "planes")}
     fill = log2(facts["blocks"] / sizes.multiprocessors)
-    shape = {name: facts[name] for name in ("band", "channel", "rolling", "toeplitz", "window", "transposes", "elements")}
+    shape = {name: facts[name] for name in ("band", "channel", "dilated", "toeplitz", "window", "transposes", "elements")}
+    shape["rolling"] = max(facts["rolling"], facts["dilated"])
     return {**shape, "log2 blocks per multiprocessor": fill, "log2 shared bytes": log2(max(facts["shared_bytes"], 1.0))}

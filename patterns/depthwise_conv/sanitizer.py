@@ -10,7 +10,7 @@ from fusebackend.tools.sanitizer import close, random, tolerance
 
 def launch_every_kernel() -> None:
     """Tensor cores with each band and step, windows that roll and that tiles hold, and loops for what is left; in both memory orders, and
-    from one to the other."""
+    from one to the other; dilated rows of whole vectors, and of others."""
     for dtype in (torch.bfloat16, torch.float16):
         for channels_last in (False, True):
             rolling = ((3, 16, 9, 28), 3), ((2, 9, 8, 14), 5), ((2, 8, 7, 7), 7), ((5, 6, 12, 10), 7)
@@ -29,12 +29,15 @@ def launch_every_kernel() -> None:
         for columns, channels_last in ((22, False), (20, False), (13, True)):
             _check((3, 4, 18, columns), (taps, taps), 1, torch.float32, channels_last)
     _check((2, 8, 9, 12), (3, 3), 2, torch.float32, channels_last=True)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for taps, width, dilation in ((3, 160, 8), (3, 77, 5), (4, 160, 8), (4, 77, 5), (7, 160, 8), (7, 77, 5)):
+            _check((3, 4, 1, width), (1, taps), 1, dtype, dilation=dilation)
 
 
-def _check(shape, taps, stride, dtype, channels_last=False, multiplier=1):
+def _check(shape, taps, stride, dtype, channels_last=False, multiplier=1, dilation=1):
     ops = torch.ops.fusebackend
     outputs = shape[1] * multiplier
-    numbers = ([stride] * 2, [taps[0] // 2] * 2 + [taps[1] // 2] * 2, [1, 1])
+    numbers = ([stride] * 2, [taps[0] // 2] * 2 + [taps[1] // 2 * dilation] * 2, [dilation] * 2)
     x, weight, bias = random(shape, dtype), random((outputs, 1, *taps), dtype).div_(taps[0] * taps[1]), random((outputs,), dtype)
     leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
     exact = reference(*leaves, *numbers)

@@ -15,6 +15,8 @@ from torch._inductor.graph import GraphLowering
 from fusebackend.native import loader
 from fusebackend.patterns.depthwise_conv import bench, estimate
 from fusebackend.patterns.depthwise_conv.match import DepthwiseConv, DepthwiseConvBackward
+from fusebackend.patterns.depthwise_conv.work import kernel_work
+from fusebackend.profitability import calibration
 from fusebackend.rewriting import device_facts
 from fusebackend.rewriting.pattern import Match, Workload
 
@@ -89,6 +91,56 @@ def test_the_kernel_follows_from_the_form(form):
     assert tuple(next(q for q in w.quantities if q.startswith("products")) for w in works) == tuple(f"products ({r})" for r in routes)
     transposed = args[0].dtype == BF16 and not args[0].is_contiguous() and "toeplitz" in routes and args[0].shape[1] % 8 == 0
     assert all(work.shape["transposes"] == transposed for work in works)
+
+
+def dilated_facts(direction="forward", shape=(16, 512, 1, 4096), taps=3, dilation=8, left=16, dtype=BF16, orders=(False,) * 3, **more):
+    """What C++ says of a convolution by one row of taps, as wide as its result."""
+    n, c, h, w = shape
+    numbers = {"stride": (1, 1), "height": h, "top": 0, "rows": 1, "outputs": c} | more
+    sizes = [n, c, numbers["outputs"], h, w, numbers["height"], w]
+    return kernel_work(
+        direction, sizes, (numbers["rows"], taps), numbers["stride"], (numbers["top"], left), (1, dilation), orders, dtype, 132
+    )
+
+
+@pytest.mark.parametrize("direction", ["forward", "input", "weight"])
+def test_which_rows_of_taps_are_dilated_rows(direction):
+    for dtype, width, taps, dilation, left in itertools.product((BF16, torch.float16, FP32), (4096, 4095), (2, 8), (2, 300), (-3, 5000)):
+        facts = dilated_facts(direction, (2, 3, 5, width), taps, dilation, left, dtype)
+        # Many windows that would have to be shifted are left to tensor cores, which take what they reach.
+        shifted = direction != "weight" and dtype != FP32 and taps == 8 and dilation == 2
+        assert facts["dilated" if not shifted else "toeplitz"] == 1 and facts["dilated"] + facts["toeplitz"] + facts["window"] == 1
+    others = dict(dilation=1), dict(taps=1), dict(taps=9), dict(stride=(1, 2)), dict(outputs=1024), dict(orders=(True,) * 3)
+    for other in (*others, dict(shape=(2, 3, 5, 64), top=1, height=7), dict(shape=(2, 3, 9, 64), rows=3, top=1)):
+        assert dilated_facts(direction, **other)["dilated"] == 0, other
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_calibrations_that_are_older_than_dilated_rows_estimate_them(dtype):
+    args = torch.empty(16, 512, 4096, dtype=dtype), torch.empty(512, 1, 3, dtype=dtype)
+    forward, backward = workloads(lambda x, w: F.conv1d(x, w, padding=16, dilation=8, groups=512)[..., :-16], args, (0, 1))
+    known = calibration.for_device("cuda", "NVIDIA H200")
+    for work in (*forward.ours, *backward.ours):
+        if work.kind.startswith("depthwise_conv"):
+            assert work.shape["dilated"] == work.shape["rolling"] == 1 and work.quantities["products (rolling)"] > 0
+            # Not below what the memory takes, nor far above.
+            assert 1 < known.time([work]).expected / known.memory_us(work.quantities["bytes"]) < 4
+
+
+def test_dilated_rows_load_what_they_need_once():
+    elements = 16 * 512 * 4096
+    for direction, tensors in (("forward", 1), ("input", 1), ("weight", 2)):
+        facts = dilated_facts(direction)
+        assert facts["loaded"] == tensors * elements and facts["products"] == 3 * elements
+        # Each thread has two vectors; no multiprocessor is without blocks.
+        assert 132 <= facts["blocks"] <= elements / 8 / 256 / 2
+    assert dilated_facts()["blocks"] == elements / 8 / 256 / 2
+    # One where four windows may begin anywhere, or there are more taps.
+    assert dilated_facts(dilation=9)["blocks"] == elements / 8 / 256 / 2
+    for more in (dict(taps=4, dilation=9), dict(taps=5), dict(taps=8)):
+        assert dilated_facts(**more)["blocks"] == elements / 8 / 256, more
+    assert dilated_facts("weight")["partial_bytes"] == 4 * 4 * dilated_facts("weight")["blocks"]
+    assert dilated_facts("weight", (1, 1, 1, 100000))["blocks"] > 10  # one channel is split
 
 
 @pytest.mark.parametrize("taps", [3, 5, 7])

@@ -7,7 +7,9 @@ import re
 
 import pytest
 import torch
-from one_depthwise_convolution import Case
+from one_depthwise_convolution import TOLERANCE, Case
+
+from fusebackend.patterns.depthwise_conv.ops import reference
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -15,6 +17,7 @@ PLANES = ("depthwise_rolling_band", "depthwise_rolling_band", "depthwise_row_pro
 CHANNELS = ("depthwise_channel_band", "depthwise_channel_band", "depthwise_channel_products")
 WINDOW = ("depthwise_rolling_window", "depthwise_rolling_window", "depthwise_rolling_weight_grad")
 STRIDED = ("depthwise_rolling_window", "depthwise_rolling_input_grad", "depthwise_rolling_weight_grad")
+DILATED = ("depthwise_dilated_rows", "depthwise_dilated_rows", "depthwise_dilated_rows_weight_grad")
 TILES = ("depthwise_toeplitz", "depthwise_toeplitz", "depthwise_outer_products")
 
 
@@ -79,6 +82,86 @@ def test_channels_last_rolls_down_columns_by_two(taps):
 def test_fp32_planes_roll_down_columns(taps):
     for shape in ((3, 16, 17, 28), (9, 33, 7, 8), (1, 130, 25, 60), (5, 2, 120, 200), (17, 3, 2, 12), (2, 1, 300, 4)):
         check_routes(Case(shape, taps, FP32, "cuda"), WINDOW)
+
+
+def row(shape, taps, dilation, left, right, **more):
+    """A convolution by one row of taps; `shape` is (batch, channels, height, width)."""
+    return dict(shape=shape, taps=(1, taps), dilation=(1, dilation), padding=(0, 0, left, right), device="cuda", **more)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+@pytest.mark.parametrize("taps", [2, 3, 4, 5, 8])
+def test_a_dilated_row_of_taps(taps, dtype):
+    halo = 8 * (taps - 1)
+    # Whole vectors: of one part of a row and of all, a last part that is shorter, several rows of a plane, sums of several blocks.
+    for shape in ((2, 3, 1, 8), (3, 5, 1, 600), (16, 12, 1, 4096), (5, 2, 3, 1000), (70, 1, 1, 4096), (1, 1, 1, 100000)):
+        check_routes(Case(**row(shape, taps, 8, halo, 0, dtype=dtype)), DILATED)
+    # Any width, dilation and padding: more than the width, on both sides, and columns that are cut off.
+    for shape, dilation, left, right in (
+        ((3, 5, 1, 601), 8, halo, 0),
+        ((2, 3, 4, 77), 3, 3 * (taps - 1), 0),
+        ((2, 3, 1, 2), 2, 2 * (taps - 1), 5),
+        ((2, 3, 1, 40), 100, 100 * (taps - 1), 3),
+        ((2, 3, 1, 900), 7, -5, 60),
+        ((4, 7, 1, 1031), 16, 300, -9),
+    ):
+        # Tensor cores take what they reach of many windows that would have to be shifted.
+        shifted = taps == 8 and dtype != FP32 and dilation <= 3
+        check_routes(Case(**row(shape, taps, dilation, left, right, dtype=dtype)), (*TILES[:2], DILATED[2]) if shifted else DILATED)
+    for offset in (1, 2, 5):
+        check_routes(Case(**row((3, 4, 1, 512), taps, 8, halo, 0, dtype=dtype, offset=offset)), DILATED)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_dilated_rows_of_slices(dtype):
+    case = Case(**row((3, 6, 1, 400), 3, 8, 16, 0, dtype=dtype))
+    wide = torch.randn(6, 9, 1, 460, device="cuda").to(dtype)
+    for case.x in (wide[:3, 2:8, :, 3:403], wide[::2, :6, :, 8:408], wide[:1, :6, :, :400].expand(3, -1, -1, -1)):
+        check_routes(case, DILATED)
+    case.weight = torch.randn(3, 6, device="cuda").to(dtype).t()[:, None, None]
+    check_routes(case, DILATED)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+@pytest.mark.parametrize("width", [96, 97])
+def test_dilated_rows_multiply_no_padding(width, dtype):
+    case = Case(**row((2, 6, 1, width), 3, 8, 16, 0, dtype=dtype))
+    case.x[1, 3, 0, 7], case.x[0, 4, 0, -1] = float("inf"), float("nan")
+    case.weight[1, 0, 0, 0], case.weight[2, 0, 0, 1] = float("-inf"), float("nan")
+    case.grad[0, 5, 0, 0], case.grad[1, 0, 0, -1] = float("inf"), float("nan")
+    assert kernels(case.forward) == ["dilated_rows"]
+    for name, got, want in zip(("y", "dx", "dw", "db"), case.ours(), case.tap_by_tap()):
+        for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+            assert torch.equal(kind(got.cpu()), kind(want)), name
+
+
+def test_dilated_rows_after_an_epilogue_and_one_gradient_alone():
+    for dtype, width in itertools.product((BF16, FP32), (96, 97)):
+        case = Case(**row((2, 6, 1, width), 3, 8, 16, 0, dtype=dtype))
+        mean, variance = torch.randn(6, device="cuda"), torch.rand(6, device="cuda") + 0.5
+        arguments = (*case.numbers, None, mean, variance, None, None, 1e-3, "silu")
+        doubles = [t.double() for t in (case.x, case.weight, case.bias)]
+        want = reference(*doubles, *case.numbers, mean.double(), variance.double(), None, None, 1e-3, "silu")
+        got = torch.ops.fusebackend.depthwise_conv(case.x, case.weight, case.bias, *arguments)
+        assert (got.double() - want).norm() < 2 * TOLERANCE[dtype] * want.norm()
+        for needed in ((True, False, False), (False, True, False), (False, False, True), (False, True, True)):
+            for want, got, need in zip(case.backward(), case.backward(*needed), needed):
+                assert torch.equal(got, want) if need else got.numel() == 0
+
+
+def test_other_rows_of_taps_run_as_before():
+    wide = (2, 3, 1, 600)
+    for more in (
+        row(wide, 3, 1, 2, 0, dtype=BF16),  # not dilated
+        row(wide, 9, 2, 16, 0, dtype=BF16),  # more taps
+        row(wide, 3, 8, 16, 0, dtype=BF16, stride=(1, 2)),
+        row(wide, 3, 8, 16, 0, dtype=BF16, multiplier=2),
+        row((2, 3, 4, 600), 3, 8, 16, 0, dtype=BF16) | dict(padding=(1, 1, 16, 0)),
+        row((2, 8, 4, 600), 3, 8, 16, 0, dtype=BF16, orders=(True, True)),
+    ):
+        case = Case(**more)
+        assert not any(name.startswith("dilated") for name in (*kernels(case.forward), *kernels(case.backward))), more
+        case.check()
 
 
 def test_what_these_do_not_take_runs_on_tiles():

@@ -1,0 +1,30 @@
+// The launch configuration of convolutions by one dilated row of taps (dilated_rows.cuh), apart from the kernels.
+#pragma once
+#include "depthwise_conv/tile_shape.h"
+
+namespace fusebackend::depthwise_conv {
+
+constexpr int kDilatedRowsThreads = 256, kDilatedRowsTaps = 8;  // at most
+constexpr int kDilatedRowsBytes = 16;                           // of a vector of results
+
+// Vectors of one row that a thread has loads on their way for, and thread blocks that a multiprocessor is to have registers for.
+FUSE_HOST_DEVICE constexpr int dilated_rows_vectors(int taps, bool aligned) { return taps > 4 || (taps == 4 && !aligned) ? 1 : 2; }
+FUSE_HOST_DEVICE constexpr int dilated_rows_weight_grad_vectors(int taps, bool aligned) { return taps <= 4 && aligned ? 2 : 1; }
+FUSE_HOST_DEVICE constexpr int dilated_rows_blocks(int taps, bool aligned) { return taps > 4 ? 2 : aligned ? 4 : 3; }
+FUSE_HOST_DEVICE constexpr int dilated_rows_weight_grad_blocks(int taps, bool aligned) { return aligned ? 4 : taps <= 4 ? 3 : 2; }
+
+// What a plan is of: forward, and x's gradient as the forward of the incoming gradient, have results in `target`; the weight's gradient reads it.
+struct DilatedRowsPlan {
+  bool fits;
+  bool aligned;   // rows are whole vectors, and these begin at multiples of 16 bytes in the target and, shifted by any tap, in the source
+  int part;       // vectors from one of a thread's to the next
+  int64_t items;  // threads' shares, in all or of a channel
+  int splits;     // of a channel's, among blocks (weight's gradient)
+
+  constexpr int64_t grid() const { return ceil_div(items, kDilatedRowsThreads); }
+};
+
+DilatedRowsPlan dilated_rows_plan(const Geometry& g, DType dtype, const Placement& source, const Placement& target);
+DilatedRowsPlan dilated_rows_weight_grad_plan(const Geometry& g, DType dtype, const Placement& grad, const Placement& x, int sm_count);
+
+}  // namespace fusebackend::depthwise_conv
