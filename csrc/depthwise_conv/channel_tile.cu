@@ -9,7 +9,7 @@ namespace {
 ChannelTilePlan plan_of(const ForwardParams& p) {
   ChannelTilePlan plan =
       channel_tile_plan(p.g, placement_of(p.x, p.x_stride, p.g.channels, p.g.in.w), placement_of(p.y, p.y_stride, p.g.outputs(), p.g.out.w), false, sm_count());
-  if (p.epilogue.is_affine) plan.shared_bytes += kTileChannels * int(sizeof(StagedAffine));
+  if (p.epilogue.any) plan.shared_bytes += kTileChannels * int(sizeof(StagedAffine));
   return plan;
 }
 ChannelTilePlan plan_of(const WeightGradParams& p) {

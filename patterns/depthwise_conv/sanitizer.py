@@ -58,6 +58,11 @@ def _check(shape, taps, stride, dtype, channels_last=False, multiplier=1, dilati
             finished,
             2 * tolerance(dtype),
         )
+        close(
+            ops.depthwise_conv(x, weight, bias, *numbers, order, None, None, None, None, 0.0, activation),
+            ACTIVATIONS[activation](exact.detach()),
+            2 * tolerance(dtype),
+        )
         found = ops.depthwise_conv_backward(grad, x, weight, *numbers, order, False, True, True, True)
         for got, want in zip(found, gradients):
             close(got, want, 2 * tolerance(dtype))
