@@ -2,7 +2,8 @@
 // the weight's gradient.
 //
 // There are few products, and memory is what takes time. A thread computes some vectors of a row's results, of 16 bytes each, in as many parts of
-// the row, so that they share what belongs to the row, and neighbouring threads have neighbouring vectors. What a tap multiplies a vector by is 16 bytes of the source, or, where these do not begin at a multiple of 16 bytes, a part of two such vectors, shifted in registers.
+// the row, so that they share what belongs to the row, and neighbouring threads have neighbouring vectors. What a tap multiplies a vector by is 16 bytes of the
+// source, or, where these do not begin at a multiple of 16 bytes, a part of two such vectors, shifted in registers.
 // All taps' loads are issued before the first is waited for; their overlap is served by the L1 cache, whatever the dilation, so that nothing is
 // staged in shared memory and no thread waits for others.
 //
@@ -73,10 +74,6 @@ struct RowWindow {
         for (int i = 0; i < 4; ++i) w[i] = __byte_perm(w[i], w[i + 1], selector);
       }
     }
-    unpack(w, to);
-  }
-
-  static __device__ __forceinline__ void unpack(const uint32_t (&w)[8], float (&to)[kVectorLength<T>]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (sizeof(T) == 4) to[i] = __uint_as_float(w[i]);

@@ -147,18 +147,15 @@ std::string weight_grad_work(const WorkParams& p, int sm_count) {
   const double taps = double(g.tap_count()), results = double(g.batch) * double(g.outputs()) * double(g.out.h * g.out.w);
   const Placement grad = {p.y_stride, g.outputs(), g.out.w, 0}, x = {p.x_stride, g.channels, g.in.w, 0};
   const DilatedRowsPlan d = dilated_rows_weight_grad_plan(g, p.dtype, grad, x, sm_count);
-  if (d.fits) {
-    f = dilated_rows(g, results / double(g.out.w), double(g.channels) * d.splits);
-    f.loaded += results;
-    f.partial_bytes = 4 * d.splits * double(g.outputs()) * (taps + 1);
-    return text(f);
-  }
   const RowProductsPlan r = is_half(p.dtype) ? row_products_plan(g, grad, x, sm_count) : RowProductsPlan{};
   const ChannelTilePlan c = is_half(p.dtype) && !r.fits ? channel_tile_plan(g, x, grad, true, sm_count) : ChannelTilePlan{};
   const RollingWindowPlan v = r.fits || c.fits ? RollingWindowPlan{} : rolling_window_plan(g, p.dtype, x, grad, RollingResult::kWeightGrad, sm_count);
   const OuterProductsPlan o = is_half(p.dtype) && !r.fits && !c.fits && !v.fits ? outer_products_plan(g, grad, x, sm_count) : OuterProductsPlan{};
   double splits = 1;
-  if (r.fits) {
+  if (d.fits) {
+    f = dilated_rows(g, results / double(g.out.w), double(g.channels) * d.splits), splits = d.splits;
+    f.loaded += results;
+  } else if (r.fits) {
     f.rows = true, splits = r.splits;
     f.blocks = double(g.channels) * r.splits;
     const double units = double(r.units) * double(g.channels);
