@@ -22,6 +22,7 @@ from fusebackend.log import log
 from fusebackend.native import loader
 from fusebackend.profitability import calibration, estimating
 from fusebackend.profitability.calibration import Calibration
+from fusebackend.profitability.region_timing import MARGIN
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.progress import progress_line
 from fusebackend.rewriting.pattern import Work
@@ -182,16 +183,30 @@ def table(models: Mapping[str, Mapping[str, Any]]) -> str:
 
 @dataclasses.dataclass
 class Judged:
-    """One site, and what a calibration would have decided."""
+    """One site, and what a calibration would have decided.
+
+    Attributes:
+        ours, inductor: the times of both forms, in microseconds.
+        applied: whether it would have been rewritten; None where the estimate does not tell.
+        is_called: whether Inductor's form is library calls, apart from copies.
+    """
 
     site: str
     ours: float
     inductor: float
     applied: bool | None
+    is_called: bool = False
 
     @property
     def chosen(self) -> float:
         return self.ours if self.applied else self.inductor
+
+    @property
+    def chosen_by_default(self) -> float:
+        """Where the default gate calls both forms if the estimate does not tell."""
+        if self.applied is None and self.is_called and self.ours * MARGIN <= self.inductor:
+            return self.ours
+        return self.chosen
 
 
 def judged(measured: Iterable[Measured], by: Calibration) -> dict[str, list[Judged]]:
@@ -208,24 +223,27 @@ def judged(measured: Iterable[Measured], by: Calibration) -> dict[str, list[Judg
             applied = estimating.pays(estimating.replacement(by, ours.kernels), estimating.total(by, inductor.kernels))
         except Unfit:
             applied = None
-        found.setdefault(family, []).append(Judged(site, ours.us, inductor.us, applied))
+        found.setdefault(family, []).append(Judged(site, ours.us, inductor.us, applied, ours.is_called))
     return found
 
 
 def judgement(measured: Iterable[Measured], by: Calibration) -> str:
-    """A table: how much time is lost by what the calibration would decide, against the better of both forms of each site."""
-    found = judged(measured, by)
+    """A table: how much time is lost by what the calibration would decide, against the better of both forms of each site; and where the
+    default gate times what it leaves open, as far as these are library calls."""
     rows = [
         f"{'family':16} {'sites':>6} {'applied':>8} {'regret':>7} {'of the gain':>12}"
         + "".join(f" {f'< {b}':>7}" for b in _BELOW)
-        + "  worst"
+        + "  worst  calls timed: regret"
     ]
-    for family, sites in found.items():
-        best, chosen = (sum(min(s.ours, s.inductor) for s in sites), sum(s.chosen for s in sites))
+    for family, sites in judged(measured, by).items():
+        best, chosen, timed = (sum(of) for of in zip(*((min(s.ours, s.inductor), s.chosen, s.chosen_by_default) for s in sites)))
         whole = sum(s.inductor for s in sites)
         ratios = [s.inductor / s.chosen for s in sites]
         share = (whole - chosen) / (whole - best) if whole > best else 1.0
         below = "".join(f" {sum(r < b for r in ratios):7}" for b in _BELOW)
-        applied = sum(bool(s.applied) for s in sites)
-        rows.append(f"{family:16} {len(sites):6} {applied:8} {chosen / best:7.3f} {100 * share:10.0f} %{below}  {min(ratios):.2f}")
+        applied, called = sum(bool(s.applied) for s in sites), sum(s.applied is None and s.is_called for s in sites)
+        rows.append(
+            f"{family:16} {len(sites):6} {applied:8} {chosen / best:7.3f} {100 * share:10.0f} %{below}  {min(ratios):.2f}"
+            f"  {called:11}  {timed / best:6.3f}"
+        )
     return "\n".join(rows)

@@ -57,6 +57,7 @@ class Measured:
         way: ``"ours"`` or ``"inductor"``.
         kernels: its kernels, each in the ways that could have been chosen.
         us: the time of all together.
+        is_called: whether Inductor's form is library calls, apart from copies.
     """
 
     family: str
@@ -64,6 +65,7 @@ class Measured:
     way: str
     kernels: list[list[Work]]
     us: float
+    is_called: bool = False
 
 
 @dataclasses.dataclass
@@ -90,6 +92,7 @@ class _Prepared:
     case: Case
     site: str
     whole_step: bool = False  # whether forward and backward were replaced together, and are timed together
+    is_called: bool = False
     calls: dict[str, Callable] = dataclasses.field(default_factory=dict)
     kernels: dict[str, list[list[Work]]] = dataclasses.field(default_factory=dict)
 
@@ -276,6 +279,7 @@ def _prepare(family: str, case: Case, dynamic: bool, device: torch.device) -> _P
         if not found:
             return None
         prepared.kernels["ours"] = [kernel for recorded in found for kernel in recorded.ours]
+        prepared.is_called = all(recorded.is_called for recorded in found)
         if any(recorded.inductor is None for recorded in found):
             return prepared
         prepared.kernels["inductor"] = [kernel for recorded in found for kernel in recorded.inductor or ()]
@@ -369,7 +373,7 @@ def _timed(prepared: _Prepared, timer: KernelTimer, device: torch.device) -> Ite
         except Exception as error:  # out of memory, say
             yield Failure.of(prepared.family, error)
             continue
-        yield Measured(prepared.family, prepared.site, way, prepared.kernels[way], us)
+        yield Measured(prepared.family, prepared.site, way, prepared.kernels[way], us, prepared.is_called)
     prepared.calls.clear()
     if device.type == "cuda" and torch.cuda.memory_reserved() > torch.cuda.get_device_properties(device).total_memory // 8:
         torch.cuda.empty_cache()

@@ -17,7 +17,7 @@ from fusebackend.profitability import triton_access, triton_reductions
 from fusebackend.profitability.calibration import Calibration
 from fusebackend.profitability.fresh_inputs import symbols_of
 from fusebackend.profitability.inductor_kernels import generated_kernels
-from fusebackend.profitability.region import device_of
+from fusebackend.profitability.region import are_nearly_calls, device_of
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Code, Estimate, Generated, Interval, Level, Work, Workload
@@ -30,11 +30,13 @@ class Recorded:
     Attributes:
         inductor: None if that is not known.
         graphs: where they run: ``"forward"``, ``"backward"`` or, where both are replaced together, both.
+        is_called: whether the original is library calls, apart from copies: the default gate times it where the estimate does not tell.
     """
 
     ours: list[list[Work]]
     inductor: list[list[Work]] | None
     graphs: frozenset[str]
+    is_called: bool = False
 
 
 _recording: contextvars.ContextVar[list[Recorded] | None] = contextvars.ContextVar("recording", default=None)
@@ -62,15 +64,15 @@ class Estimator:
         self._calibration = calibration
         self._generated: dict[str, list[list[Work]] | str] = {}
 
-    def estimate(self, workloads: Sequence[Workload], level: Level, outputs: Sequence[fx.Node]) -> Estimate:
+    def estimate(self, workloads: Sequence[Workload], level: Level, outputs: Sequence[fx.Node], nodes: Sequence[fx.Node] = ()) -> Estimate:
         """Of the workload that gains most: it pays if the intervals of both times are apart.
 
         Args:
-            level, outputs: of the match.
+            level, outputs, nodes: of the match.
         """
         recorded = _recording.get()
         if recorded is not None:
-            recorded.append(self._record(workloads[0], _graphs(level, outputs)))
+            recorded.append(self._record(workloads[0], _graphs(level, outputs), are_nearly_calls(nodes)))
             return Estimate()
         found = [dataclasses.replace(_without_timing(w, self._one(w)), orders=w.orders) for w in workloads]
         return max(found, key=_gain)
@@ -100,11 +102,11 @@ class Estimator:
         except Unfit:
             return None
 
-    def _record(self, workload: Workload, graphs: frozenset[str]) -> Recorded:
+    def _record(self, workload: Workload, graphs: frozenset[str], is_called: bool) -> Recorded:
         try:
-            return Recorded(_replacing(workload), self._original(workload), graphs)
+            return Recorded(_replacing(workload), self._original(workload), graphs, is_called)
         except Unfit:
-            return Recorded(_replacing(workload), None, graphs)
+            return Recorded(_replacing(workload), None, graphs, is_called)
 
     def _original(self, workload: Workload) -> list[list[Work]]:
         """The kernels of the original, each in the ways that Inductor would try."""

@@ -87,7 +87,8 @@ class Gate:
         device = device_of(match.outputs)
         if device not in self._estimators:
             self._estimators[device] = Estimator(calibration.of_device(device))
-        return self._estimators[device].estimate([answer] if isinstance(answer, Workload) else answer, pattern.level, match.outputs)
+        workloads = [answer] if isinstance(answer, Workload) else answer
+        return self._estimators[device].estimate(workloads, pattern.level, match.outputs, match.nodes)
 
     def refuse_unbuilt(self, proposal: Proposal) -> Reject | None:
         """In mode ``"auto"`` an estimate refuses a match where no measurement of it is kept and none would be taken."""

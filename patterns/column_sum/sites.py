@@ -52,8 +52,18 @@ def read(node: fx.Node) -> Site | Reject | None:
     x, out = call["self"], g.value(node)
     if not g.is_tensor(x) or not isinstance(out, torch.Tensor) or not g.value(x).is_floating_point():
         return None
-    value = g.value(x)
-    dims = {d % value.dim() for d in call["dim"] or ()} if value.dim() else set()
+    found = rows_of(node, g.value(x), call["dim"] or ())
+    if not isinstance(found, tuple):
+        return found
+    reason = why_not_in(g.value(x).dtype, out.dtype)
+    return Reject(reason, node) if reason else Site(node, before_casts(x), *found, bool(call["keepdim"]))
+
+
+def rows_of(node: fx.Node, value: torch.Tensor, reduced: Sequence[int]) -> tuple[tuple[int, ...], int, int] | Reject | None:
+    """How the dims of ``value`` lie in memory if ``reduced`` are those of a reduction over rows: all dims from the outermost to the
+    innermost, and where those that are reduced begin and end in that order. Why they can't be seen so, or None if the innermost one is
+    reduced, or none, or all."""
+    dims = {d % value.dim() for d in reduced} if value.dim() else set()
     if not dims or len(dims) == value.dim():
         return None
     wide = [d for d in range(value.dim()) if not g.same_size(value.shape[d], 1)]
@@ -63,19 +73,20 @@ def read(node: fx.Node) -> Site | Reject | None:
     memory = [d for d in memory if d in wide]
     if not memory or memory[-1] in dims or dims.isdisjoint(memory):
         return None
-    if out.dtype not in DTYPES or value.dtype not in DTYPES or out.dtype.itemsize < value.dtype.itemsize:
-        return Reject(f"the sum of {value.dtype} in {out.dtype} is not supported", node)
-    if value.dtype.itemsize == out.dtype.itemsize and value.dtype != out.dtype:
-        return Reject(f"the sum of {value.dtype} in {out.dtype} rounds before it adds", node)
     order = _order(value.dim(), memory, dims)
     if isinstance(order, str):
         return Reject(order, node)
     begin = next(i for i, d in enumerate(order) if d in dims)
     end = begin + len(dims)
     reason = _why_not_one(value, order, begin, end)
-    if reason:
-        return Reject(reason, node)
-    return Site(node, _before_casts(x), tuple(order), begin, end, bool(call["keepdim"]))
+    return Reject(reason, node) if reason else (tuple(order), begin, end)
+
+
+def why_not_in(dtype: torch.dtype, out: torch.dtype) -> str | None:
+    """Why numbers of ``dtype`` are not added in ``out``."""
+    if out not in DTYPES or dtype not in DTYPES or out.itemsize < dtype.itemsize:
+        return f"the sum of {dtype} in {out} is not supported"
+    return f"the sum of {dtype} in {out} rounds before it adds" if dtype.itemsize == out.itemsize and dtype != out else None
 
 
 def _order(rank: int, memory: Sequence[int], dims: set[int]) -> list[int] | str:
@@ -106,7 +117,7 @@ def _why_not_one(value: torch.Tensor, order: Sequence[int], begin: int, end: int
     return None
 
 
-def _before_casts(x: fx.Node) -> fx.Node:
+def before_casts(x: fx.Node) -> fx.Node:
     """What a cast to a wider type reads: the sum is made in a wide type anyway."""
     while x.target is prims.convert_element_type.default:
         source = x.args[0]

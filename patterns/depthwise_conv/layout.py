@@ -12,9 +12,9 @@ import dataclasses
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.log import log
 from fusebackend.patterns.depthwise_conv.ops import is_channels_last
 from fusebackend.patterns.depthwise_conv.sites import Convolution
+from fusebackend.rewriting.convolution_layout import is_channels_last_optimised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ def layout_of(conv: Convolution, output: fx.Node) -> Layout | None:
     orders = (is_channels_last(x), is_channels_last(result))
     if all(orders):
         return Layout(orders, orders)
-    optimises = _is_optimised(conv.node)
+    optimises = is_channels_last_optimised(conv.node.graph)
     if optimises is None:
         return None
     if not optimises:
@@ -55,21 +55,6 @@ def layout_of(conv: Convolution, output: fx.Node) -> Layout | None:
     x_order = orders[0] if given or not _is_followed(conv.node) else True
     ours = (x_order, orders[1] if orders[0] != orders[1] else x_order)
     return Layout(ours, (True, True), given and not orders[0], leaves and not orders[1], True)
-
-
-def _is_optimised(node: fx.Node) -> bool | None:
-    """Whether Inductor will run the convolutions of the graph of ``node`` channels last. It decides otherwise for inference than for
-    training; None where that matters, and where it can't be asked."""
-    try:
-        from torch._inductor.graph import GraphLowering  # heavy
-
-        module = node.graph.owning_module
-        assert module is not None
-        answers = {GraphLowering.decide_layout_opt(module, is_inference=inference) for inference in (False, True)}
-    except Exception as error:
-        log.debug("Inductor does not say how it lays out %s: %s", node, error)
-        return None
-    return answers.pop() if len(answers) == 1 else None
 
 
 def _is_given(node: fx.Node) -> bool:

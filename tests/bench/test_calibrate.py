@@ -299,10 +299,10 @@ def assert_one_line(capsys, *parts):
 KNOWN = Calibration("a device", torch.__version__, "2026-01-01", 9, {"k": TimeModel(0.0, {"us": 1.0}, 1.0, noise=0.01)}, {})
 
 
-def both(site, estimated, actual, family="f", kind="k"):
+def both(site, estimated, actual, family="f", kind="k", is_called=False):
     """A site: the times of ours and of Inductor's as estimated, and as they were."""
     ways = zip(("ours", "inductor"), estimated, actual)
-    return [Measured(family, site, way, [[Work(kind, {"us": guess})]], us) for way, guess, us in ways]
+    return [Measured(family, site, way, [[Work(kind, {"us": guess})]], us, is_called) for way, guess, us in ways]
 
 
 def test_what_would_be_applied():
@@ -321,9 +321,20 @@ def test_the_judgement_counts_what_is_lost():
     # Applied: one gains 4 of 10, one loses 2 of 10, and one gains nothing, though it would have gained 5.
     measured = [*both("good", (5, 10), (6, 10)), *both("bad", (5, 10), (12, 10)), *both("missed", (10, 5), (5, 10))]
     header, row = calibrate.judgement(measured, KNOWN).splitlines()
-    assert header.split() == ["family", "sites", "applied", "regret", "of", "the", "gain", "<", "0.95", "<", "0.98", "worst"]
+    names = ["family", "sites", "applied", "regret", "of", "the", "gain", "<", "0.95", "<", "0.98", "worst"]
+    assert header.split() == [*names, "calls", "timed:", "regret"]
     regret, gain = (6 + 12 + 10) / (6 + 10 + 5), (30 - 28) / (30 - 21)
-    assert row.split() == ["f", "3", "2", f"{regret:.3f}", f"{100 * gain:.0f}", "%", "1", "1", "0.83"]
+    assert row.split() == ["f", "3", "2", f"{regret:.3f}", f"{100 * gain:.0f}", "%", "1", "1", "0.83", "0", f"{regret:.3f}"]
+
+
+def test_library_calls_are_timed_where_the_estimate_does_not_tell():
+    close = {"estimated": (10, 10.01), "is_called": True}
+    measured = [*both("faster", actual=(5, 10), **close), *both("hardly faster", actual=(9.9, 10), **close)]
+    measured += both("generated", (10, 10.01), (5, 10)) + both("known", (10, 5), (5, 10), is_called=True)
+    found = {s.site: (s.chosen, s.chosen_by_default) for s in calibrate.judged(measured, KNOWN)["f"]}
+    assert found == {"faster": (10, 5), "hardly faster": (10, 10), "generated": (10, 10), "known": (10, 10)}
+    _, row = calibrate.judgement(measured, KNOWN).splitlines()
+    assert row.split()[-2:] == ["2", f"{35 / 24.9:.3f}"]
 
 
 def test_each_family_is_judged_and_the_host_is_none():

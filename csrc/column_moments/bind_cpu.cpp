@@ -1,0 +1,19 @@
+#include "column_moments/binding.h"
+
+namespace fusebackend::column_moments {
+namespace {
+
+std::tuple<Tensor, Tensor> column_moments(const Tensor& given, int64_t begin, int64_t end, double correction, ScalarType dtype) {
+  Tensor x = given;
+  const Results found = make(x, begin, end, correction, dtype);
+  constexpr int64_t kGrain = 64;  // columns: a task walks over all rows of some of them
+  torch::stable::parallel_for(0, found.p.rows.batch * found.p.rows.columns, kGrain,
+                              [&](int64_t first, int64_t last) { moments_cpu(found.p, first, last); });
+  return {found.variance, found.mean};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { m.impl("column_moments", TORCH_BOX(&column_moments)); }
+
+}  // namespace fusebackend::column_moments

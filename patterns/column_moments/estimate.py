@@ -1,0 +1,98 @@
+"""What variances and means over outer dims make a device do: in the kernels, and in Inductor's.
+
+Inductor's loop divides once for every element (Welford's way), and computes what it reads inside the loop.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.column_moments.sites import Site
+from fusebackend.patterns.column_sum.ops import plan_facts
+from fusebackend.patterns.column_sum.producers import producer_of
+from fusebackend.rewriting.device_facts import device_facts
+from fusebackend.rewriting.pattern import Estimate, Work, Workload
+from fusebackend.rewriting.workload import log2, log2_run, stream, streamed
+
+
+def estimate(site: Site) -> Estimate | Workload:
+    value = g.value(site.source)
+    sizes, strides = (g.hints([of[d] for d in site.order]) for of in (value.shape, value.stride()))
+    if sizes is None or strides is None:
+        return Estimate(None, "a size depends on data, so it is not known whether it pays", "unmeasured")
+    if 0 in sizes:
+        return Estimate(False, "an empty tensor: nothing to gain")
+    if site.is_relaid:
+        strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+    ours = [_ours(site, sizes, strides)]
+    neighbours = []
+    reader = _fused_reader(site)
+    if reader is not None:  # what reads the results becomes a kernel of its own
+        neighbours.append(reader)
+        ours.append(streamed(2.0 * ours[0].quantities["written"], value))
+    producer = producer_of(site.source)
+    source = g.through_views(site.source)
+    if producer.nodes or (g.is_fusable(source) and all(map(g.is_fusable, g.consumers(source)))):  # becomes a tensor
+        neighbours.append(source)
+        ours.append(stream(source))
+    orders = {site.source: site.order} if site.is_relaid else {}
+    return Workload(tuple(ours), (_inductor(site, sizes),), neighbours[-1] if neighbours else None, orders=orders)
+
+
+def _fused_reader(site: Site) -> fx.Node | None:
+    """A node that Inductor computes at the end of the kernel that finishes the results."""
+    readers = (reader for result in site.outputs for reader in g.consumers(result))
+    return next((n for n in readers if g.is_fusable(n)), None)
+
+
+def _facts(site: Site, sizes: list[int]) -> tuple[dict[str, float], dict[str, float]]:
+    """The quantities and the shape that both descriptions share."""
+    value = g.value(site.source)
+    batch, rows, columns = (float(math.prod(sizes[a:b])) for a, b in ((0, site.begin), (site.begin, site.end), (site.end, len(sizes))))
+    quantities = {"read": float(math.prod(sizes)) * value.itemsize, "written": 2 * batch * columns * site.dtype.itemsize}
+    is_dynamic = not all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+    shape = {
+        "rows": log2(rows),
+        "columns": log2(columns),
+        "batch": log2(batch),
+        "log2 itemsize": log2(value.itemsize),
+        "row": log2_run(columns * value.itemsize),
+        "dynamic": float(is_dynamic),
+    }
+    return quantities, shape
+
+
+def _ours(site: Site, sizes: list[int], strides: list[int]) -> Work:
+    value = g.value(site.source)
+    quantities, shape = _facts(site, sizes)
+    elements = float(math.prod(sizes))
+    if value.device.type == "cpu":
+        return Work("column_moments cpu", {**quantities, "elements": elements}, {**shape, "threads": log2(torch.get_num_threads())})
+    misaligned = (g.hint(value.storage_offset()) or 0) * value.itemsize % 16
+    multiprocessors = device_facts(value.device).multiprocessors
+    facts = plan_facts(sizes, strides, site.begin, site.end, value.dtype, site.dtype, multiprocessors, misaligned)
+    wide = torch.float64 in (value.dtype, site.dtype)
+    quantities |= {
+        "elements": elements * (2 if wide else 1),
+        "partial": 4 * facts["partials"] * (8 if wide else 4),
+        "blocks": facts["blocks"],
+        "loads": elements * value.itemsize / facts["vector_bytes"],
+        "launches": 1.0 + (facts["partials"] > 0),
+    }
+    shape |= {name.replace("_", " "): log2(facts[name]) for name in ("vector_bytes", "width", "lanes", "threads", "splits", "blocks")}
+    return Work("column_moments", quantities, shape)
+
+
+def _inductor(site: Site, sizes: list[int]) -> Work:
+    """Inductor's loop. What is computed inside it is left out: batch norm follows convolutions and sums that are there."""
+    value = g.value(site.source)
+    quantities, shape = _facts(site, sizes)
+    quantities |= {"elements": float(math.prod(sizes)), "launches": 1.0}
+    if value.device.type == "cpu":
+        return Work("inductor column moments cpu", quantities, {**shape, "threads": log2(torch.get_num_threads())})
+    shape["double"] = float(site.dtype is torch.float64)
+    return Work("inductor column moments", quantities, shape)
