@@ -4,18 +4,19 @@
 namespace fusebackend::column_moments {
 namespace {
 
-std::tuple<Tensor, Tensor> column_moments(const Tensor& given, int64_t begin, int64_t end, double correction, ScalarType dtype) {
+std::tuple<Tensor, Tensor, Tensor> column_moments(const Tensor& given, int64_t begin, int64_t end, double correction, double epsilon,
+                                                  ScalarType dtype) {
   Tensor x = given;
-  const Results found = make(x, begin, end, correction, dtype);
+  const Results found = make(x, begin, end, correction, epsilon, dtype);
   const column_sum::Problem& rows = found.p.rows;
-  if (rows.batch * rows.columns == 0) return {found.variance, found.mean};
+  if (rows.batch * rows.columns == 0) return found.tensors;
   const CudaScope scope(x);
   const column_sum::Plan plan = column_sum::make_plan(rows, sm_count());
   const int64_t partials = plan.partials(rows);
   std::optional<Tensor> left;
   if (partials > 0) left = empty_like_sized(x, {2 * partials}, rows.in_fp64() ? ScalarType::Double : ScalarType::Float);
   check_cuda(launch(found.p, plan, left ? left->data_ptr() : nullptr, scope.stream()), "column_moments");
-  return {found.variance, found.mean};
+  return found.tensors;
 }
 
 }  // namespace

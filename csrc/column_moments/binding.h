@@ -10,15 +10,16 @@ namespace fusebackend::column_moments {
 
 struct Results {
   Problem p;
-  Tensor variance, mean;
+  std::tuple<Tensor, Tensor, Tensor> tensors;  // variance, mean, scale
 };
 
-inline Results make(Tensor& x, int64_t begin, int64_t end, double correction, ScalarType dtype) {
+inline Results make(Tensor& x, int64_t begin, int64_t end, double correction, double epsilon, ScalarType dtype) {
   Problem p{};
-  p.rows = column_sum::describe(x, begin, end, false, dtype), p.correction = correction;
-  Tensor variance = column_sum::make_result(p.rows, x, begin, end, dtype), mean = column_sum::make_result(p.rows, x, begin, end, dtype);
-  p.variance = variance.data_ptr(), p.mean = mean.data_ptr();
-  return {p, variance, mean};
+  p.rows = column_sum::describe(x, begin, end, false, dtype), p.correction = correction, p.epsilon = epsilon;
+  const auto result = [&] { return column_sum::make_result(p.rows, x, begin, end, dtype); };
+  Tensor variance = result(), mean = result(), scale = result();
+  p.variance = variance.data_ptr(), p.mean = mean.data_ptr(), p.scale = scale.data_ptr();
+  return {p, {variance, mean, scale}};
 }
 
 }  // namespace fusebackend::column_moments

@@ -26,8 +26,10 @@ struct Arguments {
   Rows of;          // its `out` and divisors are not used
   void* variance;   // results, or what a block leaves: squared distances and means, in the accumulator's type
   void* mean;
+  void* scale;
   double count;     // rows of a matrix
   double divisor;   // of the squared distances
+  double epsilon;
 };
 
 __device__ __forceinline__ float reciprocal(float x) { return __frcp_rn(x); }
@@ -44,7 +46,9 @@ __device__ __forceinline__ void join(Acc& mean, Acc& squares, Acc count, Acc mor
 template <typename Acc>
 __device__ __forceinline__ void finish(const Arguments& p, int64_t at, Acc mean, Acc squares) {
   store_result(p.mean, at, mean, p.of.result);
-  store_result(p.variance, at, squares / Acc(p.divisor), p.of.result);
+  const Acc variance = squares / Acc(p.divisor);
+  store_result(p.variance, at, variance, p.of.result);
+  store_result(p.scale, at, Acc(1) / sqrt(variance + Acc(p.epsilon)), p.of.result);
 }
 
 template <typename In, typename Acc, int kBytes>
@@ -198,7 +202,7 @@ cudaError_t launch_both(const Problem& p, const Plan& plan, void* partials, cuda
   const int bits = column_sum::final_column_bits(terms);
   const int64_t blocks = plan.blocks(rows), tiles = ((rows.columns - 1) >> bits) + 1;
   if (blocks > INT32_MAX || tiles * rows.batch > INT32_MAX) return cudaErrorInvalidConfiguration;
-  Arguments results{column_sum::rows_of(rows, plan, nullptr), p.variance, p.mean, double(rows.rows), 0};
+  Arguments results{column_sum::rows_of(rows, plan, nullptr), p.variance, p.mean, p.scale, double(rows.rows), 0, p.epsilon};
   results.divisor = results.count > p.correction ? results.count - p.correction : 0;
   Arguments first = results;
   if (left > 0) first.mean = partials, first.variance = static_cast<Acc*>(partials) + left;

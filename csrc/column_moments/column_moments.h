@@ -5,13 +5,14 @@
 
 namespace fusebackend::column_moments {
 
-// `rows.out` and `rows.mean` have no meaning here. Both results are contiguous, of `rows.result`. The sum of squared distances is divided by
-// the number of rows less `correction`, or by 0 where that is negative.
+// `rows.out` and `rows.mean` have no meaning here. The results are contiguous, of `rows.result`. The sum of squared distances is divided by
+// the number of rows less `correction`, or by 0 where that is negative. `scale` is 1 / sqrt(variance + epsilon).
 struct Problem {
   column_sum::Problem rows;
   void* variance;
   void* mean;
-  double correction;
+  void* scale;
+  double correction, epsilon;
 };
 
 #if __has_include(<cuda_runtime_api.h>)

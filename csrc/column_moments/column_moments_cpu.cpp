@@ -1,6 +1,7 @@
 // Means and variances on a CPU: two passes in double precision over the rows of a few columns, first for the mean, then for the distances to it.
 // The mean is computed as a distance to the first row, so that of equal numbers it is that number.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "column_moments/column_moments.h"
@@ -38,7 +39,9 @@ void tile(const Problem& p, const In* x, int64_t count, int64_t at) {
   const double divisor = std::max(double(rows) - p.correction, 0.0);
   for (int64_t c = 0; c < count; ++c) {
     store(p.mean, at + c, mean[c], p.rows.result);
-    store(p.variance, at + c, rows > 0 ? squares[c] / divisor : std::numeric_limits<double>::quiet_NaN(), p.rows.result);
+    const double variance = rows > 0 ? squares[c] / divisor : std::numeric_limits<double>::quiet_NaN();
+    store(p.variance, at + c, variance, p.rows.result);
+    store(p.scale, at + c, 1 / std::sqrt(variance + p.epsilon), p.rows.result);
   }
 }
 

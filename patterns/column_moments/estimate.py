@@ -53,7 +53,7 @@ def _facts(site: Site, sizes: list[int]) -> tuple[dict[str, float], dict[str, fl
     """The quantities and the shape that both descriptions share."""
     value = g.value(site.source)
     batch, rows, columns = (float(math.prod(sizes[a:b])) for a, b in ((0, site.begin), (site.begin, site.end), (site.end, len(sizes))))
-    quantities = {"read": float(math.prod(sizes)) * value.itemsize, "written": 2 * batch * columns * site.dtype.itemsize}
+    quantities = {"read": float(math.prod(sizes)) * value.itemsize, "written": len(site.outputs) * batch * columns * site.dtype.itemsize}
     is_dynamic = not all(isinstance(n, int) for n in (*value.shape, *value.stride()))
     shape = {
         "rows": log2(rows),

@@ -34,8 +34,8 @@ class ColumnMoments(Pattern):
         unavailable = loader.load().why_not(g.value(site.source).device, column_moments)
         if unavailable:
             return Reject(unavailable, node, "no_kernel")
-        interior = () if node in site.outputs else (node,)
-        return Match(site.outputs, lambda emitter: _emit(emitter, site), interior, site=site)
+        note = "" if site.scale is None else "computes rsqrt(variance + epsilon)"
+        return Match(site.outputs, lambda emitter: _emit(emitter, site), site.interior, note, site=site)
 
     def estimate(self, match: Match) -> Estimate | Workload:
         return estimate(match.site)
@@ -44,13 +44,17 @@ class ColumnMoments(Pattern):
         def both(x):
             return torch.var_mean(x, (0, 2, 3), correction=0, keepdim=True)
 
+        def normalised(x):
+            variance, mean = torch.var_mean(x, 0, correction=0)
+            return (x - mean) * torch.rsqrt(variance + 1e-5)
+
         def variance(x):
             return x.var(0)
 
         found: list[tuple[Callable, tuple]] = []
         for dtype in (torch.float32, torch.float64):
             image = torch.randn(3, 8, 7, 5).to(dtype, memory_format=torch.channels_last)
-            found += [(both, (image,)), (variance, (torch.randn(70, 33).to(dtype),))]
+            found += [(both, (image,)), *((fn, (torch.randn(70, 33).to(dtype),)) for fn in (variance, normalised))]
         return found
 
 
@@ -58,9 +62,9 @@ def _emit(emitter: Emitter, site: Site) -> list[fx.Node]:
     x = site.source
     if list(site.order) != sorted(site.order):
         x = emitter.call(aten.permute.default, x, list(site.order))
-    moments = emitter.call(column_moments, x, site.begin, site.end, site.correction, site.dtype)
+    moments = emitter.call(column_moments, x, site.begin, site.end, site.correction, site.epsilon, site.dtype)
     results = []
-    for i, wanted in enumerate((site.variance, site.mean)):
+    for i, wanted in enumerate(site.results):
         if wanted is None:
             continue
         result = emitter.call(operator.getitem, moments, i)

@@ -35,6 +35,9 @@ class Site:
         dtype: of the results.
         is_relaid: whether ``order`` is Inductor's, and not that of the graph's strides.
         variance, mean: the nodes of the results; None where one is not used.
+        scale: the node of ``rsqrt(variance + epsilon)``, if there is one.
+        epsilon: what is added there.
+        interior: the nodes between ``node`` and the results, which nothing else uses.
     """
 
     node: fx.Node
@@ -48,10 +51,18 @@ class Site:
     is_relaid: bool
     variance: fx.Node | None
     mean: fx.Node | None
+    scale: fx.Node | None
+    epsilon: float
+    interior: tuple[fx.Node, ...]
+
+    @property
+    def results(self) -> tuple[fx.Node | None, fx.Node | None, fx.Node | None]:
+        """As the operator returns them."""
+        return self.variance, self.mean, self.scale
 
     @property
     def outputs(self) -> tuple[fx.Node, ...]:
-        return tuple(n for n in (self.variance, self.mean) if n is not None)
+        return tuple(n for n in self.results if n is not None)
 
 
 def read(node: fx.Node) -> Site | Reject | None:
@@ -75,7 +86,31 @@ def read(node: fx.Node) -> Site | Reject | None:
     variance, mean = _results(node)
     if variance is None and mean is None:
         return None
-    return Site(node, source, *found, bool(call["keepdim"]), float(correction), value.dtype, is_relaid, variance, mean)
+    interior = {node} - {variance}
+    scale, epsilon = None, 0.0
+    if variance is not None and value.dtype in (torch.float32, torch.float64):
+        scale, epsilon, between = _scale_of(variance)
+        if scale is not None and between is not None:
+            interior.add(between)
+            if set(variance.users) <= {between}:
+                interior.add(variance)
+                variance = None
+    keepdim = bool(call["keepdim"])
+    rest = float(correction), value.dtype, is_relaid, variance, mean, scale, epsilon, tuple(sorted(interior))
+    return Site(node, source, *found, keepdim, *rest)
+
+
+def _scale_of(variance: fx.Node) -> tuple[fx.Node | None, float, fx.Node | None]:
+    """The node of ``rsqrt(variance + epsilon)``, epsilon, and the sum, which nothing else uses. Inductor would compute it again for every
+    element that is normalised: what a kernel of its own gave is read there."""
+    for total in variance.users:
+        if total.target is not aten.add.Tensor or total.args[0] is not variance or len(total.users) != 1:
+            continue
+        epsilon, scale = total.args[1], next(iter(total.users))
+        is_plain = isinstance(epsilon, (int, float)) and total.kwargs.get("alpha", 1) == 1
+        if is_plain and scale.target is aten.rsqrt.default and g.value(total).dtype == g.value(variance).dtype:
+            return scale, float(epsilon), total
+    return None, 0.0, None
 
 
 def _is_relaid(source: fx.Node, value: torch.Tensor, dims: tuple[int, ...]) -> bool:
@@ -88,8 +123,8 @@ def _is_relaid(source: fx.Node, value: torch.Tensor, dims: tuple[int, ...]) -> b
 
 
 def _results(node: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
-    """The nodes of the variance and of the mean."""
+    """The nodes of the variance and of the mean, where something uses them."""
     if node.target is aten.var.correction:
         return node, None
-    found = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    found = {user.args[1]: user for user in node.users if user.target is operator.getitem and user.users}
     return found.get(0), found.get(1)

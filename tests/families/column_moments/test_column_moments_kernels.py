@@ -35,8 +35,12 @@ SHAPES = [
 def check(x, begin, end, correction=0.0, dtype=None):
     """Both results are those of fp64, but for one rounding and for errors in fp32 or fp64 that do not grow with the number of rows."""
     dtype = dtype or x.dtype
-    variance, mean = op(x, begin, end, correction, dtype)
-    exact_variance, exact_mean = reference(x.double(), begin, end, correction, f64)
+    epsilon = 1e-5
+    variance, mean, scale = op(x, begin, end, correction, epsilon, dtype)
+    exact_variance, exact_mean, _ = reference(x.double(), begin, end, correction, epsilon, f64)
+    assert scale.dtype == dtype and scale.shape == mean.shape and scale.is_contiguous()
+    wanted = torch.rsqrt(variance.double() + epsilon)
+    torch.testing.assert_close(scale.double(), wanted, rtol=2 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
     assert variance.dtype == mean.dtype == dtype and variance.shape == mean.shape == exact_mean.shape
     assert variance.is_contiguous() and mean.is_contiguous()
     unit, rounding = torch.finfo(f64 if f64 in (x.dtype, dtype) else f32).eps, torch.finfo(dtype).eps / 2
@@ -91,19 +95,19 @@ def test_rows_with_gaps_and_misaligned_tensors(device, dtype):
 @pytest.mark.parametrize("dtype", [f32, f64], ids=str)
 def test_equal_numbers_have_no_variance(device, dtype):
     x = torch.tensor([1e-30, 3.0, 1e4, 12345.678, -7e20, 1e38, 0.0], dtype=dtype, device=device).repeat(50_001, 1)
-    variance, mean = op(x, 0, 1, 0.0, dtype)
+    variance, mean, _ = op(x, 0, 1, 0.0, 1e-5, dtype)
     assert torch.equal(variance, torch.zeros_like(variance)) and torch.equal(mean, x[0])
 
 
 def test_one_element_and_none(device):
-    variance, mean = op(torch.ones(1, 3, device=device), 0, 1, 1.0, f32)
+    variance, mean, _ = op(torch.ones(1, 3, device=device), 0, 1, 1.0, 1e-5, f32)
     assert variance.isnan().all() and torch.equal(mean, torch.ones(3, device=device))
-    variance, mean = op(torch.tensor([[1.0], [3.0]], device=device), 0, 1, 5.0, f32)
+    variance, mean, _ = op(torch.tensor([[1.0], [3.0]], device=device), 0, 1, 5.0, 1e-5, f32)
     assert variance.item() == math.inf and mean.item() == 2
     for shape in ((0, 4), (3, 0, 5)):
-        for found in op(torch.empty(shape, device=device), len(shape) - 2, len(shape) - 1, 0.0, f32):
+        for found in op(torch.empty(shape, device=device), len(shape) - 2, len(shape) - 1, 0.0, 1e-5, f32):
             assert found.shape == (*shape[:-2], shape[-1]) and found.isnan().all()
-    assert op(torch.empty(4, 0, device=device), 0, 1, 0.0, f32)[0].shape == (0,)
+    assert op(torch.empty(4, 0, device=device), 0, 1, 0.0, 1e-5, f32)[0].shape == (0,)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0, 100.0, 10000.0])
@@ -111,7 +115,7 @@ def test_one_element_and_none(device):
 def test_no_less_exact_than_eager(device, rows, offset):
     x = torch.randn(rows, 600, device=device) + offset
     exact = torch.var_mean(x.double(), 0, correction=0)
-    for found, eager, right in zip(op(x, 0, 1, 0.0, f32), torch.var_mean(x, 0, correction=0), exact):
+    for found, eager, right in zip(op(x, 0, 1, 0.0, 1e-5, f32)[:2], torch.var_mean(x, 0, correction=0), exact):
         ours, eagers = ((t.double() - right).norm() for t in (found, eager))
         assert ours <= 1.05 * eagers + 1e-8 * right.norm()
 
@@ -127,7 +131,7 @@ def test_an_outlier_in_any_row_does_not_spoil_the_rest(device):
 def test_infinities_and_nan_stay_in_their_columns(device, dtype):
     x = torch.randn(5000, 33, device=device).to(dtype)
     x[4321, 3], x[17, 5] = math.inf, math.nan
-    variance, mean = op(x, 0, 1, 0.0, dtype)
+    variance, mean, _ = op(x, 0, 1, 0.0, 1e-5, dtype)
     others = [c for c in range(33) if c not in (3, 5)]
     assert not variance[[3, 5]].isfinite().any() and not mean[[3, 5]].isfinite().any()
     assert variance[others].isfinite().all() and mean[others].isfinite().all()
@@ -135,15 +139,15 @@ def test_infinities_and_nan_stay_in_their_columns(device, dtype):
 
 def test_numbers_near_the_largest_one(device):
     x = torch.full((1000, 8), 3e38, device=device)
-    variance, mean = op(x, 0, 1, 0.0, f32)
+    variance, mean, _ = op(x, 0, 1, 0.0, 1e-5, f32)
     assert torch.equal(mean, x[0]) and torch.equal(variance, torch.zeros(8, device=device))
 
 
 def test_bits_repeat(device):
     x = torch.randn(20_011, 96, device=device).bfloat16()
-    first = op(x, 0, 1, 0.0, f32)
+    first = op(x, 0, 1, 0.0, 1e-5, f32)
     for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(op(x, 0, 1, 0.0, f32), first))
+        assert all(torch.equal(a, b) for a, b in zip(op(x, 0, 1, 0.0, 1e-5, f32), first))
 
 
 # ---- on a GPU ----
@@ -163,12 +167,12 @@ def test_many_shapes_on_a_gpu():
 @pytest.mark.cuda
 def test_side_streams_and_cuda_graphs():
     x = torch.randn(60000, 96, device="cuda")
-    wanted, stream, graph = op(x, 0, 1, 0.0, f32), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    wanted, stream, graph = op(x, 0, 1, 0.0, 1e-5, f32), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        assert torch.equal(op(x, 0, 1, 0.0, f32)[0], wanted[0])
+        assert torch.equal(op(x, 0, 1, 0.0, 1e-5, f32)[0], wanted[0])
     with torch.cuda.graph(graph):
-        found = op(x, 0, 1, 0.0, f32)
+        found = op(x, 0, 1, 0.0, 1e-5, f32)
     x.mul_(2)
     graph.replay()
     assert torch.equal(found[0], 4 * wanted[0]) and torch.equal(found[1], 2 * wanted[1])
@@ -190,7 +194,7 @@ def test_side_streams_and_cuda_graphs():
 def test_more_than_2_to_the_31_elements(shape, begin, end):
     x = torch.empty(shape, dtype=bf16, device="cuda").bernoulli_(0.5)
     assert x.numel() > 2**31
-    variance, mean = op(x, begin, end, 0.0, f32)
+    variance, mean, _ = op(x, begin, end, 0.0, 1e-5, f32)
     share = x.sum(begin, dtype=torch.int64).double() / shape[begin]
     torch.testing.assert_close(mean.double(), share, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(variance.double(), share * (1 - share), rtol=1e-5, atol=1e-6)

@@ -45,6 +45,10 @@ SPELLINGS = {
     "several dims, keepdim": (lambda x: torch.var_mean(x, (1, 2), keepdim=True), (5, 7, 3, 33)),
     "a dim in the middle": (lambda x: x.var(1), (5, 70, 33)),
     "channels last": (lambda x: torch.var_mean(x.permute(0, 3, 1, 2), (0, 2, 3), correction=0, keepdim=True), (3, 5, 6, 8)),
+    "norm": (lambda x: (x - x.mean(0)) * torch.rsqrt(x.var(0, unbiased=False) + 1e-5), (50, 33)),
+    "norm that returns its variance": (lambda x: (torch.rsqrt((v := x.var(0, keepdim=True)) + 1e-5) * x, v), (50, 33)),
+    "a root that is used twice": (lambda x: (torch.rsqrt(t := x.var(0) + 1e-5), t), (50, 33)),
+    "a root of a tensor's sum": (lambda x: torch.rsqrt(x.var(0) + x[0].abs()), (50, 33)),
     "a slice of columns": (lambda x: x[:, 1:30].var(0), (50, 33)),
     "more corrected than there is": (lambda x: x.var(0, correction=9), (4, 33)),
     "empty": (lambda x: x[:0].var(0), (50, 33)),
@@ -121,12 +125,21 @@ def test_a_convolution_that_inductor_runs_channels_last(monkeypatch, kernels_for
     assert isinstance(match, Match) and match.site.is_relaid and match.site.order == (0, 2, 3, 1)
     found = ColumnMoments().estimate(match)
     assert isinstance(found, Workload) and found.orders == {match.site.source: (0, 2, 3, 1)}
-    ours, reader = found.ours
-    assert ours.quantities["read"] == 8 * 30 * 28 * 32 * 2 and ours.quantities["written"] == 2 * 32 * 4
+    (ours,) = found.ours
+    assert ours.quantities["read"] == 8 * 30 * 28 * 32 * 2 and ours.quantities["written"] == 32 * 4, "the root alone is used"
     assert ours.quantities["loads"] == ours.quantities["read"] / 16, "rows are read by 16 bytes"
-    assert reader.kind == "stream" and found.neighbour.target is torch.ops.aten.add.Tensor
     (inductor,) = found.inductor
     assert inductor.kind == "inductor column moments" and inductor.quantities["read"] == ours.quantities["read"]
+
+
+def test_what_else_reads_the_results_is_a_kernel_more(monkeypatch, kernels_for_every_device):
+    monkeypatch.setattr(estimate, "device_facts", lambda device: IMAGINED)
+    graph = traced(lambda x: x.var(0).cos(), (8000, 96, f32))
+    (node,) = graph.find_nodes(op="call_function", target=torch.ops.aten.var.correction)
+    match = ColumnMoments().match(node)
+    assert isinstance(match, Match)
+    found = ColumnMoments().estimate(match)
+    assert [w.kind for w in found.ours] == ["column_moments", "stream"] and found.neighbour.target is torch.ops.aten.cos.default
 
 
 @pytest.mark.parametrize("optimised", [False, None])
