@@ -27,9 +27,9 @@ def log2(x: float) -> float:
     return math.log2(max(x, 2.0**-20))
 
 
-def alignment(byte_counts: int) -> float:
-    """log2 of the largest power of two up to 128 that divides it."""
-    return math.log2(math.gcd(byte_counts, _LINE))
+def alignment(count: int) -> float:
+    """log2 of the largest power of two up to 128, the bytes of a cache line, that divides it."""
+    return math.log2(math.gcd(count, _LINE))
 
 
 def log2_run(byte_count: float) -> float:

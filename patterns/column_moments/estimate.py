@@ -16,7 +16,7 @@ from fusebackend.patterns.column_sum.ops import plan_facts
 from fusebackend.patterns.column_sum.producers import producer_of
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Estimate, Work, Workload
-from fusebackend.rewriting.workload import log2, log2_run, stream, streamed
+from fusebackend.rewriting.workload import alignment, log2, log2_run, stream, streamed
 
 
 def estimate(site: Site) -> Estimate | Workload:
@@ -94,5 +94,7 @@ def _inductor(site: Site, sizes: list[int]) -> Work:
     quantities |= {"elements": float(math.prod(sizes)), "launches": 1.0}
     if value.device.type == "cpu":
         return Work("inductor column moments cpu", quantities, {**shape, "threads": log2(torch.get_num_threads())})
-    shape["double"] = float(site.dtype is torch.float64)
+    # Inductor divides rows among threads evenly where it can, and masks what lies beyond otherwise.
+    rows = math.prod(sizes[site.begin : site.end])
+    shape |= {"double": float(site.dtype is torch.float64), "even rows": alignment(rows)}
     return Work("inductor column moments", quantities, shape)

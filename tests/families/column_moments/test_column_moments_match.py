@@ -1,6 +1,7 @@
 """Variances over outer dims: found in every spelling and memory order that one pass over rows can serve; the rest is refused or left."""
 
 import contextlib
+import random
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from families.traced_graphs import traced
 from torch import nn
 
 import fusebackend
-from fusebackend.patterns.column_moments import estimate
+from fusebackend.patterns.column_moments import bench, estimate
 from fusebackend.patterns.column_moments.match import ColumnMoments
 from fusebackend.rewriting.device_facts import IMAGINED
 from fusebackend.rewriting.pattern import Match, Workload
@@ -146,3 +147,21 @@ def test_what_else_reads_the_results_is_a_kernel_more(monkeypatch, kernels_for_e
 def test_one_that_it_does_not_is_left(monkeypatch, kernels_for_every_device, optimised):
     _, match = of_a_convolution(monkeypatch, optimised)
     assert match is None
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_every_random_case_is_described(monkeypatch, kernels_for_every_device, dynamic):
+    monkeypatch.setattr(estimate, "device_facts", lambda device: IMAGINED)
+    cases = bench.random_cases(random.Random(0), 1.0)
+    for _ in range(20):
+        case = next(cases)
+        (x,) = case.inputs(torch.device("meta"))
+        graph = traced(case.fn, (*x.shape, x.dtype), dynamic=dynamic)
+        (node,) = graph.find_nodes(op="call_function", target=torch.ops.aten.var_mean.correction)
+        match = ColumnMoments().match(node)
+        assert isinstance(match, Match), case.name
+        found = ColumnMoments().estimate(match)
+        (inductor,) = found.inductor
+        for work in (*found.ours, inductor):
+            assert all(q >= 0 for q in work.quantities.values()), case.name
+        assert found.ours[0].quantities["read"] == x.numel() * x.itemsize == inductor.quantities["read"]
