@@ -99,6 +99,7 @@ def _time(
         "seed": seed,
         "clocks": clocks(device),
         "properties": calibration.device_properties(device),
+        "architecture": calibration.architecture(device.type),
     }
     measured: list[Measured] = []
     failures: collections.Counter[str] = collections.Counter()

@@ -22,7 +22,8 @@ import torch
 
 from fusebackend import cache_keys
 from fusebackend.log import warn_once
-from fusebackend.native import cache
+from fusebackend.native import cache, loader
+from fusebackend.native.architectures import architecture_of, covers
 from fusebackend.profitability.time_model import TimeModel
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.device_facts import IMAGINED
@@ -35,8 +36,8 @@ FORMAT = 1
 
 #: How much wider intervals are under another minor version of torch than the calibration's: Inductor's kernels change with each.
 _OTHER_TORCH = 1.5
-#: And where a calibration is that of another device.
-_OTHER_DEVICE = 4.0
+#: And where a calibration is that of another device, which runs the same machine code, and where kernels are others.
+_OTHER_DEVICE, _OTHER_KERNELS = 2.0, 4.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Calibration:
         widened: the intervals' widths are multiplied by it here.
         scale: a time here over the time there, by the rates of both devices.
         call: microseconds that the host needs for a call of an operator more than for launching a Triton kernel.
+        architecture: of the machine code of the kernels that were measured, as nvcc names it; empty if that is not known.
+        is_prior: whether it is another device's.
         origin, digest: the file, and a hash of its content.
     """
 
@@ -63,6 +66,8 @@ class Calibration:
     widened: float = 1.0
     scale: float = 1.0
     call: float = 0.0
+    architecture: str = ""
+    is_prior: bool = False
     origin: str = ""
     digest: str = ""
 
@@ -89,18 +94,14 @@ class Calibration:
         return self.scale * byte_count / (bandwidth * 2 / 8 * 1e3 / 1e6) if bandwidth > 0 else 0.0
 
     @property
-    def is_prior(self) -> bool:
-        """Whether it is another device's."""
-        return self.widened >= _OTHER_DEVICE
-
-    @property
     def ships(self) -> bool:
         """Whether it is part of this package, and not of the user's own making."""
         return Path(self.origin).parent == FOLDER
 
     def __str__(self) -> str:
         days = (datetime.date.today() - datetime.date.fromisoformat(self.date)).days
-        what = f"of {self.device}, torch {self.torch_version}, {self.sites} sites, {days} days old ({self.origin})"
+        kernels = f", kernels for sm_{self.architecture}" if self.architecture else ""
+        what = f"of {self.device}, torch {self.torch_version}{kernels}, {self.sites} sites, {days} days old ({self.origin})"
         return f"none; a guess from that {what}" if self.is_prior else what
 
 
@@ -120,22 +121,37 @@ def _find(kind: str, name: str, own: Path | None) -> Calibration | None:
         c for folder in (own, FOLDER) if folder is not None for path in sorted(folder.glob("*.json")) if (c := _read(path)) is not None
     ]
     of_kind = [c for device, c in found if device == kind]
-    here = [c for c in of_kind if c.device == name]
-    minor = _minor(torch.__version__)
-    same = [c for c in here if _minor(c.torch_version) == minor]
-    if same:
-        return same[0]
+    running = architecture(kind)
+    here = [_widened(c, running) for c in of_kind if c.device == name]
     if here:
-        return dataclasses.replace(here[0], widened=_OTHER_TORCH)
-    return min((_prior(c, kind) for c in of_kind), key=lambda c: abs(math.log(c.scale)), default=None)
+        return min(here, key=lambda c: c.widened)
+    return min((_prior(c, kind, running) for c in of_kind), key=lambda c: (c.widened, abs(math.log(c.scale))), default=None)
 
 
-def _prior(other: Calibration, kind: str) -> Calibration:
+def _widened(known: Calibration, running: str) -> Calibration:
+    """What is known of this device, under the torch and with the kernels that it was made with, or others."""
+    widened = 1.0 if _minor(known.torch_version) == _minor(torch.__version__) else _OTHER_TORCH
+    if known.architecture and running and known.architecture != running:
+        widened = _OTHER_KERNELS
+    return dataclasses.replace(known, widened=widened)
+
+
+def _prior(other: Calibration, kind: str, running: str) -> Calibration:
     """What is known of another device, as a guess at this one: times are scaled by the geometric mean of what the driver says of both."""
     properties = device_properties(torch.device(kind))
     ratios = [math.log(value / properties[name]) for name, value in other.properties.items() if properties.get(name, 0) > 0]
     scale = math.exp(sum(ratios) / len(ratios)) if ratios else 1.0
-    return dataclasses.replace(other, widened=_OTHER_DEVICE, scale=scale)
+    widened = _OTHER_DEVICE if running and other.architecture == running else _OTHER_KERNELS
+    return dataclasses.replace(other, widened=widened, scale=scale, is_prior=True)
+
+
+def architecture(kind: str) -> str:
+    """Of the machine code that the library's kernels have for this machine's GPU; empty for CPUs, and where there is none."""
+    if kind != "cuda" or not torch.cuda.is_available():
+        return ""
+    wanted = architecture_of(torch.cuda.get_device_capability())
+    built = [a for a in loader.load().architectures if covers((a,), wanted)]
+    return wanted if wanted in built else max(built, key=lambda a: int(a.removesuffix("a")), default="")
 
 
 def forget() -> None:
@@ -196,6 +212,7 @@ def _read(path: Path) -> tuple[str, Calibration] | None:
             return None
         models = {kind: TimeModel.from_json(m) for kind, m in data["models"].items()}
         fields = {name: data[name] for name in ("device", "torch_version", "date", "sites", "properties", "call")}
+        fields["architecture"] = data.get("architecture", "")
         return data["type"], Calibration(models=models, origin=str(path), digest=hashlib.sha256(content).hexdigest(), **fields)
     except Exception as error:
         warn_once(f"the calibration {path} is not used: {type(error).__name__}: {error}")

@@ -6,4 +6,4 @@ from fusebackend.patterns.column_moments.match import ColumnMoments
 from fusebackend.patterns.column_moments.ops import column_moments
 from fusebackend.rewriting.family import Family
 
-FAMILY = Family("column_moments", __name__, patterns=(ColumnMoments(),), operators=(column_moments,), samples=("var_mean", "var"))
+FAMILY = Family("column_moments", __name__, patterns=(ColumnMoments(),), operators=(column_moments,), samples=("var", "std"))

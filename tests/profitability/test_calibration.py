@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fusebackend
+from fusebackend.native.loader import Native
 from fusebackend.profitability import calibration
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.pattern import Work
@@ -84,6 +85,44 @@ def test_another_device_is_a_scaled_guess_with_wide_intervals(folders):
     assert found.device == "another" and found.is_prior and found.scale == pytest.approx(4.0)
     assert found.time([Work("copy", {})]).expected == pytest.approx(4.0)
     assert "guess" in str(found) and "another" in str(found)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of compute capability 9.0, and a way to say for which architectures the library was built."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(calibration, "device_properties", lambda device: {"bandwidth": 100.0})
+
+    def built(*architectures):
+        monkeypatch.setattr(calibration.loader, "load", lambda: Native(architectures=architectures))
+        calibration.forget()
+
+    return built
+
+
+ON_GPU = {"type": "cuda", "device": "a GPU", "properties": {"bandwidth": 200.0}, "architecture": "90a"}
+
+
+@pytest.mark.parametrize(
+    ("built", "here", "elsewhere"),
+    [(("90a",), 1.0, 2.0), (("80", "90a"), 1.0, 2.0), (("80",), 4.0, 4.0), ((), 1.0, 4.0)],
+    ids=str,
+)
+def test_times_of_other_kernels_say_less(folders, gpu, built, here, elsewhere):
+    """Those for compute capability 8.0 run on 9.0 too, at another speed."""
+    write(folders[1], **ON_GPU)
+    gpu(*built)
+    known, guess = (calibration.for_device("cuda", name) for name in ("a GPU", "another GPU"))
+    assert (known.widened, known.is_prior, known.scale) == (here, False, 1.0)
+    assert (guess.widened, guess.is_prior, guess.scale) == (elsewhere, True, pytest.approx(2.0))
+
+
+def test_of_other_devices_that_with_the_same_kernels_is_the_guess(folders, gpu):
+    write(folders[1], **ON_GPU)
+    write(folders[1], "d.json", **{**ON_GPU, "device": "an older GPU", "properties": {"bandwidth": 100.0}, "architecture": "80"})
+    gpu("80", "90a")
+    assert calibration.for_device("cuda", "another GPU").device == "a GPU"
 
 
 def test_other_types_of_devices_say_nothing(folders):
