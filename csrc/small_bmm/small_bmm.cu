@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) small_products(const Args p) {
         rows[i] = min(int(row) + i * p.row_groups, p.m - 1);
         a_swizzle[i] = ((a_first + rows[i]) >> p.a_place.shift & p.a_place.swizzle) * 4;
       }
-      for (int k = 0; k < p.k; k += kN) {
+      for (int k = 0; k < p.k; k += kTermsOfASum) {
         if constexpr (kVectors) {
           float4 x[kRows], y[4];  // x[row]: four terms, or for a transposed a x[row] gathered from four of its rows; y[term]: four columns
 #pragma unroll
@@ -105,18 +105,29 @@ __global__ void __launch_bounds__(kThreads) small_products(const Args p) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) y[j] = read_four(kBTransposed ? b + (column + j) * p.b_place.pitch + (k ^ b_swizzle) : b + (k + j) * p.b_place.pitch + column);
 #pragma unroll
-          for (int t = 0; t < 4; ++t) {
+          for (int i = 0; i < kRows; ++i) {
 #pragma unroll
-            for (int i = 0; i < kRows; ++i) {
+            for (int j = 0; j < kN; ++j) {
+              const auto factor = [&](int t) { return kBTransposed ? part(y[j], t) : part(y[t], j); };
+              float some = x[i].x * factor(0);
 #pragma unroll
-              for (int j = 0; j < kN; ++j) sum[i][j] = fmaf(part(x[i], t), kBTransposed ? part(y[j], t) : part(y[t], j), sum[i][j]);
+              for (int t = 1; t < kTermsOfASum; ++t) some = fmaf(part(x[i], t), factor(t), some);
+              sum[i][j] += some;
             }
           }
         } else {
-          const float y = widen(kBTransposed ? b[column * p.b_place.pitch + k] : b[k * p.b_place.pitch + column]);
+          const int count = min(kTermsOfASum, p.k - k);
+          float some[kRows];
+          for (int t = k; t < k + count; ++t) {
+            const float y = widen(kBTransposed ? b[column * p.b_place.pitch + t] : b[t * p.b_place.pitch + column]);
 #pragma unroll
-          for (int i = 0; i < kRows; ++i)
-            sum[i][0] = fmaf(widen(kATransposed ? a[k * p.a_place.pitch + rows[i]] : a[rows[i] * p.a_place.pitch + k]), y, sum[i][0]);
+            for (int i = 0; i < kRows; ++i) {
+              const float x = widen(kATransposed ? a[t * p.a_place.pitch + rows[i]] : a[rows[i] * p.a_place.pitch + t]);
+              some[i] = t > k ? fmaf(x, y, some[i]) : count > 1 ? x * y : fmaf(x, y, sum[i][0]);
+            }
+          }
+#pragma unroll
+          for (int i = 0; i < kRows; ++i) sum[i][0] = count > 1 ? sum[i][0] + some[i] : some[i];
         }
       }
       T* const out = static_cast<T*>(p.out) + (first + product) * p.m * p.n + column;
