@@ -1,4 +1,4 @@
-// What both bindings do: check the arguments of column_sum, and describe the sum.
+// What both bindings do: check the arguments of column_sum and column_sums, and describe the sums.
 #pragma once
 
 #include <optional>
@@ -68,5 +68,43 @@ inline Tensor make_result(Problem& p, const Tensor& x, int64_t begin, int64_t en
   p.out = out.data_ptr();
   return out;
 }
+
+// Both operators; Device::run(problem, like) sums, where there is anything to sum.
+template <typename Device>
+struct Operators {
+  static Tensor column_sum(const Tensor& given, int64_t begin, int64_t end, bool mean, ScalarType dtype) {
+    Tensor x = given;
+    Problem p = describe(x, begin, end, mean, dtype);
+    Tensor out = make_result(p, x, begin, end, dtype);
+    if (p.batch * p.columns > 0) Device::run(p, x);
+    return out;
+  }
+
+  static std::vector<Tensor> column_sums(const Tensor& given, const std::optional<Tensor>& given_y, int64_t begin, int64_t end,
+                                         std::optional<ScalarType> dtype, bool mean, ScalarType product_dtype, bool product_mean, bool rounded) {
+    Tensor x = given, y = given_y.value_or(given);
+    STD_TORCH_CHECK(y.scalar_type() == x.scalar_type(), "column_sums: x and y have one dtype");
+    STD_TORCH_CHECK(on_same_device(x, y), "column_sums: x and y are on one device");
+    STD_TORCH_CHECK(to_vector(y.sizes()) == to_vector(x.sizes()), "column_sums: x and y have one shape");
+    for (ScalarType type : {x.scalar_type(), dtype.value_or(product_dtype), product_dtype})
+      STD_TORCH_CHECK(type != ScalarType::Double, "column_sums: products in fp64 are not supported");
+    Problem products = describe(y, begin, end, product_mean, product_dtype);
+    const Tensor product_sum = make_result(products, y, begin, end, product_dtype);
+    Problem p = products;
+    std::vector<Tensor> out;
+    if (!given_y) x = y;  // which may have been copied
+    else p = describe(x, begin, end, product_mean, product_dtype), p.out = products.out;
+    if (dtype) {
+      p.mean = mean, p.result = describe(x, begin, end, mean, *dtype).result;
+      out.push_back(make_result(p, x, begin, end, *dtype));
+      p.second_out = products.out, p.second_result = products.result, p.second_mean = product_mean;
+    }
+    out.push_back(product_sum);
+    p.form = given_y ? (dtype ? Form::kPlainAndProducts : Form::kProducts) : (dtype ? Form::kPlainAndSquares : Form::kSquares);
+    p.y = products.x, p.y_batch_stride = products.batch_stride, p.y_row_stride = products.row_stride, p.rounded = rounded;
+    if (p.batch * p.columns > 0) Device::run(p, x);
+    return out;
+  }
+};
 
 }  // namespace fusebackend::column_sum

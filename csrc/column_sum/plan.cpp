@@ -13,7 +13,7 @@ constexpr int kLine = 8;                        // vectors of 16 bytes in a cach
 constexpr int kStepsOfAKernel = 4;              // of a thread, each a wait for memory, that take as long as launching a second kernel
 constexpr int kMostWaves = 4;                   // of blocks
 constexpr double kWaveCost = 0.05;              // the part of the multiprocessors' time that another wave of blocks must save
-constexpr int kThreadsOfMultiprocessor = 1024;  // that find room with 64 registers each
+constexpr int kThreadsOfMultiprocessor = 1024;  // that find room with 64 registers each; half as many where products are summed
 
 // The longest vector, up to 16 bytes, at whose multiples all of these byte counts lie.
 int common_alignment(std::initializer_list<int64_t> bytes) {
@@ -25,9 +25,12 @@ int common_alignment(std::initializer_list<int64_t> bytes) {
 // The longest loads that rows without a gap between them allow, if `fold` of them may be read as one, or that each row allows by itself.
 int load_bytes(const Problem& p, bool may_fold) {
   const int itemsize = element_size(p.in);
-  const int64_t base = int64_t(reinterpret_cast<uintptr_t>(p.x)), batch_step = p.batch > 1 ? p.batch_stride * itemsize : 0;
-  const int unit = may_fold ? common_alignment({base, batch_step})
-                            : common_alignment({base, batch_step, p.row_stride * itemsize, p.columns * itemsize});
+  const auto alignment = [&](const void* data, int64_t batch_stride, int64_t row_stride) {
+    const int64_t base = int64_t(reinterpret_cast<uintptr_t>(data)), batch_step = p.batch > 1 ? batch_stride * itemsize : 0;
+    return may_fold ? common_alignment({base, batch_step}) : common_alignment({base, batch_step, row_stride * itemsize, p.columns * itemsize});
+  };
+  int unit = alignment(p.x, p.batch_stride, p.row_stride);
+  if (reads_two(p.form)) unit = std::min(unit, alignment(p.y, p.y_batch_stride, p.y_row_stride));
   return unit == 16 ? unit : unit >= 4 && itemsize < 4 ? 4 : itemsize;  // the lengths that there are kernels for
 }
 
@@ -60,9 +63,8 @@ bool is_short(Plan& plan, const Problem& p) {
 }  // namespace
 
 Plan make_plan(const Problem& p, int multiprocessors) {
-  const bool gapless = p.row_stride == p.columns;
   if (Plan plan = lay_out(p, false); is_short(plan, p)) return plan;
-  Plan plan = lay_out(p, gapless);
+  Plan plan = lay_out(p, p.gapless());
   const int64_t rows = p.rows / plan.fold;
   // Smaller blocks where large ones, with a full step each, would not be enough for all multiprocessors.
   const int64_t matrices = p.batch * plan.tiles, vectors = p.batch * rows * plan.width;
@@ -70,7 +72,7 @@ Plan make_plan(const Problem& p, int multiprocessors) {
   while (threads > kLeastThreads && vectors < int64_t(threads) * kRowsAtOnce * multiprocessors) threads /= 2;
   set_threads(plan, rows, threads);
   // As many blocks as run at once, or a few times as many where that leaves fewer multiprocessors without work; each with one full step.
-  const int64_t at_once = int64_t(multiprocessors) * (kThreadsOfMultiprocessor / plan.threads);
+  const int64_t at_once = int64_t(multiprocessors) * (kThreadsOfMultiprocessor / (p.form == Form::kPlain ? 1 : 2) / plan.threads);
   const int64_t steps = std::max<int64_t>(rows / (int64_t(plan.lanes) * kRowsAtOnce), 1);
   double best = 0;
   for (int waves = 1; waves <= kMostWaves; ++waves) {

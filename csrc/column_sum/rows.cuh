@@ -9,9 +9,9 @@
 
 namespace fusebackend::column_sum {
 
-// Blocks of a multiprocessor: a thread may then have 64 registers, or 128 where it adds in fp64.
-template <typename Acc>
-inline constexpr int kBlocks = sizeof(Acc) == 8 ? 1 : 2;
+// Blocks of a multiprocessor: a thread may then have 64 registers, or 128 where it adds in fp64, or products.
+template <typename Acc, Form kForm = Form::kPlain>
+inline constexpr int kBlocks = sizeof(Acc) == 8 || kForm != Form::kPlain ? 1 : 2;
 constexpr int kFinalThreads = 512;  // of a block of the second kernel
 
 struct Rows {
@@ -27,6 +27,14 @@ struct Rows {
   double wide_divisor;
   DType result;
   bool finished;   // no second kernel follows
+
+  const void* y;   // of sums of products
+  int64_t y_batch_stride, y_row_stride;
+  void* second_out;
+  float second_divisor;
+  double wide_second_divisor;
+  DType second_result;
+  bool rounded;    // products, to the type of x
 };
 
 __device__ __forceinline__ float widen(float x) { return x; }
@@ -71,6 +79,9 @@ inline Rows rows_of(const Problem& p, const Plan& plan, void* out) {
   rows.tile_vectors = plan.tile_vectors, rows.lanes = plan.lanes;
   rows.wide_divisor = p.mean ? double(p.rows) : 1.0, rows.divisor = float(rows.wide_divisor);
   rows.result = p.result, rows.finished = plan.partials(p) == 0;
+  rows.y = p.y, rows.y_batch_stride = p.y_batch_stride, rows.y_row_stride = plan.fold * p.y_row_stride;
+  rows.second_out = p.second_out, rows.second_result = p.second_result, rows.rounded = p.rounded;
+  rows.wide_second_divisor = p.second_mean ? double(p.rows) : 1.0, rows.second_divisor = float(rows.wide_second_divisor);
   return rows;
 }
 

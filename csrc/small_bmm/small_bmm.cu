@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "common/cuda_common.cuh"
 #include "small_bmm/small_bmm.h"
 
@@ -52,6 +54,10 @@ __device__ __forceinline__ float4 read_four(const T* from) {
     return {widen(x.v[0]), widen(x.v[1]), widen(x.v[2]), widen(x.v[3])};
   }
 }
+
+// Whether terms are added by some: where the result is rounded to 16 bits, the order of fp32 additions makes no difference to it.
+template <typename T>
+constexpr bool kBySome = sizeof(T) == 4;
 
 __device__ __forceinline__ float part(const float4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
 
@@ -104,30 +110,37 @@ __global__ void __launch_bounds__(kThreads) small_products(const Args p) {
           }
 #pragma unroll
           for (int j = 0; j < 4; ++j) y[j] = read_four(kBTransposed ? b + (column + j) * p.b_place.pitch + (k ^ b_swizzle) : b + (k + j) * p.b_place.pitch + column);
+          const auto factor = [&](int t, int j) { return kBTransposed ? part(y[j], t) : part(y[t], j); };
 #pragma unroll
           for (int i = 0; i < kRows; ++i) {
 #pragma unroll
             for (int j = 0; j < kN; ++j) {
-              const auto factor = [&](int t) { return kBTransposed ? part(y[j], t) : part(y[t], j); };
-              float some = x[i].x * factor(0);
+              float some = kBySome<T> ? x[i].x * factor(0, j) : fmaf(x[i].x, factor(0, j), sum[i][j]);
 #pragma unroll
-              for (int t = 1; t < kTermsOfASum; ++t) some = fmaf(part(x[i], t), factor(t), some);
-              sum[i][j] += some;
+              for (int t = 1; t < kTermsOfASum; ++t) some = fmaf(part(x[i], t), factor(t, j), some);
+              sum[i][j] = kBySome<T> ? sum[i][j] + some : some;
             }
           }
         } else {
-          const int count = min(kTermsOfASum, p.k - k);
-          float some[kRows];
-          for (int t = k; t < k + count; ++t) {
-            const float y = widen(kBTransposed ? b[column * p.b_place.pitch + t] : b[t * p.b_place.pitch + column]);
+          const auto add = [&](auto count) {  // the next `count` terms
+            float y[count];
+#pragma unroll
+            for (int t = 0; t < count; ++t) y[t] = widen(kBTransposed ? b[column * p.b_place.pitch + k + t] : b[(k + t) * p.b_place.pitch + column]);
 #pragma unroll
             for (int i = 0; i < kRows; ++i) {
-              const float x = widen(kATransposed ? a[t * p.a_place.pitch + rows[i]] : a[rows[i] * p.a_place.pitch + t]);
-              some[i] = t > k ? fmaf(x, y, some[i]) : count > 1 ? x * y : fmaf(x, y, sum[i][0]);
-            }
-          }
+              const auto x = [&](int t) { return widen(kATransposed ? a[(k + t) * p.a_place.pitch + rows[i]] : a[rows[i] * p.a_place.pitch + k + t]); };
+              constexpr bool kOnTop = !kBySome<T> || count == 1;  // a term alone is rounded once less so
+              float some = kOnTop ? fmaf(x(0), y[0], sum[i][0]) : x(0) * y[0];
 #pragma unroll
-          for (int i = 0; i < kRows; ++i) sum[i][0] = count > 1 ? sum[i][0] + some[i] : some[i];
+              for (int t = 1; t < count; ++t) some = fmaf(x(t), y[t], some);
+              sum[i][0] = kOnTop ? some : sum[i][0] + some;
+            }
+          };
+          const int left = p.k - k;
+          if (left >= kTermsOfASum) add(std::integral_constant<int, kTermsOfASum>());
+          else if (left == 3) add(std::integral_constant<int, 3>());
+          else if (left == 2) add(std::integral_constant<int, 2>());
+          else add(std::integral_constant<int, 1>());
         }
       }
       T* const out = static_cast<T*>(p.out) + (first + product) * p.m * p.n + column;

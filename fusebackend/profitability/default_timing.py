@@ -84,7 +84,7 @@ class DefaultTiming:
             alone = self._ask_called("alone", names, region, lambda: time_replacement(region, subject), unmentioned, kept)
             if alone.measurement is None:
                 return alone
-            ours = measured(calibration.of_device(region.device), alone.measurement.replaced_ms, math.log(MARGIN))
+            ours = measured(calibration.of_device(region.device), alone.measurement.replaced_ms, math.log(MARGIN)) + estimate.around
             if inductor is None and estimate.generated is not None:
                 inductor = with_library_calls(estimate.generated, alone.measurement.inductor_ms, math.log(MARGIN))
             judged = _judged(alone, alone.measurement, ours, inductor, around=estimate.ours is not None)

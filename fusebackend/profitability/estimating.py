@@ -86,13 +86,14 @@ class Estimator:
         except Unfit as unfit:
             why = str(unfit)
         try:
-            ours = replacement(self._calibration, _replacing(workload))
+            ours = replacement(self._calibration, self._replacing(workload))
         except Unfit as unfit:
             why = why or str(unfit)
+        around = self._around(self._calibration, workload)
         if inductor is not None and ours is not None:
-            return _verdict(workload, ours, inductor)
+            return dataclasses.replace(_verdict(workload, ours, inductor), around=around)
         generated = self._generated_time(self._calibration, workload) if inductor is None else None
-        return Estimate(None, why, "unmeasured", None, workload.match, ours, inductor, generated)
+        return Estimate(None, why, "unmeasured", None, workload.match, ours, inductor, generated, around=around)
 
     def _generated_time(self, known: Calibration, workload: Workload) -> Interval | None:
         """The time of what Inductor generates for the original, without its library calls."""
@@ -104,9 +105,21 @@ class Estimator:
 
     def _record(self, workload: Workload, graphs: frozenset[str], is_called: bool) -> Recorded:
         try:
-            return Recorded(_replacing(workload), self._original(workload), graphs, is_called)
+            return Recorded(self._replacing(workload), self._original(workload), graphs, is_called)
         except Unfit:
-            return Recorded(_replacing(workload), None, graphs, is_called)
+            return Recorded([[work] for work in workload.ours if isinstance(work, Work)], None, graphs, is_called)
+
+    def _replacing(self, workload: Workload) -> list[list[Work]]:
+        """The kernels of the replacement, each in its only way, and those that Inductor generates around it."""
+        return [kernel for work in workload.ours for kernel in ([[work]] if isinstance(work, Work) else self._asked(work))]
+
+    def _around(self, known: Calibration, workload: Workload) -> Interval | None:
+        """The time of the kernels around a replacement, as far as it is known."""
+        around = tuple(work for work in workload.ours if isinstance(work, Generated) or work.around)
+        try:
+            return total(known, self._replacing(dataclasses.replace(workload, ours=around))) if around else None
+        except Unfit:
+            return None
 
     def _original(self, workload: Workload) -> list[list[Work]]:
         """The kernels of the original, each in the ways that Inductor would try."""
@@ -149,11 +162,6 @@ def works_of(work: Generated) -> list[list[Work]]:
     multiprocessors = device_facts(device_of(work.outputs or work.nodes)).multiprocessors
     found = [triton_reductions.works(k, multiprocessors) if work.outputs or k.is_reduction else triton_access.works(k) for k in kernels]
     return triton_reductions.merged(found, g.inputs_of(work.nodes), work.outputs) if work.outputs else found
-
-
-def _replacing(workload: Workload) -> list[list[Work]]:
-    """The kernels of the replacement, each in its only way."""
-    return [[work] for work in workload.ours]
 
 
 def _graphs(level: Level, outputs: Sequence[fx.Node]) -> frozenset[str]:

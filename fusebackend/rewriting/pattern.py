@@ -60,6 +60,14 @@ class Interval:
         """``half_width`` is a logarithm: an interval from ``expected / exp(half_width)`` to ``expected * exp(half_width)``."""
         return cls(expected, expected * math.exp(-half_width), expected * math.exp(half_width))
 
+    def __add__(self, other: Interval | None) -> Interval:
+        """One time after the other, with independent errors."""
+        if other is None:
+            return self
+        expected = self.expected + other.expected
+        error = math.hypot(self.expected * self.half_width, other.expected * other.half_width) / expected if expected > 0 else 0.0
+        return Interval.around(expected, error)
+
     def at_least(self, least: float) -> Interval:
         """The same time, of which it is known that it is not less than ``least``."""
         if least <= self.low:
@@ -88,6 +96,7 @@ class Estimate:
         ours, inductor: how long the replacement and the original take, where that was estimated.
         generated: how long what Inductor generates for the original takes, where the rest, its library calls, was not.
         orders: as for :class:`Workload`.
+        around: the part of ``ours`` that kernels around the replacement take; None if there are none.
     """
 
     pays: bool | None = True
@@ -99,6 +108,7 @@ class Estimate:
     inductor: Interval | None = None
     generated: Interval | None = None
     orders: Mapping[fx.Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    around: Interval | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +123,7 @@ class Work:
             orders of magnitude are given as logarithms.
         share: the part of its time that is counted here, where other sites use the result too.
         otherwise: the same as work of a more general kind, for a calibration that does not know this one.
+        around: whether it is a kernel around the replacement, which is not timed with it: of a neighbour that is not fused any more.
     """
 
     kind: str
@@ -120,6 +131,7 @@ class Work:
     shape: Mapping[str, float] = dataclasses.field(default_factory=dict)
     share: float = 1.0
     otherwise: Work | None = None
+    around: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +155,7 @@ class Workload:
 
     Attributes:
         ours: of the replacement, with what is paid for it elsewhere: a neighbour that Inductor can't fuse any more is a kernel of its own.
+            What Inductor generates there is around the replacement.
         inductor: of the original.
         neighbour: the node whose fusion would be lost, for the report.
         match: the same site with less of it replaced, if that is what is described; None for the match itself.
@@ -152,7 +165,7 @@ class Workload:
             says: both forms are timed on such.
     """
 
-    ours: tuple[Work, ...]
+    ours: tuple[Work | Generated, ...]
     inductor: tuple[Work | Generated, ...]
     neighbour: fx.Node | None = None
     match: Match | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -52,7 +53,7 @@ def stream(neighbour: fx.Node) -> Work:
     values = tree_leaves([g.value(neighbour), *map(g.value, read)])
     sizes = [(math.prod(g.hints(t.shape) or [1]) * t.itemsize, t) for t in values if isinstance(t, torch.Tensor)]
     size, largest = max(sizes, key=lambda pair: pair[0])
-    return streamed(2.0 * size, largest)
+    return dataclasses.replace(streamed(2.0 * size, largest), around=True)
 
 
 def streamed(byte_count: float, like: torch.Tensor) -> Work:

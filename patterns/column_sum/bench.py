@@ -36,6 +36,9 @@ def cases() -> list[Case]:
     def weight_gradient(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return (g.float() * x.float()).sum((0, 1))
 
+    def norm_gradients(g: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (g.float() * x.float()).sum((0, 1)), g.float().sum((0, 1))
+
     def pair(device: torch.device):
         shape = (8, 2048, 1024) if cuda else (4, 64, 256)
         return tuple(torch.randn(shape, device=device).bfloat16() for _ in range(2))
@@ -49,13 +52,18 @@ def cases() -> list[Case]:
         plain("sum((0,2,3)) NHWC", "bf16", (128 // few, 56, 56, 96), lambda y: y.permute(0, 3, 1, 2).sum((0, 2, 3)), {"inductor": 1.0}),
         plain("mean(1)", "bf16", (64 // few, 1024, 768), lambda y: y.mean(1), {"inductor": 1.0}),
         Case("bf16 products", weight_gradient, pair),
+        Case("bf16 products and a factor", norm_gradients, pair),
+        plain("x and x * x", "fp32", (edges, 128), lambda y: (y.sum(0), (y * y).sum(0)), {}),
+        plain("x and x * x", "bf16", (edges, 128), lambda y: (y.sum(0), (y * y).sum(0)), {}),
+        plain("sum(0) and sum((0,1))", "bf16", (64 // few, 1024, 768), lambda y: (y.sum(0), y.sum((0, 1))), {"inductor": 1.0}),
     ]
 
 
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
-    """Sums and means of tensors that are there, of products, and of gathered rows; up to two dims outside and two inside."""
+    """Sums and means of tensors that are there, of products, by themselves and with the sum of a factor, and of gathered rows; up to two
+    dims outside and two inside."""
     while True:
-        kind, form = draw.choice(list(FLOATS)), draw.choice(("tensor", "tensor", "tensor", "product", "gathered", "gathered"))
+        kind, form = draw.choice(list(FLOATS)), draw.choice(("tensor", "tensor", "tensor", "product", "both", "gathered", "gathered"))
         dtype = FLOATS[kind]
         elements = scale * log_uniform(draw, LEAST_BYTES, MOST_BYTES) / dtype.itemsize
         columns = size(draw, 2, min(8192, elements / 8))
@@ -79,6 +87,13 @@ def _case(name: str, form: str, shape: tuple[int, ...], dtype: torch.dtype, mean
         return Case(name, reduced, lambda device: (tensor(shape, dtype, device),))
     if form == "product":
         return Case(name, lambda x, y: reduced(x * y), lambda device: (tensor(shape, dtype, device), tensor(shape, dtype, device)))
+
+    if form == "both":
+
+        def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return reduced(x), reduced(x * y)
+
+        return Case(name, both, lambda device: (tensor(shape, dtype, device), tensor(shape, dtype, device)))
 
     def gathered(device: torch.device):
         index = torch.randint(nodes, (shape[0],), device=device)

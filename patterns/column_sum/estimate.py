@@ -1,146 +1,194 @@
-"""What a sum over outer dims makes a device do: in the kernels, and in Inductor's.
+"""What sums over outer dims make a device do: in the kernels, and in Inductor's.
 
 Inductor computes what is summed inside its sum, and divides long sums among more threads by a second kernel. It does not where it can't
 tell how the loads go on along the sum, that is behind indirect loads: then only the columns are shared out, and each block walks over all
-rows.
+rows. Sums that read the same tensors it computes in one pass, where their loops fit: one of them by itself costs it little more.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.column_sum.ops import plan_facts
-from fusebackend.patterns.column_sum.producers import Producer, producer_of
-from fusebackend.patterns.column_sum.sites import Site
+from fusebackend.patterns.column_sum.groups import Nested, Together
+from fusebackend.patterns.column_sum.ops import wide_dtype
+from fusebackend.patterns.column_sum.producers import Producer, other_reductions, producer_of
+from fusebackend.patterns.column_sum.sites import SUMS, Site, read
+from fusebackend.patterns.column_sum.work import Pass, contiguous, is_dynamic, shape_of
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
-from fusebackend.rewriting.workload import log2, log2_run, stream
+from fusebackend.rewriting.workload import log2, stream, streamed
 
 
-def estimate(site: Site) -> Estimate | Workload:
-    value = g.value(site.source)
-    sizes, strides = (g.hints([of[d] for d in site.order]) for of in (value.shape, value.stride()))
-    if sizes is None or strides is None:
+def estimate(found: Site | Together | Nested) -> Estimate | Workload:
+    sums = (found,) if isinstance(found, Site) else found.sums
+    value = g.value(sums[0].source)
+    sizes = g.hints((*value.shape, *value.stride()))
+    if sizes is None:
         return Estimate(None, "a size depends on data, so it is not known whether the sum pays", "unmeasured")
-    if 0 in sizes:
+    if 0 in sizes[: value.dim()]:
         return Estimate(False, "an empty tensor: nothing to gain")
-    producer = producer_of(site.source)
-    neighbours = [] if producer.nodes else _fused_neighbours(site)
-    ours = [_ours(site, sizes, strides), *map(stream, neighbours)]
-    if producer.nodes:
-        ours.append(_materialised(site, sizes, producer))
-    shown = producer.nodes[-1] if producer.nodes else neighbours[0] if neighbours else None
-    return Workload(tuple(ours), (_inductor(site, sizes, producer),), shown)
+    sources = found.sources if isinstance(found, Together) else (sums[0].source,)
+    inside = {n for site in sums for n in _between(site, sources)}
+    producer = producer_of(*sources, inside=inside)
+    computed = [n for n in sources if n in producer.nodes]
+    neighbours = [n for source in sources if source not in computed for n in _fused_neighbours(source, inside)]
+    ours: list[Work | Generated] = [*_kernels(found), *map(stream, neighbours)]
+    if computed:
+        ours.append(_materialised(sums[0], computed, inside))
+    nodes = {s.node for s in sums}
+    reads = _loops(sorted(nodes)).producer
+    others = [] if reads.is_indirect else other_reductions(nodes, reads.tensors)
+    passes = [p for p in _passes([*nodes, *others]) if not nodes.isdisjoint(p.reductions)]
+    left = [n for p in passes for n in p.reductions if n not in nodes]
+    for work in (p.work() for p in _passes(left)):  # they stay with Inductor
+        ours.append(dataclasses.replace(work, around=True) if isinstance(work, Work) else work)
+    shown = producer.nodes[-1] if computed else next(iter((*neighbours, *left)), None)
+    return Workload(tuple(ours), tuple(p.work() for p in passes), shown)
 
 
-def _inductor(site: Site, sizes: list[int], producer: Producer) -> Work | Generated:
-    """Of what is computed inside the sum, Inductor is asked. Of gathers its code tells which rows a block reads only once it runs: they are
-    described, and so is what is only read."""
-    described = _described(site, sizes, producer)
-    if not producer.nodes or producer.is_indirect or g.value(site.node).device.type == "cpu":
-        return described
-    return Generated((*producer.nodes, *_casts(site), site.node), (site.node,), described)
+# ---- by Inductor ----
 
 
-def _casts(site: Site) -> list[fx.Node]:
-    """Those between what is summed and the sum."""
-    found: list[fx.Node] = []
-    node = g.arguments(site.node)["self"]
-    while node is not site.source:
-        found.insert(0, node)
-        node = node.args[0]
+@dataclasses.dataclass(frozen=True)
+class _Loops:
+    """Reductions that Inductor may compute in one pass.
+
+    Attributes:
+        reductions: they.
+        sums: the same, where all are sums over the same outer dims; empty otherwise.
+        producer: what is computed inside them.
+        casts: between that and them.
+    """
+
+    reductions: tuple[fx.Node, ...]
+    sums: tuple[Site, ...]
+    producer: Producer
+    casts: tuple[fx.Node, ...]
+
+    def work(self) -> Work | Generated:
+        """Of what is computed inside a sum, and of several sums, Inductor is asked. Of gathers its code tells which rows a block reads only
+        once it runs: they are described, and so is one sum of what is only read."""
+        described = self._described() if self.sums else None
+        asked = Generated((*self.producer.nodes, *self.casts, *self.reductions), self.reductions, described)
+        if described is None:
+            return asked
+        is_told = self.producer.is_indirect or g.value(self.reductions[0]).device.type == "cpu"
+        return described if is_told or not (self.producer.nodes or len(self.sums) > 1) else asked
+
+    def _described(self) -> Work:
+        """By what they read and compute."""
+        site, value = self.sums[0], g.value(self.sums[0].source)
+        sizes = g.hints([value.shape[d] for d in site.order]) or []
+        elements, rows = float(math.prod(sizes)), float(math.prod(sizes[site.begin : site.end]))
+        nodes = float(sum(not g.is_view(n) for n in self.producer.nodes))
+        quantities = {
+            "written": elements / rows * sum(g.value(s.node).itemsize for s in self.sums),
+            "read": self.producer.read,
+            "gathered": self.producer.gathered,
+            "computed": elements * nodes,
+            "launches": 1.0,
+        }
+        shape = shape_of(sizes, site.begin, site.end, value.dtype, is_dynamic(value))
+        shape |= {"nodes": log2(1 + nodes), "gathers": float(self.producer.is_indirect)}
+        if value.device.type == "cpu":
+            quantities["elements"] = elements
+            return Work("inductor column sum cpu", quantities, {**shape, "threads": log2(torch.get_num_threads())})
+        if self.producer.is_indirect:
+            # Not divided: one row after the other, by as many threads as there are columns. More columns than threads run at once take
+            # turns.
+            threads = device_facts(value.device).multiprocessors * 2048
+            quantities["steps"] = rows * max(1.0, elements / rows / threads)
+        return Work("inductor column sum", quantities, shape)
+
+
+def _passes(reductions: Sequence[fx.Node]) -> list[_Loops]:
+    """Reductions that read the same tensors, by the passes in which Inductor computes them: sums over the same outer dims in one. Those of
+    other kinds it may compute along."""
+    whole = _loops(sorted(reductions))
+    places = [read(n) if n.target in SUMS else None for n in whole.reductions]
+    if not reductions or not all(isinstance(s, Site) for s in places):
+        return [whole] if reductions else []
+    passes: dict[tuple, list[fx.Node]] = {}
+    for node, site in zip(whole.reductions, places):
+        assert isinstance(site, Site)
+        passes.setdefault((site.order, site.begin, site.end), []).append(node)
+    return [_loops(nodes) for nodes in passes.values()]
+
+
+def _loops(reductions: Sequence[fx.Node]) -> _Loops:
+    found = [read(n) if n.target in SUMS else None for n in reductions]
+    sums = [s for s in found if isinstance(s, Site)]
+    alike = len(sums) == len(reductions) and len({(s.order, s.begin, s.end) for s in sums}) == 1
+    sources, casts = set[fx.Node](), set[fx.Node]()
+    for node, site in zip(reductions, found):
+        if isinstance(site, Site):
+            sources.add(site.source)
+            casts |= _between(site, [site.source]) - {node}
+        else:
+            sources |= {n for n in node.all_input_nodes if g.is_tensor(n)}
+    producer = producer_of(*sources, inside={*reductions, *casts})
+    return _Loops(tuple(reductions), tuple(sums) if alike else (), producer, tuple(sorted(casts)))
+
+
+def _between(site: Site, sources: Collection[fx.Node]) -> set[fx.Node]:
+    """A sum, and what is computed between ``sources`` and it: casts, and a product."""
+    found, pending = set[fx.Node](), [site.node]
+    while pending:
+        node = pending.pop()
+        found.add(node)
+        pending += [n for n in node.all_input_nodes if n not in sources and n not in found]
     return found
 
 
-def _fused_neighbours(site: Site) -> list[fx.Node]:
+def _fused_neighbours(source: fx.Node, inside: set[fx.Node]) -> list[fx.Node]:
     """Nodes that compute the summed tensor for other users too, none of which needs it as a tensor: ours makes it one."""
-    source = g.through_views(site.source)
+    source = g.through_views(source)
     if not g.is_fusable(source):
         return []
-    others = [u for u in g.consumers(source) if u is not site.node]
+    others = [u for u in g.consumers(source) if u not in inside]
     return [source] if all(map(g.is_fusable, others)) else []
 
 
-def _facts(site: Site, sizes: list[int]) -> tuple[dict[str, float], dict[str, float]]:
-    """The quantities and the shape that all descriptions share."""
-    value, out = g.value(site.source), g.value(site.node)
-    rows, columns = (float(math.prod(sizes[a:b])) for a, b in ((site.begin, site.end), (site.end, len(sizes))))
-    batch = float(math.prod(sizes[: site.begin]))
-    quantities = {"written": batch * columns * out.itemsize}
-    is_dynamic = not all(isinstance(n, int) for n in (*value.shape, *value.stride()))
-    return quantities, _shape(batch, rows, columns, value.dtype, is_dynamic)
+# ---- by the kernels ----
 
 
-def _ours(site: Site, sizes: list[int], strides: list[int]) -> Work:
-    value, out = g.value(site.source), g.value(site.node)
-    quantities, shape = _facts(site, sizes)
-    elements = float(math.prod(sizes))
-    quantities["read"] = elements * value.itemsize
-    if value.device.type == "cpu":
-        return Work("column_sum cpu", {**quantities, "elements": elements}, {**shape, "threads": log2(torch.get_num_threads())})
-    misaligned = (g.hint(value.storage_offset()) or 0) * value.itemsize % 16
-    multiprocessors = device_facts(value.device).multiprocessors
-    facts = plan_facts(sizes, strides, site.begin, site.end, value.dtype, out.dtype, multiprocessors, misaligned)
-    sums = facts["partials"] * (8 if torch.float64 in (value.dtype, out.dtype) else 4)
-    quantities |= {
-        "partial": 2 * sums,
-        "blocks": facts["blocks"],
-        "loads": elements * value.itemsize / facts["vector_bytes"],
-        "launches": 1.0 + (sums > 0),
-    }
-    shape |= {name.replace("_", " "): log2(facts[name]) for name in ("vector_bytes", "width", "lanes", "threads", "splits", "blocks")}
-    return Work("column_sum", quantities, shape)
+def _kernels(found: Site | Together | Nested) -> list[Work]:
+    if isinstance(found, Together):
+        y = None if found.y is None else g.value(found.y)
+        return [Pass.over(found.sums, g.value(found.x), y, plain=found.plain is not None, products=True).work()]
+    if isinstance(found, Site):
+        return [Pass.over([found], g.value(found.source)).work()]
+    value, out = g.value(found.inner.source), g.value(found.inner.node)
+    wide = wide_dtype(value.dtype, out.dtype)
+    first = dataclasses.replace(Pass.over([found.inner], value), results=(wide,))
+    of_sums = dataclasses.replace(
+        first,
+        sizes=first.kept,
+        strides=contiguous(first.kept),
+        begin=found.begin,
+        end=found.end,
+        dtype=wide,
+        results=(g.value(found.outer.node).dtype,),
+        misaligned=0,
+    )
+    if out.dtype is wide:
+        return [first.work(), of_sums.work()]
+    cast = streamed(float(math.prod(first.kept) * (wide.itemsize + out.itemsize)), out)
+    return [first.work(), of_sums.work(), cast]
 
 
-def _materialised(site: Site, sizes: list[int], producer: Producer) -> Work:
+def _materialised(site: Site, computed: Collection[fx.Node], inside: set[fx.Node]) -> Work:
     """The kernel that computes what is summed."""
-    value = g.value(site.source)
-    _, shape = _facts(site, sizes)
-    written = float(math.prod(sizes) * value.itemsize)
+    value, producer = g.value(site.source), producer_of(*computed, inside=inside)
+    sizes = g.hints([value.shape[d] for d in site.order]) or []
+    written = float(math.prod(sizes) * sum(g.value(n).itemsize for n in computed))
     suffix = " cpu" if value.device.type == "cpu" else ""
-    return Work(f"column_sum input{suffix}", {"bytes": producer.read + written, "gathered": producer.gathered}, shape)
-
-
-def _described(site: Site, sizes: list[int], producer: Producer) -> Work:
-    """Inductor's sum, by what it reads and computes."""
-    value = g.value(site.source)
-    quantities, shape = _facts(site, sizes)
-    elements = float(math.prod(sizes))
-    read = producer.read if producer.nodes else elements * value.itemsize
-    computed = float(sum(not g.is_view(n) for n in producer.nodes))
-    quantities |= {"read": read, "gathered": producer.gathered, "computed": elements * computed, "launches": 1.0}
-    shape |= {"nodes": log2(1 + computed), "gathers": float(producer.is_indirect)}
-    if value.device.type == "cpu":
-        quantities["elements"] = elements
-        return Work("inductor column sum cpu", quantities, {**shape, "threads": log2(torch.get_num_threads())})
-    if producer.is_indirect:
-        # Not divided: one row after the other, by as many threads as there are columns. More columns than threads run at once take turns.
-        threads = device_facts(value.device).multiprocessors * 2048
-        rows = float(math.prod(sizes[site.begin : site.end]))
-        quantities["steps"] = rows * max(1.0, elements / rows / threads)
-    return Work("inductor column sum", quantities, shape)
-
-
-def sum_over_rows(batch: int, rows: int, columns: int, dtype: torch.dtype, device: torch.device, is_dynamic: bool) -> Work:
-    """What Inductor makes of the sum over the rows of ``batch`` contiguous matrices, which are in memory."""
-    read, written = (float(batch * n * columns * dtype.itemsize) for n in (rows, 1))
-    if device.type == "cpu":
-        return Work("stream cpu", {"bytes": read + written}, {"log2 itemsize": log2(dtype.itemsize)})
-    shape = _shape(batch, rows, columns, dtype, is_dynamic) | {"nodes": 0.0, "gathers": 0.0}
-    quantities = {"written": written, "read": read, "gathered": 0.0, "computed": 0.0, "launches": 1.0}
-    return Work("inductor column sum", quantities, shape)
-
-
-def _shape(batch: float, rows: float, columns: float, dtype: torch.dtype, is_dynamic: bool) -> dict[str, float]:
-    return {
-        "rows": log2(rows),
-        "columns": log2(columns),
-        "batch": log2(batch),
-        "log2 itemsize": log2(dtype.itemsize),
-        "row": log2_run(columns * dtype.itemsize),
-        "dynamic": float(is_dynamic),
-    }
+    quantities = {"bytes": producer.read + written, "gathered": producer.gathered}
+    shape = shape_of(sizes, site.begin, site.end, value.dtype, is_dynamic(value))
+    return Work(f"column_sum input{suffix}", quantities, shape, around=True)

@@ -29,4 +29,29 @@ def column_sum(b: Builder) -> bool | None:
     b.emit(f"{x}.{b.pick(('sum', 'sum', 'mean'))}({tuple(summed)}{tail})")
 
 
-CORES = (column_sum,)
+def column_sums(b: Builder) -> bool | None:
+    """Several sums of one tensor: with products of it, over other dims, or both, some of which need one another's results."""
+    if not b.dtype.is_floating_point:
+        return False
+    x = b.input(b.long_shape() if b.chance(10) else b.shape(b.pick((2, 3, 3, 4))))
+    dims = b[x].dim()
+    if dims < 2:
+        return False
+    if b.chance(15):
+        x = b.emit(f"{x}.permute({b.permutation(dims)})", moves=True) or x
+    last = b.integer(1, dims - 1)
+    for _ in range(b.integer(2, 3)):
+        source = x
+        if b.chance(60):
+            other = x if b.chance(30) else b.operand(b[x].shape)
+            wide = ".to(f32)" if b.chance(30) else ""
+            source = b.emit(f"{x}{wide} * {other}{wide}") or x
+        if b.chance(20):
+            source = b.emit(f"{source}.to(f32)") or source
+        summed = tuple(range(last if b.chance(70) else b.integer(1, dims - 1)))
+        found = b.emit(f"{source}.{b.pick(('sum', 'sum', 'mean'))}({summed}, keepdim={b.chance(50)})")
+        if found and b.chance(25) and b[found].dim() == dims:
+            x = b.emit(f"{x} - {found}") or x
+
+
+CORES = (column_sum, column_sums)

@@ -1,4 +1,4 @@
-"""The operator ``fusebackend::column_sum`` and its reference in PyTorch. The kernels are in csrc/column_sum."""
+"""The operators ``fusebackend::column_sum`` and ``column_sums`` and their references in PyTorch. The kernels are in csrc/column_sum."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from fusebackend.native import ops
+from fusebackend.native import arguments, ops
 
 #: Those that the kernels sum, and in which they return sums.
 DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+#: Those of which they sum products.
+PRODUCT_DTYPES = DTYPES - {torch.float64}
 
 
 def reference(x: torch.Tensor, begin: int, end: int, mean: bool, dtype: torch.dtype) -> torch.Tensor:
@@ -27,11 +29,44 @@ def reference(x: torch.Tensor, begin: int, end: int, mean: bool, dtype: torch.dt
         A contiguous tensor of the other dims. Sums are made in fp32, in fp64 where ``x`` or the result is fp64, and rounded once. The order
         of the additions depends on the shape, the strides and the device alone.
     """
-    wide = torch.float64 if torch.float64 in (x.dtype, dtype) else torch.float32
-    found = x.to(wide).sum(list(range(begin, end)))
+    found = x.to(wide_dtype(x.dtype, dtype)).sum(list(range(begin, end)))
     if mean:
         found = found / _count(x.shape[begin:end])
     return found.to(dtype).contiguous()
+
+
+def wide_dtype(dtype: torch.dtype, result: torch.dtype) -> torch.dtype:
+    """In which a tensor of ``dtype`` is summed."""
+    return torch.float64 if torch.float64 in (dtype, result) else torch.float32
+
+
+def sums_reference(
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    begin: int,
+    end: int,
+    dtype: torch.dtype | None,
+    mean: bool,
+    product_dtype: torch.dtype,
+    product_mean: bool,
+    rounded: bool,
+) -> list[torch.Tensor]:
+    """What the kernels of ``column_sums`` compute, in one pass.
+
+    Args:
+        x, y: of one shape and dtype, each read where it lies as for :func:`reference`. Without ``y`` the products are squares of ``x``.
+        begin, end: the dims that are summed.
+        dtype, mean: of the sum of ``x``, which is the first result; None if it is not wanted.
+        product_dtype, product_mean: of the sum of ``x * y``, the last result.
+        rounded: whether products are rounded to the dtype of ``x`` before they are added, as those of a graph in 16 bits are. Otherwise
+            they are fp32; those of fp32 numbers may be added without being rounded.
+    """
+    wide_x, wide_y = x.float(), (x if y is None else y).float()
+    product = wide_x * wide_y
+    if rounded:
+        product = product.to(x.dtype)
+    found = [] if dtype is None else [reference(x, begin, end, mean, dtype)]
+    return [*found, reference(product, begin, end, product_mean, product_dtype)]
 
 
 def _count(sizes: Sequence[int]) -> int:
@@ -67,10 +102,38 @@ def _fake(x: torch.Tensor, begin: int, end: int, mean: bool, dtype: torch.dtype)
     return torch.empty([*x.shape[:begin], *x.shape[end:]], dtype=dtype, device=x.device)
 
 
+def _sums_fake(
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    begin: int,
+    end: int,
+    dtype: torch.dtype | None,
+    mean: bool,
+    product_dtype: torch.dtype,
+    product_mean: bool,
+    rounded: bool,
+) -> list[torch.Tensor]:
+    if y is not None:
+        arguments.check_dtype("column_sums", x, y=y)
+        arguments.check_device("column_sums", x, y=y)
+        same = arguments.same_sizes(x.shape, y.shape)
+        torch._check(same, lambda: f"column_sums: x and y have one shape, not {tuple(x.shape)} and {tuple(y.shape)}")
+    dtypes = [product_dtype] if dtype is None else [dtype, product_dtype]
+    supported = {x.dtype, *dtypes} <= PRODUCT_DTYPES
+    torch._check(supported, lambda: f"column_sums: products of {x.dtype} in {product_dtype} are not supported")
+    return [_fake(x, begin, end, False, t) for t in dtypes]
+
+
 # Implemented by csrc/column_sum.
 column_sum = ops.define(
     "column_sum(Tensor x, int begin, int end, bool mean, ScalarType dtype) -> Tensor",
     fake=_fake,
+    layout=torch.Tag.needs_exact_strides,
+)
+column_sums = ops.define(
+    "column_sums(Tensor x, Tensor? y, int begin, int end, ScalarType? dtype, bool mean, ScalarType product_dtype, bool product_mean,"
+    " bool rounded) -> Tensor[]",
+    fake=_sums_fake,
     layout=torch.Tag.needs_exact_strides,
 )
 
@@ -84,17 +147,23 @@ def plan_facts(
     result: torch.dtype,
     multiprocessors: int,
     misaligned: int = 0,
+    *,
+    y_strides: Sequence[int] | None = None,
+    plain: bool = True,
+    products: bool = False,
 ) -> Mapping[str, float]:
-    """How a GPU computes the sum (csrc/column_sum/column_sum.h, ``Plan``), for a tensor that need not exist.
+    """How a GPU computes sums (csrc/column_sum/column_sum.h, ``Plan``), of tensors that need not exist.
 
     Args:
-        misaligned: how many bytes behind an aligned address it begins.
+        misaligned: how many bytes behind an aligned address they begin.
+        y_strides, plain, products: of a second tensor, and which sums are computed, as for :func:`sums_reference`.
     """
-    return _plan(list(sizes), list(strides), begin, end, dtype, result, multiprocessors, misaligned)
+    y = None if y_strides is None else list(y_strides)
+    return _plan(list(sizes), list(strides), y, begin, end, plain, products, dtype, result, multiprocessors, misaligned)
 
 
 # Implemented by csrc/column_sum/bind.cpp.
 _plan = ops.define_facts(
-    "column_sum_plan(int[] sizes, int[] strides, int begin, int end, ScalarType dtype, ScalarType result, int multiprocessors,"
-    " int misaligned) -> str"
+    "column_sum_plan(int[] sizes, int[] strides, int[]? y_strides, int begin, int end, bool plain, bool products, ScalarType dtype,"
+    " ScalarType result, int multiprocessors, int misaligned) -> str"
 )

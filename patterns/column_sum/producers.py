@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import fx
@@ -51,28 +52,35 @@ class Producer:
         nodes: pointwise nodes, and views between them, that are computed there; none if the tensor is there already.
         read: bytes of what they read, that of indirect loads left out.
         gathered: bytes of elements that are loaded indirectly.
+        tensors: what they read, the sources that are there already among it.
     """
 
     nodes: tuple[fx.Node, ...]
     read: float
     gathered: float
+    tensors: frozenset[fx.Node] = frozenset()
 
     @property
     def is_indirect(self) -> bool:
         return any(n.target in _INDIRECT for n in self.nodes)
 
 
-def producer_of(source: fx.Node) -> Producer:
-    """What computes ``source``, if Inductor would do so inside the sum."""
+def producer_of(*sources: fx.Node, inside: Collection[fx.Node] = ()) -> Producer:
+    """What computes ``sources``, if Inductor would do so inside the sums.
+
+    Args:
+        inside: nodes behind the sources that are computed in the same pass. A source that others read too becomes a tensor anyway, or is
+            computed twice.
+    """
     tensors = _Tensors()
     nodes: set[fx.Node] = set()
     reads: set[fx.Node] = set()
     gathered = 0.0
-    pending = {source}
+    pending = set(sources)
     while pending:
-        node = max(pending)  # all its readers in the sum were met before
+        node = max(pending)  # all its readers in the sums were met before
         pending.remove(node)
-        if node is source and len(node.users) > 1:  # it becomes a tensor anyway, or is computed twice
+        if node in sources and len(node.users) > 1 and not {*node.users} <= nodes.union(inside):
             reads.add(node)
             continue
         if tensors.is_one(g.through_views(node)) or len(nodes) >= _MOST_NODES:
@@ -82,7 +90,37 @@ def producer_of(source: fx.Node) -> Producer:
         if node.target in _INDIRECT:  # of the table a part is read, again and again: that counts as gathered
             gathered += _bytes(node)
         pending.update(_inputs(node))
-    return Producer(tuple(sorted(nodes)), sum(_bytes(n) for n in reads), gathered)
+    return Producer(tuple(sorted(nodes)), sum(_bytes(n) for n in reads), gathered, frozenset(reads))
+
+
+def other_reductions(sums: Collection[fx.Node], tensors: Iterable[fx.Node]) -> list[fx.Node]:
+    """Reductions beside ``sums`` that read one of ``tensors``, or what is computed of it element by element: Inductor computes those in one
+    pass, where their loops fit."""
+    elements = max(_elements(n) for s in sums for n in s.all_input_nodes)
+    found, pending, seen = set[fx.Node](), [t for t in tensors if _elements(t) == elements], set[fx.Node]()
+    while pending and len(seen) < _MOST_NODES:
+        for user in pending.pop().users:
+            if user in seen or user in sums or not isinstance(g.value(user), torch.Tensor):
+                continue
+            seen.add(user)
+            if g.is_view(user) or (_is_pointwise(user) and _elements(user) == elements):
+                pending.append(user)
+            elif g.is_fusable(user) and user.target not in _SCATTERS and _elements(user) < elements:
+                found.add(user)
+    return sorted(found - _behind(sums, found))
+
+
+def _behind(sums: Collection[fx.Node], nodes: Collection[fx.Node]) -> set[fx.Node]:
+    """Those of ``nodes`` that need the result of one of the sums."""
+    if not nodes:
+        return set()
+    last, reached, pending = max(nodes), set[fx.Node](), list(sums)
+    while pending:
+        for user in pending.pop().users:
+            if user not in reached and user <= last:
+                reached.add(user)
+                pending.append(user)
+    return reached & set(nodes)
 
 
 class _Tensors:

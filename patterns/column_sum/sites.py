@@ -117,17 +117,26 @@ def _why_not_one(value: torch.Tensor, order: Sequence[int], begin: int, end: int
     return None
 
 
+def lies_as(site: Site, value: torch.Tensor) -> bool:
+    """Whether the kernels can read a tensor beside what ``site`` sums: it has its shape, and can be seen as rows of columns as well."""
+    summed = g.value(site.source)
+    same = len(value.shape) == len(summed.shape) and all(map(g.same_size, value.shape, summed.shape))
+    return same and g.hints(value.stride()) is not None and _why_not_one(value, site.order, site.begin, site.end) is None
+
+
 def before_casts(x: fx.Node) -> fx.Node:
     """What a cast to a wider type reads: the sum is made in a wide type anyway."""
-    while x.target is prims.convert_element_type.default:
-        source = x.args[0]
-        if not g.is_tensor(source):
-            break
-        value, wider = g.value(source), g.value(x)
-        narrow = value.dtype in (torch.float16, torch.bfloat16) and wider.dtype in (torch.float32, torch.float64)
-        if not (narrow or (value.dtype, wider.dtype) == (torch.float32, torch.float64)):
-            break
-        if g.difference(torch.empty_like(wider, dtype=value.dtype), value) is not None:
-            break
-        x = source
+    while widens(x):
+        x = x.args[0]  # type: ignore[assignment]
     return x
+
+
+def widens(node: fx.Node) -> bool:
+    """Whether a node is a cast that changes no value, and no order in memory."""
+    if node.target is not prims.convert_element_type.default or not g.is_tensor(node.args[0]):
+        return False
+    value, wider = g.value(node.args[0]), g.value(node)  # type: ignore[arg-type]
+    narrow = value.dtype in (torch.float16, torch.bfloat16) and wider.dtype in (torch.float32, torch.float64)
+    if not (narrow or (value.dtype, wider.dtype) == (torch.float32, torch.float64)):
+        return False
+    return len(value.stride()) == len(wider.stride()) and all(map(g.same_size, value.stride(), wider.stride()))

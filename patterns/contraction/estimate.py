@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.column_sum.estimate import sum_over_rows
+from fusebackend.patterns.column_sum.work import sum_over_rows
 from fusebackend.patterns.contraction.factors import Folded
 from fusebackend.patterns.contraction.legality import goes_away
 from fusebackend.patterns.contraction.operands import Operand, operands

@@ -71,6 +71,10 @@ CALLS = {
     "causal_conv1d_backward": [(floats(2, 4, 9), floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0.0, True, False, True, True, True)],
     "column_sum": [(floats(4, 5), 0, 1, False, torch.float32), (floats(3, 4, 5, 6), 1, 3, True, torch.float64)],
     "column_moments": [(floats(4, 5), 0, 1, 0.0, 1e-5, torch.float32), (floats(3, 4, 5, 6), 1, 3, 1.0, 0.0, torch.float64)],
+    "column_sums": [
+        (floats(4, 5), floats(4, 5), 0, 1, torch.float32, False, torch.float32, True, False),
+        (floats(3, 4, 5, 6), None, 1, 3, None, False, torch.float32, True, False),
+    ],
     "row_scatter": [
         (floats(4, 5), rows_of(20).reshape(4, 5), 4, None),
         (floats(2, 3, 5), rows_of(15).reshape(1, 3, 5).int(), 4, floats(2, 3, 4)),

@@ -27,15 +27,16 @@ def _sin(x, seconds):
 class Open(Replace):
     """Replaces a sine, for which Inductor generates code, by a call. The estimate does not tell which is faster."""
 
-    def __init__(self, seconds, ours, inductor):
+    def __init__(self, seconds, ours, inductor, around=None):
         super().__init__("test_open", aten.sin.default, None)
         self.seconds, self.ours, self.inductor = seconds, Interval(*ours), Interval(*inductor)
+        self.around = around and Interval(*around)
 
     def match(self, node):
         return Match((node,), lambda e: e.call(torch.ops.default_timing.sin.default, node.args[0], self.seconds))
 
     def estimate(self, match):
-        return Estimate(None, "too close", "unmeasured", ours=self.ours, inductor=self.inductor)
+        return Estimate(None, "too close", "unmeasured", ours=self.ours, inductor=self.inductor, around=self.around)
 
     def fingerprint(self):
         return self.name
@@ -79,6 +80,14 @@ def test_a_slow_one_is_not(temporary_pattern, timed):
     assert not found.substitutions and len(timed) == 1
     (miss,) = found.rejections
     assert miss.code == "measured_slower" and miss.reason.startswith("gated out: ") and miss.reason.endswith("by Inductor as estimated")
+
+
+@pytest.mark.parametrize(("around", "kept"), [(None, True), ((5e3, 4e3, 6e3), True), ((35e3, 30e3, 41e3), False)])
+def test_what_stands_around_a_replacement_is_added_to_its_time(around, kept, temporary_pattern, timed):
+    """By itself it is fast. Kernels of neighbours that are not fused any more, which are not timed with it, may take all that it gains."""
+    temporary_pattern(Open(0.0, (40e3, 5e3, 80e3), (40e3, 30e3, 50e3), around))
+    found = report_of()
+    assert bool(found.substitutions) is kept and len(timed) == 1
 
 
 class OpenProduct(Open):

@@ -9,6 +9,7 @@ import torch
 from families.traced_graphs import traced
 
 from fusebackend.patterns.column_sum import bench, estimate
+from fusebackend.patterns.column_sum import work as kernel_work
 from fusebackend.patterns.column_sum.match import ColumnSum
 from fusebackend.profitability import calibration, estimating
 from fusebackend.rewriting.device_facts import IMAGINED
@@ -18,23 +19,35 @@ pytestmark = pytest.mark.usefixtures("library")
 
 f32, f16, bf16, i64 = torch.float32, torch.float16, torch.bfloat16, torch.int64
 ROWS, COLUMNS = 80_000, 128
+MOVED = ROWS * COLUMNS * 2  # bytes of a tensor
 
 
 @pytest.fixture(autouse=True)
 def h200(kernels_for_every_device, monkeypatch):
-    monkeypatch.setattr(estimate, "device_facts", lambda device: IMAGINED)
+    for module in (estimate, kernel_work):
+        monkeypatch.setattr(module, "device_facts", lambda device: IMAGINED)
+
+
+def all_described(function, *inputs, **options):
+    """What is said of the last sum of a function, and of less of it."""
+    graph = traced(function, *inputs, **options)
+    matches = [ColumnSum().match(n) for n in graph.nodes if n.target in ColumnSum.anchors]
+    found = [m for m in matches if isinstance(m, Match)][-1]
+    said = ColumnSum().estimate(found)
+    return said if isinstance(said, list) else [said]
 
 
 def described(function, *inputs, **options):
-    """What is said of the last sum of a function."""
-    graph = traced(function, *inputs, **options)
-    found = [ColumnSum().match(n) for n in graph.nodes if n.target in ColumnSum.anchors][-1]
-    assert isinstance(found, Match), found
-    return ColumnSum().estimate(found)
+    """What is said of the last sum of a function, with those that are computed with it."""
+    return all_described(function, *inputs, **options)[0]
 
 
 def kinds(works):
-    return [w.kind for w in works]
+    return ["asked" if isinstance(w, Generated) else w.kind for w in works]
+
+
+def targets(asked):
+    return sorted(n.target._schema.name.split("::")[1] for n in asked.nodes)
 
 
 def test_a_tensor_that_is_there_is_read_once_by_both():
@@ -48,25 +61,98 @@ def test_a_tensor_that_is_there_is_read_once_by_both():
     assert found.neighbour is None
 
 
-def test_a_product_becomes_a_tensor_first():
+def test_a_product_of_two_tensors_is_computed_as_it_is_summed():
     found = described(lambda x, y: (x * y).sum(0), (ROWS, COLUMNS, bf16), (ROWS, COLUMNS, bf16))
-    assert kinds(found.ours) == ["column_sum", "column_sum input"]
-    moved = ROWS * COLUMNS * 2
-    assert found.ours[1].quantities == {"bytes": 3 * moved, "gathered": 0}
+    assert kinds(found.ours) == ["column_sum"] and found.ours[0].quantities["read"] == 2 * MOVED
     (inductor,) = found.inductor
     assert [n.target for n in inductor.nodes] == [torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList], "Inductor is asked"
     assert inductor.outputs == inductor.nodes[-1:]
     otherwise = inductor.otherwise
-    assert otherwise.quantities["read"] == 2 * moved and otherwise.quantities["computed"] == ROWS * COLUMNS
-    assert found.neighbour is not None and found.neighbour.target is torch.ops.aten.mul.Tensor
+    assert otherwise.quantities["read"] == 2 * MOVED and otherwise.quantities["computed"] == ROWS * COLUMNS
+    assert found.neighbour is None
+
+
+def test_what_else_is_computed_inside_becomes_a_tensor_first():
+    found = described(lambda x, y: (x + y).sum(0), (ROWS, COLUMNS, bf16), (ROWS, COLUMNS, bf16))
+    assert kinds(found.ours) == ["column_sum", "column_sum input"]
+    assert found.ours[1].quantities == {"bytes": 3 * MOVED, "gathered": 0} and found.ours[1].around
+    assert found.neighbour is not None and found.neighbour.target is torch.ops.aten.add.Tensor
 
 
 def test_what_is_asked_includes_the_casts_before_the_sum():
-    found = described(lambda x, y: (x * y).float().sum(0), (ROWS, COLUMNS, bf16), (ROWS, COLUMNS, bf16))
+    found = described(lambda x, y: (x + y).float().sum(0), (ROWS, COLUMNS, bf16), (ROWS, COLUMNS, bf16))
     (inductor,) = found.inductor
     product, cast, summed = inductor.nodes
     assert cast.args[0] is product and summed.args[0] is cast
-    assert found.ours[0].quantities["read"] == ROWS * COLUMNS * 2, "the product is kept in 16 bits"
+    assert found.ours[0].quantities["read"] == MOVED, "the sum is kept in 16 bits"
+
+
+# ---- several sums ----
+
+
+def norm(g, x):
+    return (g * x).sum(0), g.sum(0)
+
+
+TENSORS = ((ROWS, COLUMNS, bf16),) * 2
+
+
+def test_sums_of_one_pass_are_described_as_one_on_both_sides():
+    together, products, plain = all_described(norm, *TENSORS)
+    assert kinds(together.ours) == ["column_sum"] and kinds(together.inductor) == ["asked"]
+    assert together.ours[0].quantities["read"] == 2 * MOVED and together.ours[0].quantities["written"] == 4 * COLUMNS
+    assert targets(together.inductor[0]) == ["mul", "sum", "sum"] and len(together.inductor[0].outputs) == 2
+    assert together.match is None and products.match is not None and plain.match is not None
+
+
+def test_a_sum_that_leaves_a_pass_pays_for_the_rest_of_it():
+    """Inductor reads ``g`` once for both: beside the other sum this one costs it nearly nothing."""
+    together, products, plain = all_described(norm, *TENSORS)
+    for part in (products, plain):
+        assert part.inductor[0].nodes == together.inductor[0].nodes, "the pass is what is compared with"
+    assert kinds(plain.ours) == ["column_sum", "asked"] and targets(plain.ours[1]) == ["mul", "sum"]
+    assert kinds(products.ours) == ["column_sum", "inductor column sum"] and products.ours[1].around
+    assert plain.ours[0].quantities["read"] == products.ours[1].quantities["read"] == MOVED
+
+
+def test_a_sum_beside_one_that_no_kernel_computes():
+    """As the gradient of a bias beside that of a weight whose factor is computed in the pass."""
+    found = described(lambda g, x, m: ((g * (x - m)).sum(0), g.sum(0)), *TENSORS, (COLUMNS, bf16))
+    assert kinds(found.ours) == ["column_sum", "column_sum input"]  # both sums, of x - m as a tensor
+    assert targets(found.inductor[0]) == ["mul", "sub", "sum", "sum"]
+    rows = described(lambda g, x: ((g * x).sum(1), g.sum(0)), *TENSORS)
+    assert kinds(rows.ours) == ["column_sum", "asked"] and targets(rows.ours[1]) == ["mul", "sum"]
+    assert targets(rows.inductor[0]) == ["mul", "sum", "sum"], "Inductor may compute sums of rows and columns in one pass, too"
+
+
+def test_a_sum_that_needs_this_one_is_not_of_its_pass():
+    found = described(lambda x: (x - x.sum(0)).relu().sum(1), TENSORS[0])
+    assert kinds(found.ours) == ["column_sum"] and kinds(found.inductor) == ["inductor column sum"]
+
+
+def test_sums_over_more_and_more_dims_are_passes_of_their_own_by_inductor():
+    nested, inner, outer = all_described(lambda x: (x.sum(0), x.sum((0, 1))), (60, 400, COLUMNS, bf16))
+    assert kinds(nested.ours) == ["column_sum", "column_sum", "stream"] and kinds(nested.inductor) == ["inductor column sum"] * 2
+    first, second, _ = nested.ours
+    assert first.quantities["read"] == 60 * 400 * COLUMNS * 2 and first.quantities["written"] == 400 * COLUMNS * 4
+    assert second.quantities["read"] == 400 * COLUMNS * 4 and second.quantities["written"] == COLUMNS * 2
+    for part in (inner, outer):
+        assert kinds(part.ours) == ["column_sum"] and kinds(part.inductor) == ["inductor column sum"]
+
+
+@pytest.mark.parametrize("shape", [(ROWS, COLUMNS, bf16), (800_000, COLUMNS, bf16), (16384, 4096, f32)], ids=str)
+def test_the_shipped_calibration_does_not_take_a_sum_out_of_a_pass(shape, monkeypatch):
+    """Judged by itself, the sum of 800,000 rows would be: 62 us here, 99 by Inductor. Beside that of squares it costs Inductor a few."""
+    known = calibration._read(calibration.FOLDER / "NVIDIA-H200-torch2.11.json")
+    assert known is not None
+    estimator = estimating.Estimator(known[1])
+    monkeypatch.setattr(estimating, "works_of", lambda work: [[work.otherwise]])  # as described: no GPU is asked
+    _, _, plain = all_described(lambda x: ((x * x).sum(0), x.sum(0)), shape)
+    found = estimator.estimate([plain], "post_grad", plain.match.outputs)
+    assert found.pays is not True and found.around is not None and found.ours.expected > found.around.expected
+
+
+# ---- of what is computed inside ----
 
 
 def test_behind_an_indirect_load_the_rows_are_not_divided():
@@ -97,11 +183,11 @@ def test_what_others_need_as_a_tensor_costs_nothing_more():
 
 def test_what_others_compute_too_is_a_kernel_more():
     def fn(x, y):
-        product = x * y
-        return product.sum(1), product.sum(0)
+        both = x + y
+        return both.sum(1), both.sum(0)
 
     found = described(fn, (ROWS, COLUMNS, bf16), (ROWS, COLUMNS, bf16))
-    assert kinds(found.ours) == ["column_sum", "stream"]
+    assert kinds(found.ours) == ["column_sum", "stream", "asked"] and found.ours[1].around
     assert found.neighbour is not None
 
 
@@ -120,6 +206,8 @@ def test_empty_tensors_are_left():
 
 def test_a_cpu_has_kinds_of_its_own():
     found = described(lambda x, y: (x * y).sum(0), (ROWS, COLUMNS, f32), (ROWS, COLUMNS, f32), device="cpu")
+    assert kinds((*found.ours, *found.inductor)) == ["column_sum cpu", "inductor column sum cpu"]
+    found = described(lambda x, y: (x + y).sum(0), (ROWS, COLUMNS, f32), (ROWS, COLUMNS, f32), device="cpu")
     assert kinds((*found.ours, *found.inductor)) == ["column_sum cpu", "column_sum input cpu", "inductor column sum cpu"]
 
 

@@ -108,14 +108,6 @@ def test_what_is_refused(name, interpreted, device):
     assert not reasons if reason is None else reason in reasons[0]
 
 
-def test_gradients_of_biases_and_weights(device):
-    def layer(x, w, b):
-        return torch.nn.functional.layer_norm(x, (24,), w, b)
-
-    leaves = [torch.randn(*shape, device=device, requires_grad=True) for shape in ((6, 50, 24), (24,), (24,))]
-    assert_pattern(layer, *leaves, pattern="column_sum", count=2, training=True)
-
-
 @pytest.mark.codegen
 def test_generated_code_of_gathered_products(device):
     def fn(x, i, w):

@@ -6,9 +6,8 @@ import pytest
 import torch
 from families.traced_graphs import traced
 
-from fusebackend.patterns.column_sum.match import ColumnSum
 from fusebackend.patterns.column_sum.producers import Producer, producer_of
-from fusebackend.rewriting.pattern import Match
+from fusebackend.patterns.column_sum.sites import SUMS, Site, read
 
 pytestmark = pytest.mark.usefixtures("library", "kernels_for_every_device")
 
@@ -21,9 +20,9 @@ BYTES = ROWS * COLUMNS * 2
 def found(function, *inputs) -> Producer:
     """Of the last sum over rows."""
     graph = traced(function, *inputs)
-    matches = [ColumnSum().match(n) for n in graph.nodes if n.op == "call_function" and n.target in ColumnSum.anchors]
-    match = [m for m in matches if isinstance(m, Match)][-1]
-    return producer_of(match.site.source)
+    sites = [read(n) for n in graph.nodes if n.op == "call_function" and n.target in SUMS]
+    site = [s for s in sites if isinstance(s, Site)][-1]
+    return producer_of(site.source)
 
 
 def names(producer: Producer) -> set[str]:
