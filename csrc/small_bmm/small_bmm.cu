@@ -4,8 +4,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <type_traits>
-
 #include "common/cuda_common.cuh"
 #include "small_bmm/small_bmm.h"
 
@@ -55,9 +53,10 @@ __device__ __forceinline__ float4 read_four(const T* from) {
   }
 }
 
-// Whether terms are added by some: where the result is rounded to 16 bits, the order of fp32 additions makes no difference to it.
-template <typename T>
-constexpr bool kBySome = sizeof(T) == 4;
+// Whether four terms are added first and then their sum, which rounds large numbers less often. It takes another addition, for which threads
+// with more rows have no time left; and where the result is rounded to 16 bits, the order of additions makes no difference to it.
+template <typename T, int kRows>
+constexpr bool kByFours = sizeof(T) == 4 && kRows == 2;
 
 __device__ __forceinline__ float part(const float4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
 
@@ -96,8 +95,8 @@ __global__ void __launch_bounds__(kThreads) small_products(const Args p) {
         rows[i] = min(int(row) + i * p.row_groups, p.m - 1);
         a_swizzle[i] = ((a_first + rows[i]) >> p.a_place.shift & p.a_place.swizzle) * 4;
       }
-      for (int k = 0; k < p.k; k += kTermsOfASum) {
-        if constexpr (kVectors) {
+      if constexpr (kVectors) {
+        for (int k = 0; k < p.k; k += 4) {
           float4 x[kRows], y[4];  // x[row]: four terms, or for a transposed a x[row] gathered from four of its rows; y[term]: four columns
 #pragma unroll
           for (int i = 0; i < kRows; ++i) {
@@ -111,36 +110,39 @@ __global__ void __launch_bounds__(kThreads) small_products(const Args p) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) y[j] = read_four(kBTransposed ? b + (column + j) * p.b_place.pitch + (k ^ b_swizzle) : b + (k + j) * p.b_place.pitch + column);
           const auto factor = [&](int t, int j) { return kBTransposed ? part(y[j], t) : part(y[t], j); };
-#pragma unroll
-          for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-            for (int j = 0; j < kN; ++j) {
-              float some = kBySome<T> ? x[i].x * factor(0, j) : fmaf(x[i].x, factor(0, j), sum[i][j]);
-#pragma unroll
-              for (int t = 1; t < kTermsOfASum; ++t) some = fmaf(part(x[i], t), factor(t, j), some);
-              sum[i][j] = kBySome<T> ? sum[i][j] + some : some;
-            }
-          }
-        } else {
-          const auto add = [&](auto count) {  // the next `count` terms
-            float y[count];
-#pragma unroll
-            for (int t = 0; t < count; ++t) y[t] = widen(kBTransposed ? b[column * p.b_place.pitch + k + t] : b[(k + t) * p.b_place.pitch + column]);
+          if constexpr (kByFours<T, kRows>) {
 #pragma unroll
             for (int i = 0; i < kRows; ++i) {
-              const auto x = [&](int t) { return widen(kATransposed ? a[(k + t) * p.a_place.pitch + rows[i]] : a[rows[i] * p.a_place.pitch + k + t]); };
-              constexpr bool kOnTop = !kBySome<T> || count == 1;  // a term alone is rounded once less so
-              float some = kOnTop ? fmaf(x(0), y[0], sum[i][0]) : x(0) * y[0];
 #pragma unroll
-              for (int t = 1; t < count; ++t) some = fmaf(x(t), y[t], some);
-              sum[i][0] = kOnTop ? some : sum[i][0] + some;
+              for (int j = 0; j < kN; ++j) {
+                float four = x[i].x * factor(0, j);
+#pragma unroll
+                for (int t = 1; t < 4; ++t) four = fmaf(part(x[i], t), factor(t, j), four);
+                sum[i][j] += four;
+              }
             }
-          };
-          const int left = p.k - k;
-          if (left >= kTermsOfASum) add(std::integral_constant<int, kTermsOfASum>());
-          else if (left == 3) add(std::integral_constant<int, 3>());
-          else if (left == 2) add(std::integral_constant<int, 2>());
-          else add(std::integral_constant<int, 1>());
+          } else {
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+#pragma unroll
+              for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+                for (int j = 0; j < kN; ++j) sum[i][j] = fmaf(part(x[i], t), factor(t, j), sum[i][j]);
+              }
+            }
+          }
+        }
+      } else {
+        for (int begin = 0, end = (p.k + 1) / 2; begin < p.k; begin = end, end = p.k) {  // both halves of the terms
+          float half[kRows] = {};
+          for (int k = begin; k < end; ++k) {
+            const float y = widen(kBTransposed ? b[column * p.b_place.pitch + k] : b[k * p.b_place.pitch + column]);
+#pragma unroll
+            for (int i = 0; i < kRows; ++i)
+              half[i] = fmaf(widen(kATransposed ? a[k * p.a_place.pitch + rows[i]] : a[rows[i] * p.a_place.pitch + k]), y, half[i]);
+          }
+#pragma unroll
+          for (int i = 0; i < kRows; ++i) sum[i][0] += half[i];
         }
       }
       T* const out = static_cast<T*>(p.out) + (first + product) * p.m * p.n + column;

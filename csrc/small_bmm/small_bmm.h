@@ -12,7 +12,6 @@
 namespace fusebackend::small_bmm {
 
 constexpr int kMostSize = 32;
-constexpr int kTermsOfASum = 4;  // that are added one after another, before they are added to the sum of those before: fewer roundings of large numbers
 
 // Matrices lie one behind the other without a gap: `a` by rows (m, k) or, transposed, by columns, and b likewise; the result by rows. Sums
 // are made in fp32.

@@ -7,6 +7,8 @@
 namespace fusebackend::small_bmm {
 namespace {
 
+constexpr int kTermsOfASum = 4;  // that are added first, and then their sum: fewer roundings of large numbers
+
 // A matrix by rows of kMostSize numbers, of which the last are not written.
 template <typename T>
 void unpack(const T* from, int rows, int columns, bool transposed, float (&to)[kMostSize][kMostSize]) {
