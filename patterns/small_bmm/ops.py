@@ -21,7 +21,8 @@ def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             read where they lie; others are copied. A library multiplies those with more than :func:`most_size` rows, columns or terms.
 
     Returns:
-        ``a @ b``, contiguous. The terms of an element are added one after another in fp32, and the sum is rounded once.
+        ``a @ b``, contiguous. The terms of an element are added in fp32, in an order that the sizes and the dtype decide, and the sum is
+        rounded once.
     """
     return torch.bmm(a.float(), b.float()).to(a.dtype)
 

@@ -1,5 +1,7 @@
 """From the work of both forms to whether a match pays."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import fx
@@ -8,6 +10,7 @@ from fusebackend.profitability import estimating
 from fusebackend.profitability.calibration import Calibration
 from fusebackend.profitability.estimating import Estimator
 from fusebackend.profitability.time_model import TimeModel
+from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.pattern import Generated, Match, Work, Workload
 
 KNOWN = Calibration("a device", "2.13", "2026-01-01", 9, {"k": TimeModel(0.0, {"us": 1.0}, 1.0, noise=0.1)}, {}, call=0.0)
@@ -60,6 +63,24 @@ def test_a_generated_sum_takes_as_long_as_the_memory_for_what_it_reads():
     assert estimating.total(known, [[summing(100.0, 240e6, 300e6)]]).expected == pytest.approx(100.0, rel=1e-3)
     ways = [summing(10.0, 240e6, 300e6), summing(20.0, 120e6, 120e6)]
     assert estimating.total(known, [ways]).expected == pytest.approx(20.0, rel=1e-3), "what the least way reads"
+
+
+def test_what_stands_around_a_replacement_is_a_part_of_its_time(monkeypatch):
+    """A neighbour's kernel, and what Inductor generates for what is left of a pass."""
+    monkeypatch.setattr(estimating, "works_of", lambda work: [[taking(3.0)], [taking(2.0)]])
+    node = computed("x")
+    found = estimate(Workload((taking(10.0), dataclasses.replace(taking(4.0), around=True), Generated((node,))), (taking(30.0),)))
+    assert found.pays is True and found.ours.expected == pytest.approx(19.0) and found.around.expected == pytest.approx(9.0)
+    assert estimate(Workload((taking(10.0),), (taking(30.0),))).around is None
+
+
+def test_what_is_around_a_replacement_and_not_known_leaves_it_open(monkeypatch):
+    def unfit(work):
+        raise Unfit("a loop of two dimensions")
+
+    monkeypatch.setattr(estimating, "works_of", unfit)
+    found = estimate(Workload((taking(10.0), Generated((computed("x"),))), (taking(30.0),)))
+    assert found.pays is None and found.ours is None and "two dimensions" in found.reason
 
 
 def test_a_part_of_a_shared_kernel_is_counted():

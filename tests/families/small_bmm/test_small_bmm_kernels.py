@@ -51,6 +51,22 @@ def test_sizes_and_orders(device, sizes, dtype):
             check(*operands(batch, *sizes, transposed, device, dtype))
 
 
+def one_by_one(a, b):
+    """The products with their terms added one after another by fused multiply-adds in fp32."""
+    sum_ = torch.zeros(a.shape[0], a.shape[1], b.shape[2], device=a.device)
+    for k in range(a.shape[2]):
+        sum_ = (a[:, :, k : k + 1].double() * b[:, k : k + 1].double() + sum_.double()).float()
+    return sum_
+
+
+@pytest.mark.parametrize(("sizes", "part"), [((16, 16, 16), 0.85), ((12, 8, 8), 0.95), ((7, 7, 7), 0.97), ((5, 9, 31), 0.85)], ids=str)
+def test_errors_are_smaller_than_those_of_terms_added_one_after_another(device, sizes, part):
+    for transposed in ORDERS:
+        a, b = operands(4000, *sizes, transposed, device)
+        exact = a.double() @ b.double()
+        assert (op(a, b).double() - exact).norm() <= part * (one_by_one(a, b).double() - exact).norm()
+
+
 @pytest.mark.parametrize("dtype", sorted(DTYPES, key=str), ids=str)
 def test_misaligned_tensors(device, dtype):
     for offset in (1, 2, 3, 8):
