@@ -45,6 +45,8 @@ def estimate(found: Site | Together | Nested) -> Estimate | Workload:
     reads = _loops(sorted(nodes)).producer
     others = [] if reads.is_indirect else other_reductions(nodes, reads.tensors)
     passes = [p for p in _passes([*nodes, *others]) if not nodes.isdisjoint(p.reductions)]
+    if value.device.type == "cpu" and not all(p.sums for p in passes):
+        return Estimate(None, "of reductions of other kinds that read the same tensor it is not known how long they take", "unmeasured")
     left = [n for p in passes for n in p.reductions if n not in nodes]
     for work in (p.work() for p in _passes(left)):  # they stay with Inductor
         ours.append(dataclasses.replace(work, around=True) if isinstance(work, Work) else work)

@@ -211,6 +211,13 @@ def test_a_cpu_has_kinds_of_its_own():
     assert kinds((*found.ours, *found.inductor)) == ["column_sum cpu", "column_sum input cpu", "inductor column sum cpu"]
 
 
+def test_on_a_cpu_nothing_is_known_of_other_reductions_in_the_pass():
+    (found,) = all_described(lambda x: (x.exp().sum(1), x.sum(0)), (ROWS, COLUMNS, f32), device="cpu")
+    assert isinstance(found, Estimate) and found.pays is None and found.code == "unmeasured"
+    both = described(norm, *[(ROWS, COLUMNS, f32)] * 2, device="cpu")
+    assert kinds((*both.ours, *both.inductor)) == ["column_sum cpu", "inductor column sum cpu"]
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_every_random_case_is_described(dynamic):
     cases = bench.random_cases(random.Random(0), 1.0)
