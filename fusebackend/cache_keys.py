@@ -6,7 +6,8 @@ Callers pass values in; what a key contains is decided and read here alone.
 key                  names                                       made of
 ===================  ==========================================  ===========================================================
 ``compiled_code``    Inductor's compiled graphs                  version, Python sources, options, native library, patterns
-                     (``uuid`` of our passes)                    (:func:`magnitudes` and :func:`decisions` are appended)
+                     (``uuid`` of our passes)                    numeric settings (:func:`magnitudes` and :func:`decisions`
+                                                                 are appended)
 ``report``           a compile's report and decisions            ``compiled_code``, graph, inputs, mode, Inductor's options
 ``site``             kept measurements of one match              :func:`measuring`, matched operators, the match's note
 ``region``           one kept measurement                        ``site``, the region in both forms, builds of its operators
@@ -62,7 +63,8 @@ def compiled_code(version: str, options: Mapping[str, Any], library: Sequence[st
         library: the native library's key, its architectures, why there is none, and the calibrations of the devices that it is for.
         fingerprints: of the patterns that are on, by descending priority.
     """
-    chosen = repr([options[name] for name in _OPTIONS_OF_CODE])
+    # Inductor's own key has the settings of CUDA, and not those of CPUs.
+    chosen = repr([*(options[name] for name in _OPTIONS_OF_CODE), *_numeric_settings()])
     return "fusebackend-" + _digest(version, python_sources(), chosen, *library, *fingerprints)
 
 
@@ -117,8 +119,14 @@ def decisions(before: str, now: Mapping[str, bool | None], measured_since: Itera
     return _digest(before, repr(sorted(now.items())), repr(sorted(measured_since)), length=16)
 
 
-def _numeric_settings() -> tuple[bool, str]:
-    return torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+def _numeric_settings() -> tuple[bool, str, str]:
+    """What matches read, and results depend on.
+
+    The precisions a backend: ``torch.get_float32_matmul_precision()`` raises where one of them was set by itself.
+    """
+    backends: Any = torch.backends
+    precisions = (backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision)
+    return torch.are_deterministic_algorithms_enabled(), *precisions
 
 
 # ---- patterns ----

@@ -146,6 +146,40 @@ def test_a_pattern_can_be_left_out(interpreted):
     assert not report.substitutions and not report.rejections
 
 
+@pytest.fixture
+def precisions():
+    """The settings of fp32 matrix products, each of a backend, as they are set one by one; restored at the end."""
+    settings = [backend.matmul for backend in (torch.backends.cuda, torch.backends.mkldnn)]
+    was = [s.fp32_precision for s in settings]
+    yield settings
+    for setting, precision in zip(settings, was):
+        setting.fp32_precision = precision
+
+
+@pytest.mark.codegen
+@pytest.mark.parametrize("which", [0, 1], ids=["cuda", "mkldnn"])
+def test_a_precision_that_is_set_for_one_backend_alone(precisions, caplog, which):
+    """``torch.get_float32_matmul_precision()`` raises then."""
+    precisions[which].fp32_precision = "tf32"
+    with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+        torch.get_float32_matmul_precision()
+    compiled = torch.compile(transposed_sum, backend="fuse", options={"fuse.strict": True, "fuse.gate": "measure"})
+    x, y = inputs()
+    assert torch.equal(compiled(x, y), transposed_sum(x, y))
+    assert fusebackend.last_report().verdicts
+    assert not [r for r in caplog.records if r.name.startswith("fusebackend") and r.levelname == "WARNING"]
+
+
+def test_the_precision_of_products_on_cpus_is_in_the_key(precisions):
+    """Inductor's key has that of CUDA alone: a sum of products in fp32 that was compiled to a matrix product came from the cache where
+    matrix products are computed in bf16."""
+    keys = set()
+    for precision in ("ieee", "bf16"):
+        precisions[1].fp32_precision = precision
+        keys.add(code_identity(Options(), loader.load()))
+    assert len(keys) == 2
+
+
 def test_any_edit_of_the_package_makes_another_key(tmp_path, monkeypatch):
     """A guard's helper in another file decides as much as the pattern's own file does."""
     from fusebackend import patterns
