@@ -73,6 +73,8 @@ def parse(mode: str | None = None, options: dict[str, Any] | None = None, *, kno
     own: dict[str, Any] = {}
     inductor: list[tuple[str, Any]] = []
     for name, value in (options or {}).items():
+        if not isinstance(name, str):
+            raise ValueError(f"names of options are strings, got {name!r}")
         if name == "mode":
             if mode is not None and value != mode:
                 raise ValueError(f"mode was given twice: mode={mode!r} and options['mode']={value!r}")
@@ -130,7 +132,7 @@ def _check_mode(mode: str | None) -> None:
 
     modes = list(list_mode_options())
     if mode is not None and mode not in modes:
-        raise ValueError(_unknown(mode, modes, what="mode"))
+        raise ValueError(_unknown(str(mode), modes, what="mode"))
 
 
 def _unknown(name: str, known: list[str], what: str = "option", listed: list[str] | None = None) -> str:

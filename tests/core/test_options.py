@@ -21,6 +21,8 @@ def parse(mode=None, options=None):
         ({"fuse.strict": "yes"}, ["'fuse.strict'", "got 'yes'", "bool"]),
         ({"fuse.fuel": -1}, ["'fuse.fuel'", "got -1", "int >= 0"]),
         ({"mode": "fastest"}, ["unknown mode 'fastest'. Accepted: ", "max-autotune"]),
+        ({"mode": 3}, ["unknown mode '3'. Accepted: ", "max-autotune"]),
+        ({3: "off"}, ["names of options are strings, got 3"]),
         ({"fuse.patterns": "zzz"}, ["unknown pattern in option 'fuse.patterns' 'zzz'. Accepted: "]),
     ],
 )
