@@ -10,9 +10,12 @@
 namespace fusebackend::index_add {
 namespace {
 
-// Becomes Python's IndexError, which PyTorch's own operators raise.
-[[noreturn]] void throw_out_of_range(int64_t index, int64_t size) {
-  throw std::out_of_range("index " + std::to_string(index) + " is out of bounds for a dimension of size " + std::to_string(size));
+// Becomes Python's IndexError where indices count from the end, as index_put's do, else RuntimeError: PyTorch's index_add, scatter_add and
+// gather raise that.
+[[noreturn]] void throw_out_of_range(int64_t index, int64_t size, bool wraps) {
+  const std::string message = "index " + std::to_string(index) + " is out of bounds for a dimension of size " + std::to_string(size);
+  if (wraps) throw std::out_of_range(message);
+  throw std::runtime_error(message);
 }
 
 template <typename Index>
@@ -21,7 +24,7 @@ void resolve(const Params& p, std::vector<int64_t>& target) {
     const int64_t index = static_cast<const Index*>(p.index.data)[n * p.index.stride];
     int64_t row = index < 0 && p.bounds == Bounds::kWrap ? index + p.rows : index;
     const bool outside = row < 0 || row >= p.rows, ignored = p.has_ignore && index == p.ignore;
-    if (outside && !ignored && p.bounds != Bounds::kDrop) throw_out_of_range(index, p.rows);
+    if (outside && !ignored && p.bounds != Bounds::kDrop) throw_out_of_range(index, p.rows, p.bounds == Bounds::kWrap);
     target[n] = outside || ignored ? -1 : row;
   }
 }
@@ -37,7 +40,7 @@ std::vector<int64_t> target_rows(const Params& p) {
 void check_source_index(const Params& p) {
   for (int64_t n = 0; p.source_index.data && n < p.n; ++n)
     if (const int64_t row = index_at(p.source_index, n); row < (p.source_wraps ? -p.source_rows : 0) || row >= p.source_rows)
-      throw_out_of_range(row, p.source_rows);
+      throw_out_of_range(row, p.source_rows, p.source_wraps);
 }
 
 std::vector<int64_t> sorted_entries(const int64_t* target, int64_t n, int64_t rows) {

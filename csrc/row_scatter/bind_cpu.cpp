@@ -22,8 +22,8 @@ Tensor row_scatter(const Tensor& source, const Tensor& index, int64_t bins, cons
     const std::lock_guard<std::mutex> guard(lock);
     if (here.found) bad = here;
   });
-  if (bad.found)  // becomes Python's IndexError
-    throw std::out_of_range("index " + std::to_string(bad.index) + " is out of bounds for a dimension of size " + std::to_string(p.bins));
+  if (bad.found)  // becomes Python's RuntimeError, which PyTorch's scatter_add raises
+    throw std::runtime_error("index " + std::to_string(bad.index) + " is out of bounds for a dimension of size " + std::to_string(p.bins));
   return out;
 }
 
