@@ -73,7 +73,8 @@ def explain(fn_or_module: Callable, *args: Any, pattern: str | None = None, at: 
     for part in found:
         whole.extend(part)
     if not found:
-        whole.notes.append("nothing was compiled: Dynamo found no tensor operations, or was told to skip this function")
+        other = ", or it was compiled with another backend" if compiled is fn_or_module else ""
+        whole.notes.append(f"nothing was compiled: Dynamo found no tensor operations, or was told to skip this function{other}")
     if pattern is not None:
         whole.notes += notes_on_pattern(whole, registry.get(pattern), nearest)
     if line is not None:

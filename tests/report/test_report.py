@@ -108,6 +108,9 @@ def test_explain_takes_what_torch_compile_returned():
 
 def test_explain_says_when_nothing_was_compiled():
     assert "nothing was compiled" in str(fusebackend.explain(lambda: 3))
+    assert "another backend" not in str(fusebackend.explain(lambda: 3))
+    elsewhere = torch.compile(lambda x: x + 1, backend="eager")
+    assert "or it was compiled with another backend" in str(fusebackend.explain(elsewhere, torch.ones(2)))
     with pytest.raises(TypeError, match="fn_or_module must be callable, got int"):
         fusebackend.explain(3)
 
