@@ -23,7 +23,7 @@ class Case:
         goals: column -> the largest accepted ratio of fuse's time to that column's; ``"ms"`` -> its largest accepted time in ms.
             Columns are ``"floor"``, the keys of :data:`fusebackend.bench.kernels.WAYS` and the keys of ``peers``.
         peers: further columns: name -> a function that prepares a peer from the arguments and returns the call, without
-            arguments, that is timed.
+            arguments, that is timed. What it raises is printed in place of the column.
         backward: positions of the inputs whose gradients are computed. If there are any, the backward of ``fn`` is timed
             alone, in place of ``fn``.
         deterministic: compile and time under ``torch.use_deterministic_algorithms``.

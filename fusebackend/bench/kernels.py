@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from fusebackend.bench.case import Case
 from fusebackend.bench.case_lists import random_cases, table_cases
 from fusebackend.bench.device_time import median_ms
 from fusebackend.bench.job import Failure, retry_out_of_memory
+from fusebackend.bench.own_code import with_own_code
 from fusebackend.bench.rows import Row, goals, ratios
 from fusebackend.rewriting.registry import families
 
@@ -127,7 +127,7 @@ class Prepared:
         results = {}
         with self._settings():
             for way in [w for w in ways if not case.ways or w in case.ways]:
-                fn = _with_own_code(case.fn, f"{case.name} {way}")
+                fn = with_own_code(case.fn, f"{case.name} {way}")
                 known = {id(r) for r in backend.reports()}
                 try:
                     fn = _compiled(fn, WAYS[way], gate)
@@ -143,8 +143,11 @@ class Prepared:
             if case.floor is not None:
                 self.calls["floor"] = _spread(functools.partial, case.floor)
             for name, prepare in case.peers.items():
-                call = prepare(*self._arguments(grad=False))
-                call()
+                try:
+                    prepare(*self._arguments(grad=False))()
+                except Exception as error:  # what one peer does not support must not hide the others
+                    self.row["failed"][name] = str(Failure.of(error))
+                    continue
                 self.calls[name] = _spread(prepare)
 
     def measure(self) -> Row:
@@ -221,16 +224,6 @@ def _compiled(fn: Callable, how: dict[str, Any] | None, gate: str) -> Callable:
 
 def _spread(fn: Callable, *first: Any) -> Callable[[tuple], Any]:
     return lambda arguments: fn(*first, *arguments)
-
-
-def _with_own_code(fn: Callable, name: str) -> Callable:
-    """``fn`` behind a code object of its own. Dynamo's cache is keyed by code objects, and no way may be served what was compiled
-    for another."""
-
-    def call(*arguments):
-        return fn(*arguments)
-
-    return types.FunctionType(call.__code__.replace(co_name=name), call.__globals__, name, None, call.__closure__)
 
 
 def _tensors(result: Any, arguments: tuple) -> list[torch.Tensor]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 from fusebackend.bench.case import Case
+from fusebackend.bench.own_code import with_own_code
 from fusebackend.bench.random_shapes import log_uniform, size
 
 #: The largest sizes of random cases, in scores and in elements of q.
@@ -62,6 +66,36 @@ class _Shape:
         arguments = [self.heads(x).flatten(0, -4) for x in (q, k, v)]
         return lambda: F.scaled_dot_product_attention(*arguments, total)
 
+    def flex_attention(self, q, k, v, *biases):
+        """The same as ``attention``, by FlexAttention: a `score_mod` reads the biases where they lie."""
+        batch = self.q[:-3]
+
+        def add_biases(score, b, h, t, s):
+            at = [h, t, s]
+            for count in reversed(batch):
+                at.insert(0, b % count)
+                b = b // count
+            for bias in biases:
+                score = score + bias.squeeze()[tuple(i for i, count in zip(at, bias.shape) if count > 1)]
+            return score
+
+        q, k, v = (self.heads(x).flatten(0, -4) for x in (q, k, v))
+        return flex_attention(q, k, v, score_mod=add_biases).transpose(-3, -2).flatten(-2).unflatten(0, batch)
+
+    def flex_attention_peer(self, backward: bool) -> Callable[..., Callable[[], Any]]:
+        """It compiled, without fallbacks. Where a release has no gradient of a bias, its error says so."""
+        name = f"FlexAttention {self} {backward}"
+        compiled = torch.compile(with_own_code(self.flex_attention, name), dynamic=False, fullgraph=True)
+
+        def prepare(*arguments):
+            if not backward:
+                return functools.partial(compiled, *arguments)
+            wanted = [arguments[i].requires_grad_() for i in self.gradients]
+            out = compiled(*arguments)
+            return functools.partial(torch.autograd.grad, out, wanted, torch.randn_like(out), retain_graph=True)
+
+        return prepare
+
     @property
     def gradients(self) -> tuple[int, ...]:
         return (0, 1, 2, *(3 + i for i, learned in enumerate(self.learned) if learned))
@@ -83,15 +117,17 @@ _TABLE = (
 
 
 def cases() -> list[Case]:
-    """Forward and backward of each shape, beside SDPA; on a CPU smaller batches."""
+    """Forward and backward of each shape, beside FlexAttention, and forward beside SDPA; on a CPU smaller batches."""
     listed = []
     for name, shape, forward, backward in _TABLE:
         if not torch.cuda.is_available():
             shape = _fewer_heads(shape)
         goals = [{} if ms is None or not torch.cuda.is_available() else {"ms": ms} for ms in (forward, backward)]
-        fn = shape.attention()
-        listed.append(Case(f"{name} forward", fn, shape.inputs, goals=goals[0], peers={"SDPA": shape.sdpa}, flops=shape.flops))
-        listed.append(Case(f"{name} backward", fn, shape.inputs, goals=goals[1], backward=shape.gradients, flops=5 * shape.flops // 2))
+        fn, flex = shape.attention(), [{"FlexAttention": shape.flex_attention_peer(b)} for b in (False, True)]
+        listed.append(Case(f"{name} forward", fn, shape.inputs, goals=goals[0], peers={"SDPA": shape.sdpa} | flex[0], flops=shape.flops))
+        listed.append(
+            Case(f"{name} backward", fn, shape.inputs, goals=goals[1], peers=flex[1], backward=shape.gradients, flops=5 * shape.flops // 2)
+        )
     return listed
 
 

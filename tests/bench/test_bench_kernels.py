@@ -10,6 +10,7 @@ from bench_examples import CPU, QUICK_WAYS, TRANSPOSED, square_inputs
 
 from fusebackend.__main__ import main
 from fusebackend.bench import Case, case_lists, kernels, rows
+from fusebackend.bench.own_code import with_own_code
 from fusebackend.rewriting.registry import families
 
 
@@ -104,6 +105,15 @@ def test_peers_and_goals_are_columns(family):
     assert "1e-09, missed" in printed and "double" in printed
 
 
+def test_a_peer_that_does_not_support_a_case_hides_nothing_else(family):
+    def refuse(*arguments):
+        raise NotImplementedError("no gradient of a bias")
+
+    row = row_of(dataclasses.replace(TRANSPOSED, peers={"old": refuse, "copy": lambda x, y: x.clone}), family)
+    assert "copy" in row["ms"] and "fuse" in row["ms"] and "old" not in row["ms"]
+    assert "no old: " in (printed := kernels.line({"family": "tiny", "case": "peer", **row})) and "no gradient of a bias" in printed
+
+
 def test_determinism_is_set_for_the_case_alone(family):
     seen = []
     case = Case(
@@ -122,7 +132,7 @@ def test_each_way_has_compiled_code_of_its_own():
         return gm
 
     for name in "ab":
-        torch.compile(kernels._with_own_code(lambda x: x + 1, name), backend=counted)(torch.ones(3))
+        torch.compile(with_own_code(lambda x: x + 1, name), backend=counted)(torch.ones(3))
     assert len(compiles) == 2
 
 
