@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -69,14 +70,16 @@ class _Shape:
     def flex_attention(self, q, k, v, *biases):
         """The same as ``attention``, by FlexAttention: a `score_mod` reads the biases where they lie."""
         batch = self.q[:-3]
+        # A table that has a gradient may be indexed, and nothing else.
+        tables = [(bias.squeeze(), [count > 1 for count in bias.shape]) for bias in biases]
 
         def add_biases(score, b, h, t, s):
             at = [h, t, s]
             for count in reversed(batch):
                 at.insert(0, b % count)
                 b = b // count
-            for bias in biases:
-                score = score + bias.squeeze()[tuple(i for i, count in zip(at, bias.shape) if count > 1)]
+            for table, has in tables:
+                score = score + table[tuple(itertools.compress(at, has))]
             return score
 
         q, k, v = (self.heads(x).flatten(0, -4) for x in (q, k, v))
