@@ -7,6 +7,7 @@ import weakref
 import torch
 from torch import fx
 
+from fusebackend import fx_utils as g
 from fusebackend.log import log
 
 aten = torch.ops.aten
@@ -23,6 +24,34 @@ def is_channels_last_optimised(graph: fx.Graph) -> bool | None:
     if known is None or known[0] != convolutions:
         known = _answers[graph] = (convolutions, _ask(graph))
     return known[1]
+
+
+def is_given(node: fx.Node) -> bool:
+    """Whether a tensor, or what it is a view of, is an input of the graph."""
+    node = g.through_views(node)
+    return node.op in ("placeholder", "get_attr")
+
+
+def is_followed(node: fx.Node) -> bool:
+    """Whether a convolution that is not depthwise stands after ``node``: up to the last one Inductor prefers channels last."""
+    for other in reversed(node.graph.nodes):
+        if other is node:
+            return False
+        if other.target is node.target:
+            args = g.arguments(other)
+            if not g.same_size(args["groups"], g.value(args["input"]).shape[1]):
+                return True
+    return False
+
+
+def gives_channels_last(node: fx.Node) -> bool:
+    """Whether the result of a convolution will lie channels last though the graph does not say so. An operator in the place of a depthwise
+    one keeps the order of what it reads."""
+    if is_channels_last_optimised(node.graph) is not True:
+        return False
+    args = g.arguments(node)
+    is_depthwise = g.same_size(args["groups"], g.value(args["input"]).shape[1])
+    return not is_depthwise or (is_followed(node) and not is_given(args["input"]))
 
 
 def _ask(graph: fx.Graph) -> bool | None:

@@ -10,7 +10,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.column_sum.sites import before_casts, rows_of, why_not_in
-from fusebackend.rewriting.convolution_layout import is_channels_last_optimised
+from fusebackend.rewriting.convolution_layout import gives_channels_last
 from fusebackend.rewriting.pattern import Reject
 
 aten = torch.ops.aten
@@ -119,7 +119,7 @@ def _is_relaid(source: fx.Node, value: torch.Tensor, dims: tuple[int, ...]) -> b
     if source.target is not aten.convolution.default or value.dim() != 4 or {d % 4 for d in dims} != _NCHW_DIMS:
         return False
     memory = g.memory_order(value)
-    return memory is not None and memory[-1] != 1 and is_channels_last_optimised(source.graph) is True
+    return memory is not None and memory[-1] != 1 and gives_channels_last(source)
 
 
 def _results(node: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:

@@ -14,7 +14,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.depthwise_conv.ops import is_channels_last
 from fusebackend.patterns.depthwise_conv.sites import Convolution
-from fusebackend.rewriting.convolution_layout import is_channels_last_optimised
+from fusebackend.rewriting.convolution_layout import is_channels_last_optimised, is_followed, is_given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,27 +49,9 @@ def layout_of(conv: Convolution, output: fx.Node) -> Layout | None:
         return None
     if not optimises:
         return Layout(orders, orders)
-    given = _is_given(conv.x)
+    given = is_given(conv.x)
     leaves = all(user.op == "output" for user in output.users)
     # Our operator is no convolution to Inductor: where none is left behind it, everything stays as it is in the graph.
-    x_order = orders[0] if given or not _is_followed(conv.node) else True
+    x_order = orders[0] if given or not is_followed(conv.node) else True
     ours = (x_order, orders[1] if orders[0] != orders[1] else x_order)
     return Layout(ours, (True, True), given and not orders[0], leaves and not orders[1], True)
-
-
-def _is_given(node: fx.Node) -> bool:
-    """Whether a tensor, or what it is a view of, is an input of the graph."""
-    node = g.through_views(node)
-    return node.op in ("placeholder", "get_attr")
-
-
-def _is_followed(node: fx.Node) -> bool:
-    """Whether a convolution that is not depthwise stands after ``node``: up to the last one Inductor prefers channels last."""
-    for other in reversed(node.graph.nodes):
-        if other is node:
-            return False
-        if other.target is node.target:
-            args = g.arguments(other)
-            if not g.same_size(args["groups"], g.value(args["input"]).shape[1]):
-                return True
-    return False

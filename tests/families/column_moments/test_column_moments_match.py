@@ -12,6 +12,7 @@ from torch import nn
 import fusebackend
 from fusebackend.patterns.column_moments import bench, estimate
 from fusebackend.patterns.column_moments.match import ColumnMoments
+from fusebackend.rewriting import convolution_layout
 from fusebackend.rewriting.device_facts import IMAGINED
 from fusebackend.rewriting.pattern import Match, Workload
 from fusebackend.testing import assert_pattern
@@ -106,17 +107,18 @@ def test_a_training_step_of_batch_norm(device):
     assert_pattern(model, x, pattern="column_moments", count=2, training=True)
 
 
-def of_a_convolution(monkeypatch, optimised):
-    from fusebackend.patterns.column_moments import sites
-
-    monkeypatch.setattr(sites, "is_channels_last_optimised", lambda graph: optimised)
+def of_a_convolution(monkeypatch, optimised, fn=lambda x, w: F.conv2d(x, w), weight=(32, 24, 1, 1, bf16)):
+    """A variance of what ``fn`` computes, and its match."""
+    monkeypatch.setattr(convolution_layout, "is_channels_last_optimised", lambda graph: optimised)
     monkeypatch.setattr(estimate, "device_facts", lambda device: IMAGINED)
 
-    def fn(x, w):
-        y = F.conv2d(x, w)
-        return torch.rsqrt(torch.var_mean(y.float(), (0, 2, 3), correction=0, keepdim=True)[0] + 1e-5), y
+    def moments(x, w):
+        y = fn(x, w)
+        return torch.rsqrt(torch.var_mean(y.float(), (0, 2, 3), correction=0, keepdim=True)[0] + 1e-5), F.conv2d(
+            y, w.reshape(1, -1, 1, 1)[:, : y.shape[1]]
+        )
 
-    graph = traced(fn, (8, 24, 30, 28, bf16), (32, 24, 1, 1, bf16))
+    graph = traced(moments, (8, 24, 30, 28, bf16), weight)
     (node,) = graph.find_nodes(op="call_function", target=torch.ops.aten.var_mean.correction)
     return node, ColumnMoments().match(node)
 
@@ -141,6 +143,17 @@ def test_what_else_reads_the_results_is_a_kernel_more(monkeypatch, kernels_for_e
     assert isinstance(match, Match)
     found = ColumnMoments().estimate(match)
     assert [w.kind for w in found.ours] == ["column_moments", "stream"] and found.neighbour.target is torch.ops.aten.cos.default
+
+
+@pytest.mark.parametrize(
+    ("fn", "found"),
+    [(lambda x, w: F.conv2d(x, w, groups=24), False), (lambda x, w: F.conv2d(torch.relu(x), w, groups=24), True)],
+    ids=["of an input", "of what is computed"],
+)
+def test_a_depthwise_one_keeps_the_order_of_what_it_reads(monkeypatch, kernels_for_every_device, fn, found):
+    """As soon as our operator takes its place."""
+    _, match = of_a_convolution(monkeypatch, True, fn, (24, 1, 3, 3, bf16))
+    assert isinstance(match, Match) == found
 
 
 @pytest.mark.parametrize("optimised", [False, None])
