@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from families.row_shapes import SHAPES
 
 from fusebackend.patterns.column_moments.ops import reference
 from fusebackend.patterns.column_sum.ops import DTYPES
@@ -12,24 +13,6 @@ op = torch.ops.fusebackend.column_moments
 pytestmark = pytest.mark.usefixtures("library")
 
 f64, f32, f16, bf16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
-
-#: Shapes, and the dims that go: begin and end.
-SHAPES = [
-    ((1000, 33), 0, 1),
-    ((1001, 4), 0, 1),
-    ((5, 70, 8), 1, 2),
-    ((5, 70, 8), 0, 2),
-    ((3, 4, 5, 6), 1, 3),
-    ((2, 1, 300, 1, 7), 2, 3),
-    ((3000, 128), 0, 1),
-    ((17, 4100), 0, 1),
-    ((300, 3, 65), 0, 1),
-    ((70000, 3), 0, 1),
-    ((100003, 1), 0, 1),
-    ((1, 50), 0, 1),
-    ((3, 5), 0, 1),
-    ((40, 9), 1, 2),
-]
 
 
 def check(x, begin, end, correction=0.0, dtype=None):
