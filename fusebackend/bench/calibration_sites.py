@@ -17,7 +17,6 @@ import queue
 import random
 import sys
 import time
-import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,6 +28,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from fusebackend.bench.case import Case
 from fusebackend.bench.case_lists import CPU_SCALE
 from fusebackend.bench.kernel_time import KernelTimer
+from fusebackend.bench.own_code import with_own_code
 from fusebackend.profitability.estimating import Recorded, recording
 from fusebackend.profitability.policy import Gate
 from fusebackend.rewriting.pattern import Work
@@ -317,13 +317,7 @@ def _host_call(device: torch.device) -> _Prepared:
 
 def _compiled(case: Case, way: str, device: torch.device, how: dict[str, Any]) -> tuple[Callable, list[Recorded]]:
     """``case.fn`` compiled but not run, and the work that was met."""
-
-    def call(*arguments):
-        return case.fn(*arguments)
-
-    code = call.__code__.replace(co_name=f"{case.name} {way}")  # Dynamo's cache is keyed by code objects
-    fn = types.FunctionType(code, call.__globals__, "call", None, call.__closure__)
-    compiled = torch.compile(fn, **how)
+    compiled = torch.compile(with_own_code(case.fn, f"{case.name} {way}"), **how)
     with recording() as found, mock.patch.object(Gate, "decide", lambda *_: Decision()):
         if case.backward:  # the backward is compiled when it is first run
             _steps(compiled, case, device)[-1]()

@@ -37,10 +37,8 @@ def is_followed(node: fx.Node) -> bool:
     for other in reversed(node.graph.nodes):
         if other is node:
             return False
-        if other.target is node.target:
-            args = g.arguments(other)
-            if not g.same_size(args["groups"], g.value(args["input"]).shape[1]):
-                return True
+        if other.target is node.target and not _is_depthwise(other):
+            return True
     return False
 
 
@@ -49,9 +47,12 @@ def gives_channels_last(node: fx.Node) -> bool:
     one keeps the order of what it reads."""
     if is_channels_last_optimised(node.graph) is not True:
         return False
+    return not _is_depthwise(node) or (is_followed(node) and not is_given(g.arguments(node)["input"]))
+
+
+def _is_depthwise(node: fx.Node) -> bool:
     args = g.arguments(node)
-    is_depthwise = g.same_size(args["groups"], g.value(args["input"]).shape[1])
-    return not is_depthwise or (is_followed(node) and not is_given(args["input"]))
+    return g.same_size(args["groups"], g.value(args["input"]).shape[1])
 
 
 def _ask(graph: fx.Graph) -> bool | None:

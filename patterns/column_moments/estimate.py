@@ -12,11 +12,12 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.column_moments.sites import Site
-from fusebackend.patterns.column_sum.ops import plan_facts
+from fusebackend.patterns.column_sum.ops import plan_facts, wide_dtype
 from fusebackend.patterns.column_sum.producers import producer_of
+from fusebackend.patterns.column_sum.work import contiguous, is_dynamic, planned_work, shape_of
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Estimate, Work, Workload
-from fusebackend.rewriting.workload import alignment, log2, log2_run, stream, streamed
+from fusebackend.rewriting.workload import alignment, log2, stream, streamed
 
 
 def estimate(site: Site) -> Estimate | Workload:
@@ -27,7 +28,7 @@ def estimate(site: Site) -> Estimate | Workload:
     if 0 in sizes:
         return Estimate(False, "an empty tensor: nothing to gain")
     if site.is_relaid:
-        strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+        strides = contiguous(sizes)
     ours = [_ours(site, sizes, strides)]
     neighbours = []
     reader = _fused_reader(site)
@@ -52,18 +53,9 @@ def _fused_reader(site: Site) -> fx.Node | None:
 def _facts(site: Site, sizes: list[int]) -> tuple[dict[str, float], dict[str, float]]:
     """The quantities and the shape that both descriptions share."""
     value = g.value(site.source)
-    batch, rows, columns = (float(math.prod(sizes[a:b])) for a, b in ((0, site.begin), (site.begin, site.end), (site.end, len(sizes))))
-    quantities = {"read": float(math.prod(sizes)) * value.itemsize, "written": len(site.outputs) * batch * columns * site.dtype.itemsize}
-    is_dynamic = not all(isinstance(n, int) for n in (*value.shape, *value.stride()))
-    shape = {
-        "rows": log2(rows),
-        "columns": log2(columns),
-        "batch": log2(batch),
-        "log2 itemsize": log2(value.itemsize),
-        "row": log2_run(columns * value.itemsize),
-        "dynamic": float(is_dynamic),
-    }
-    return quantities, shape
+    kept = math.prod([*sizes[: site.begin], *sizes[site.end :]])
+    quantities = {"read": float(math.prod(sizes)) * value.itemsize, "written": float(len(site.outputs) * kept * site.dtype.itemsize)}
+    return quantities, shape_of(sizes, site.begin, site.end, value.dtype, is_dynamic(value))
 
 
 def _ours(site: Site, sizes: list[int], strides: list[int]) -> Work:
@@ -75,16 +67,9 @@ def _ours(site: Site, sizes: list[int], strides: list[int]) -> Work:
     misaligned = (g.hint(value.storage_offset()) or 0) * value.itemsize % 16
     multiprocessors = device_facts(value.device).multiprocessors
     facts = plan_facts(sizes, strides, site.begin, site.end, value.dtype, site.dtype, multiprocessors, misaligned)
-    wide = torch.float64 in (value.dtype, site.dtype)
-    quantities |= {
-        "elements": elements * (2 if wide else 1),
-        "partial": 4 * facts["partials"] * (8 if wide else 4),
-        "blocks": facts["blocks"],
-        "loads": elements * value.itemsize / facts["vector_bytes"],
-        "launches": 1.0 + (facts["partials"] > 0),
-    }
-    shape |= {name.replace("_", " "): log2(facts[name]) for name in ("vector_bytes", "width", "lanes", "threads", "splits", "blocks")}
-    return Work("column_moments", quantities, shape)
+    wide = wide_dtype(value.dtype, site.dtype).itemsize
+    planned, laid_out = planned_work(facts, quantities["read"], 4 * facts["partials"] * wide)  # means and squares, written and read
+    return Work("column_moments", {**quantities, "elements": elements * wide / 4, **planned}, shape | laid_out)
 
 
 def _inductor(site: Site, sizes: list[int]) -> Work:

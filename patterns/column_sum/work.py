@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -93,14 +93,25 @@ class Pass:
             products=self.products,
         )
         sums = facts["partials"] * wide_dtype(self.dtype, self.results[0]).itemsize
-        quantities |= {
-            "partial": 2 * sums,
-            "blocks": facts["blocks"],
-            "loads": elements * self.dtype.itemsize / facts["vector_bytes"],
-            "launches": 1.0 + (sums > 0),
-        }
-        shape |= {name.replace("_", " "): log2(facts[name]) for name in ("vector_bytes", "width", "lanes", "threads", "splits", "blocks")}
-        return Work("column_sum", quantities, shape)
+        planned, laid_out = planned_work(facts, quantities["read"], 2 * sums)
+        return Work("column_sum", quantities | planned, shape | laid_out)
+
+
+def planned_work(facts: Mapping[str, float], read: float, partial: float) -> tuple[dict[str, float], dict[str, float]]:
+    """The quantities and the shape of the work that a plan (:func:`plan_facts`) makes of rows.
+
+    Args:
+        read: bytes of the rows.
+        partial: bytes that the first kernel leaves for the second, written and read.
+    """
+    quantities = {
+        "partial": partial,
+        "blocks": facts["blocks"],
+        "loads": read / facts["vector_bytes"],
+        "launches": 1.0 + (partial > 0),
+    }
+    names = ("vector_bytes", "width", "lanes", "threads", "splits", "blocks")
+    return quantities, {name.replace("_", " "): log2(facts[name]) for name in names}
 
 
 def contiguous(sizes: Sequence[int]) -> list[int]:
