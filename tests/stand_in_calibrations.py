@@ -16,6 +16,7 @@ from fusebackend.profitability.time_model import TimeModel
 OURS = (
     *("permute", "transpose_add", "index_add", "index_plan", "causal_conv1d", "causal_conv1d backward", "fp32_matmul"),
     *("depthwise_conv", "depthwise_conv of x", "depthwise_conv of weight", "sdpa", "column_moments"),
+    *("computed sums", "computed rows"),
 )
 #: Kinds on CPUs that Inductor's form makes; and the names of the quantities of all kinds there.
 _CPU_THEIRS = (

@@ -130,11 +130,17 @@ class Estimator:
         unknown = self._calibration is not None and self._calibration.models.get(work.kind) is None and _recording.get() is None
         return work.otherwise if unknown and work.otherwise is not None else work
 
+    def _of_family(self, work: Work, family: str) -> Work:
+        """A generated kernel's work as that of a family's sites, if it is to be recorded or was calibrated so."""
+        named = dataclasses.replace(work, kind=f"{work.kind} of {family}")
+        is_known = self._calibration is not None and named.kind in self._calibration.models
+        return named if family and (is_known or _recording.get() is not None) else work
+
     def _asked(self, work: Generated) -> list[list[Work]]:
         unknown = self._calibration is not None and triton_reductions.KIND not in self._calibration.models
         if work.otherwise is not None and unknown and _recording.get() is None:  # of an older calibration
             return [[work.otherwise]]
-        key = _key(work.nodes)
+        key = f"{_key(work.nodes)} {[(n.name, work.orders[n]) for n in g.inputs_of(work.nodes) if n in work.orders]}"
         if key not in self._generated:
             try:
                 self._generated[key] = works_of(work)
@@ -146,7 +152,7 @@ class Estimator:
                 self._generated[key] = f"Inductor can't be asked: {type(error).__name__}: {error}"
         found = self._generated[key]
         if not isinstance(found, str):
-            return found
+            return [[self._of_family(way, work.family) for way in kernel] for kernel in found]
         if work.otherwise is None:
             raise Unfit(found)
         return [[work.otherwise]]
@@ -158,7 +164,7 @@ def works_of(work: Generated) -> list[list[Work]]:
     Raises:
         Unfit: Inductor can't be asked.
     """
-    kernels = generated_kernels(work.nodes, work.outputs)
+    kernels = generated_kernels(work.nodes, work.outputs, work.orders)
     multiprocessors = device_facts(device_of(work.outputs or work.nodes)).multiprocessors
     found = [triton_reductions.works(k, multiprocessors) if work.outputs or k.is_reduction else triton_access.works(k) for k in kernels]
     return triton_reductions.merged(found, g.inputs_of(work.nodes), work.outputs) if work.outputs else found

@@ -55,13 +55,16 @@ class TritonKernel:
     numbers: frozenset[str] = frozenset()
 
 
-def generated_kernels(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node] = ()) -> list[TritonKernel]:
+def generated_kernels(
+    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node] = (), orders: Mapping[fx.Node, tuple[int, ...]] | None = None
+) -> list[TritonKernel]:
     """The kernels that Inductor generates for ``nodes`` by themselves, to compute ``outputs`` (by default all that other nodes read).
+    ``orders``: of inputs that it lays out otherwise than the graph says.
 
     Raises:
         Unfit: the nodes can't be cut out, or Inductor makes something else of them than Triton kernels.
     """
-    module, fakes, hints = alone(nodes, outputs)
+    module, fakes, hints = alone(nodes, outputs, orders)
     code = _generated_code(module, fakes)
     sources = dict(_KERNEL.findall(code))
     hints = dict(hints)

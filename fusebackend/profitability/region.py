@@ -124,11 +124,14 @@ def extract(
     return dataclasses.replace(_region(core, emitted, renamed, _neighbours(set(core), set(emitted))), orders=orders)
 
 
-def alone(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node] = ()) -> tuple[fx.GraphModule, list[Any], dict[str, int]]:
+def alone(
+    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node] = (), orders: Mapping[fx.Node, tuple[int, ...]] | None = None
+) -> tuple[fx.GraphModule, list[Any], dict[str, int]]:
     """Nodes as a graph of their own, without neighbours; its fake inputs; and the hint of each symbol in these, by name.
 
     Args:
         outputs: what the graph returns; by default all that other nodes read.
+        orders: of inputs that Inductor lays out otherwise than the graph says.
 
     Raises:
         Unfit: they can't be cut out.
@@ -136,7 +139,7 @@ def alone(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node] = ()) -> tuple[fx
     region = _region(nodes, (), {}, set())
     if outputs:
         region = dataclasses.replace(region, outputs=tuple(outputs))
-    mode, fakes, substitute = fresh_inputs(region.inputs, region.symbols)
+    mode, fakes, substitute = fresh_inputs(region.inputs, region.symbols, orders)
     module = region._module(region.original, {}, region.outputs, len(substitute))
     with enable_python_dispatcher():  # decompositions that take symbolic sizes
         FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)

@@ -142,11 +142,15 @@ class Generated:
         nodes: the nodes.
         outputs: those whose values are wanted; all that other nodes read if there are none.
         otherwise: the work where Inductor can't be asked, or what it generates is not understood; None if it is not known then.
+        family: whose sites these are, where a calibration may know more of such kernels than of all that Inductor generates.
+        orders: as for :class:`Workload`.
     """
 
     nodes: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...] = ()
     otherwise: Work | None = None
+    family: str = ""
+    orders: Mapping[fx.Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

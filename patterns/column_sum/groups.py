@@ -92,7 +92,7 @@ def nested(site: Site) -> Nested | None:
 
 def _nested(inner: Site, outer: Site) -> Nested | None:
     wider = set(outer.summed) > set(inner.summed)
-    if not wider or inner.is_mean != outer.is_mean or not _can_stand_together((inner, outer), [inner.source]):
+    if not wider or inner.is_mean != outer.is_mean or not can_stand_together((inner, outer), [inner.source]):
         return None
     kept = [d for d in inner.order if d not in inner.summed]
     left = [i for i, d in enumerate(kept) if d in outer.summed]
@@ -139,7 +139,7 @@ def _plain(product: Together) -> Together | None:
             if not isinstance(site, Site) or site.source is not x or g.value(node).dtype not in PRODUCT_DTYPES:
                 continue
             same = (site.order, site.begin, site.end) == (product.products.order, product.products.begin, product.products.end)
-            if same and _can_stand_together((site, product.products), product.sources):
+            if same and can_stand_together((site, product.products), product.sources):
                 return dataclasses.replace(product, plain=site, x=x, y=y if product.y is not None else None)
     return None
 
@@ -183,7 +183,7 @@ def views_behind(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _can_stand_together(sums: Iterable[Site], sources: Iterable[fx.Node]) -> bool:
+def can_stand_together(sums: Iterable[Site], sources: Iterable[fx.Node]) -> bool:
     """Whether the sums can be computed right behind the last of what they read: so none needs the result of another one."""
     last = max(sources)
     ends = [(site.node, *views_behind(site.node))[-1] for site in sums]

@@ -72,7 +72,7 @@ def producer_of(*sources: fx.Node, inside: Collection[fx.Node] = ()) -> Producer
         inside: nodes behind the sources that are computed in the same pass. A source that others read too becomes a tensor anyway, or is
             computed twice.
     """
-    tensors = _Tensors()
+    tensors = Tensors()
     nodes: set[fx.Node] = set()
     reads: set[fx.Node] = set()
     gathered = 0.0
@@ -123,7 +123,7 @@ def _behind(sums: Collection[fx.Node], nodes: Collection[fx.Node]) -> set[fx.Nod
     return reached & set(nodes)
 
 
-class _Tensors:
+class Tensors:
     """Which nodes of a graph become tensors in Inductor's code."""
 
     def __init__(self) -> None:

@@ -1,0 +1,212 @@
+"""The operators ``fusebackend::computed_sums`` and ``computed_rows`` and their references in PyTorch. The kernels are in
+csrc/computed_sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusebackend import fx_utils as g
+from fusebackend.native import arguments, ops
+from fusebackend.patterns.computed_sums import program as programs
+
+#: Those that the kernels read, and in which they return sums.
+RESULTS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+READ = RESULTS | {torch.bool, torch.uint8}
+
+
+def reference(inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    """What the kernels compute.
+
+    Args:
+        inputs: 1 to 16 tensors of one rank, at least 2, whose sizes broadcast; at least one has the full size. Read where they lie if
+            the dims before the last one lie in memory like one dim, or are broadcast along the outermost and the innermost of them, and
+            the last one side by side; copied otherwise.
+        program: what is summed (:mod:`fusebackend.patterns.computed_sums.program`).
+        dtypes: of the sums.
+
+    Returns:
+        The sums over all dims but the last one, contiguous. Sums are made in fp32, what blocks of threads leave is added in fp64, and
+        rounded once. The order of the additions depends on the shape, the strides and the device alone.
+    """
+    shape = torch.broadcast_shapes(*(t.shape for t in inputs))
+    dims = list(range(len(shape) - 1))
+    return [t.expand(shape).sum(dims).to(dtype) for t, dtype in zip(programs.evaluate(program, inputs, len(dtypes)), dtypes)]
+
+
+def _dtypes(given: Sequence[torch.dtype | int]) -> list[torch.dtype]:
+    """torch 2.11 hands lists of dtypes on by their numbers."""
+    numbers = {torch.float32: 6, torch.float16: 5, torch.bfloat16: 15}
+    known = {number: dtype for dtype, number in numbers.items()}
+    return [known.get(t, t) for t in given]  # type: ignore[misc,call-overload]
+
+
+def _domain(inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype]) -> list[Any]:
+    """The sizes to which those of the inputs broadcast; refuses what the kernels refuse."""
+    try:
+        programs.parse(program, len(inputs), len(dtypes))
+    except ValueError as error:
+        raise RuntimeError(f"computed_sums: {error}") from error
+    ranks = [t.dim() for t in inputs]
+    torch._check(ranks[0] >= 2 and len(set(ranks)) == 1, lambda: f"computed_sums: inputs are of one rank >= 2, not of {ranks}")
+    for k, t in enumerate(inputs):
+        arguments.check_device("computed_sums", inputs[0], **{f"input {k}": t})
+    read, wanted = {t.dtype for t in inputs}, set(_dtypes(dtypes))
+    torch._check(read <= READ and wanted <= RESULTS, lambda: f"computed_sums: {read} in {wanted} are not supported")
+    domain = list(inputs[0].shape)
+    for k, t in enumerate(inputs):
+        for d, size in enumerate(t.shape):
+            fits = any(arguments.are_same(a, b) for a, b in ((size, domain[d]), (size, 1), (domain[d], 1)))
+            torch._check(fits, lambda: f"computed_sums: input {k} of sizes {tuple(t.shape)} does not broadcast to {domain}")  # noqa: B023
+            if arguments.are_same(domain[d], 1):
+                domain[d] = size
+    full = any(arguments.same_sizes(t.shape, domain) for t in inputs)
+    torch._check(full, lambda: f"computed_sums: no input has the sizes to which all of them broadcast, {domain}")
+    return domain
+
+
+def _fake(inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    columns = _domain(inputs, program, dtypes)[-1]
+    return [inputs[0].new_empty([columns], dtype=dtype) for dtype in _dtypes(dtypes)]
+
+
+def rows_reference(
+    inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype], keeps_order: bool = False
+) -> list[torch.Tensor]:
+    """What the kernels of ``computed_rows`` compute: every ``out`` of the program as a tensor of the full size.
+
+    Args:
+        inputs, program, dtypes: as for :func:`reference`.
+        keeps_order: whether the results lie in memory like the first input of the full size, if there are no gaps in that, as Inductor
+            may lay out a convolution's result otherwise than the graph says; they are contiguous otherwise.
+    """
+    shape = torch.broadcast_shapes(*(t.shape for t in inputs))
+    values = [t.to(dtype).expand(shape) for t, dtype in zip(programs.evaluate(program, inputs, len(dtypes)), dtypes)]
+    if not keeps_order:
+        return [t.contiguous() for t in values]
+    strides = _strides_like(inputs, shape)
+    return [torch.empty_strided(shape, strides, dtype=t.dtype, device=t.device).copy_(t) for t in values]
+
+
+def _strides_like(inputs: Sequence[torch.Tensor], shape: Sequence[Any]) -> list[Any]:
+    def dense(order: Sequence[int]) -> list[Any]:
+        strides: list[Any] = [1] * len(order)
+        for outer, inner in zip(reversed(order[:-1]), reversed(order[1:])):
+            strides[outer] = strides[inner] * shape[inner]
+        return strides
+
+    full = next((t for t in inputs if arguments.same_sizes(t.shape, shape)), None)
+    known = None if full is None else g.hints(full.stride())
+    if full is not None and known is not None:
+        found = dense(sorted(range(len(shape)), key=lambda d: -known[d]))
+        if all(arguments.are_same(n, 1) or arguments.are_same(a, b) for n, a, b in zip(shape, found, full.stride())):
+            return found
+    return dense(range(len(shape)))
+
+
+def _rows_fake(
+    inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype], keeps_order: bool = False
+) -> list[torch.Tensor]:
+    domain = _domain(inputs, program, dtypes)
+    if keeps_order:
+        strides = _strides_like(inputs, domain)
+        return [inputs[0].new_empty_strided(domain, strides, dtype=dtype) for dtype in _dtypes(dtypes)]
+    return [inputs[0].new_empty(domain, dtype=dtype) for dtype in _dtypes(dtypes)]
+
+
+def _on_cpu(inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    _domain(inputs, program, dtypes)
+    return reference(inputs, program, _dtypes(dtypes))
+
+
+def _rows_on_cpu(
+    inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype], keeps_order: bool = False
+) -> list[torch.Tensor]:
+    _domain(inputs, program, dtypes)
+    return rows_reference(inputs, program, _dtypes(dtypes), keeps_order)
+
+
+# Implemented by csrc/computed_sums on GPUs. Any layout is read.
+computed_sums = ops.define(
+    "computed_sums(Tensor[] inputs, str program, ScalarType[] dtypes) -> Tensor[]", fake=_fake, python_kernels={"CPU": _on_cpu}
+)
+computed_rows = ops.define(
+    "computed_rows(Tensor[] inputs, str program, ScalarType[] dtypes, bool keeps_order=False) -> Tensor[]",
+    fake=_rows_fake,
+    python_kernels={"CPU": _rows_on_cpu},
+)
+
+
+def kind(sizes: Sequence[int], strides: Sequence[int], domain: Sequence[int]) -> str | None:
+    """How an input lies, as a letter (csrc/computed_sums/computed_sums.h, ``Kind``); None if it is copied first.
+
+    Args:
+        sizes, strides: of the input.
+        domain: the sizes to which those of all inputs broadcast, none of them 0.
+    """
+    return ops.ask("computed_sums_kind", tuple(sizes), tuple(strides), tuple(domain)) or None
+
+
+def plan_facts(
+    dtypes: Sequence[torch.dtype],
+    kinds: str,
+    outs: int,
+    rows: int,
+    columns: int,
+    multiprocessors: int,
+    misaligned: int = 0,
+    stored: Sequence[torch.dtype] = (),
+) -> Mapping[str, float]:
+    """How a GPU computes it (csrc/computed_sums/computed_sums.h, ``Plan``), of inputs that need not exist.
+
+    Args:
+        dtypes, kinds: of the inputs; a letter for each (:func:`kind`).
+        outs: how many results the program has.
+        stored: as what they are stored; none if they are added.
+        misaligned: how many bytes behind an aligned address they begin. Full rows follow one another without a gap.
+    """
+    return _plan(list(dtypes), kinds, outs, list(stored), rows, columns, multiprocessors, misaligned)
+
+
+def compile_kernel(
+    program: str,
+    dtypes: Sequence[torch.dtype],
+    kinds: str,
+    outs: int,
+    architecture: str,
+    vector: int = 0,
+    stored: Sequence[torch.dtype] = (),
+) -> Mapping[str, float] | str:
+    """Compiles the kernel for an architecture such as ``"sm_90"``, for which no GPU is needed. A process compiles none twice.
+
+    Args:
+        dtypes, kinds, outs, stored: as for :func:`plan_facts`.
+        vector: how many columns a thread has (``plan_facts(...)["vector"]``); 0 for the most that are possible.
+
+    Returns:
+        What it takes: ``registers``, ``stack_bytes``, ``spill_bytes`` and ``code_bytes``. Where it can't be compiled, the reason.
+
+    Raises:
+        RuntimeError: the program is malformed.
+    """
+    told = ops.ask("computed_sums_compile", program, tuple(dtypes), kinds, outs, tuple(stored), vector, architecture)
+    return told.removeprefix("failed: ") if told.startswith("failed: ") else ops.facts(lambda: told)
+
+
+def compilations() -> int:
+    """How many kernels this process has compiled."""
+    return int(_compilations()["compilations"])
+
+
+# Implemented by csrc/computed_sums/bind.cpp.
+ops.define_facts("computed_sums_kind(int[] sizes, int[] strides, int[] domain) -> str")
+_plan = ops.define_facts(
+    "computed_sums_plan(ScalarType[] dtypes, str kinds, int outs, ScalarType[] stored, int rows, int columns, int multiprocessors,"
+    " int misaligned) -> str"
+)
+ops.define_facts(
+    "computed_sums_compile(str program, ScalarType[] dtypes, str kinds, int outs, ScalarType[] stored, int vector, str architecture) -> str"
+)
+_compilations = ops.define_facts("computed_sums_compilations() -> str")

@@ -1,0 +1,159 @@
+"""Sums over outer dims of computed values, read from the graph: those that one pass computes together."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.column_sum import sites as sums
+from fusebackend.patterns.column_sum.groups import can_stand_together
+from fusebackend.patterns.column_sum.producers import other_reductions
+from fusebackend.patterns.computed_sums import expression
+from fusebackend.patterns.computed_sums.expression import Expression, Unreadable, laid_out
+from fusebackend.patterns.computed_sums.program import MOST_SUMS
+from fusebackend.patterns.computed_sums.reading import Reading
+from fusebackend.rewriting.pattern import Reject
+
+aten = torch.ops.aten
+
+SUMS = (aten.sum.dim_IntList,)
+_RESULTS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Sums over the same dims of values that are computed of the same tensors.
+
+    Attributes:
+        sums: each with its place in memory, which is that of all; in the order of the graph.
+        expression: what is summed.
+    """
+
+    sums: tuple[sums.Site, ...]
+    expression: Expression
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        return self.sums[0].order
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """What is computed, and casts before the sums, but not these."""
+        casts = set[fx.Node]()
+        for one in self.sums:
+            node = one.node.args[0]
+            while node is not one.source:
+                casts.add(node)  # type: ignore[arg-type]
+                node = node.args[0]  # type: ignore[union-attr]
+        return tuple(sorted({*self.expression.nodes, *casts}))
+
+    @property
+    def reading(self) -> Reading:
+        return Reading.of(self.expression, self.order, self.sizes, self.sums[0].end)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of what is summed, by hints, in memory order."""
+        shape = g.value(self.sums[0].source).shape
+        return g.hints([shape[d] for d in self.order]) or []
+
+
+def read(node: fx.Node) -> Site | Reject | None:
+    """The sums that are computed with that at ``node``; why no kernel does; or None if nothing is computed in it, or it is none over
+    rows."""
+    first = sums.read(node)
+    if expression.is_tensor_anyway(g.through_views(node.args[0])):  # type: ignore[arg-type]
+        return None
+    if not isinstance(first, sums.Site):
+        return first
+    if not _is_of_rows(first):
+        return Reject("sums of several matrices, one by one, are left to Inductor", node)
+    try:
+        alone = _site((first,))
+        if isinstance(alone, Reject):
+            return alone
+        for others in _together(first, alone):
+            found = _site(others)
+            if isinstance(found, Site):
+                return found if _is_computed(found) else None
+    except Unreadable as unreadable:
+        reason, where = unreadable.args
+        return Reject(reason, where or node)
+    return alone if _is_computed(alone) else None
+
+
+def _is_of_rows(site: sums.Site) -> bool:
+    """Whether one matrix is summed: dims outside of those that go have size 1."""
+    shape = g.value(site.source).shape
+    return all(g.same_size(shape[d], 1) for d in site.order[: site.begin])
+
+
+def _together(first: sums.Site, alone: Site) -> list[tuple[sums.Site, ...]]:
+    """Groups of sums with ``first``, the largest one before."""
+    tensors = [leaf.node for leaf in alone.expression.leaves]
+    found = [first]
+    for node in other_reductions({first.node}, tensors):
+        other = sums.read(node) if node.target in SUMS and node not in tensors else None
+        if isinstance(other, sums.Site) and _is_alike(first, other) and can_stand_together((*found, other), tensors):
+            found.append(other)
+    found.sort(key=lambda s: s.node)
+    if len(found) > MOST_SUMS:  # each belongs to one group: they are taken by fours
+        at = found.index(first) // MOST_SUMS * MOST_SUMS
+        found = found[at : at + MOST_SUMS]
+    return [tuple(found)] if len(found) > 1 else []
+
+
+def _is_alike(first: sums.Site, other: sums.Site) -> bool:
+    """Whether two sums are over the same dims of tensors of the same size and order."""
+    a, b = g.value(first.source).shape, g.value(other.source).shape
+    same = (first.order, first.begin, first.end) == (other.order, other.begin, other.end)
+    return same and len(a) == len(b) and all(map(g.same_size, a, b)) and not other.is_mean
+
+
+def _site(group: tuple[sums.Site, ...]) -> Site | Reject:
+    """The site of sums, if what all of them need is there before the first is read."""
+    value = g.value(group[0].source)
+    sizes = g.hints(value.shape)
+    if sizes is None:
+        return Reject("sizes are not known before run time (unbacked symbols)", group[0].node)
+    for one in group:
+        if g.value(one.node).dtype not in _RESULTS:
+            return Reject(f"sums in {g.value(one.node).dtype} are not supported: fp32 and 16 bits are", one.node)
+    found = expression.read([s.source for s in group], math.prod(sizes))
+    site = Site(group, found)
+    reason = _why_not_laid_out(site)
+    if reason:
+        return Reject(reason, group[0].node)
+    if len(group) > 1 and not can_stand_together(group, [leaf.node for leaf in found.leaves]):
+        return Reject("they can't be computed at one place of the graph", group[0].node)
+    return site
+
+
+def _is_computed(site: Site) -> bool:
+    """Whether there is more to compute than products of tensors, which ``column_sum`` computes."""
+    return site.expression.statements > sum(s.source.target is aten.mul.Tensor for s in site.sums)
+
+
+def _why_not_laid_out(site: Site) -> str | None:
+    """Why what is read in full would have to be copied, or none of it is: the first dim in memory must not depend on the tensor."""
+    domain, begin = site.sizes, len(site.order) - _columns(site)
+    is_read = False
+    for leaf in site.expression.leaves:
+        found = laid_out(site.order, leaf)
+        if found is None:
+            return "sizes are not known before run time (unbacked symbols)"
+        if not expression.is_full(found[0], math.prod(domain)):
+            continue
+        is_read |= math.prod(found[0]) == math.prod(domain)
+        if not expression.collapses(*expression.as_matrix(*found, begin), tuple([*domain[:begin], math.prod(domain[begin:])])):
+            return f"{g.describe(leaf.node)} ({g.spec(g.value(leaf.node))}) lies in memory in another order than what is summed"
+    return None if is_read else "no tensor is read element by element"
+
+
+def _columns(site: Site) -> int:
+    """How many dims stay."""
+    return len(site.order) - site.sums[0].end

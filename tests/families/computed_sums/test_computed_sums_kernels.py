@@ -1,0 +1,560 @@
+"""Pointwise programs, stored or summed over outer dims: kernels compiled at run time, against fp64; what is refused; what is compiled."""
+
+import math
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from fusebackend.patterns.computed_sums import ops, program
+from fusebackend.patterns.computed_sums.ops import computed_rows, computed_sums, reference, rows_reference
+from fusebackend.patterns.computed_sums.program import MOST_INPUTS, MOST_SUMS
+
+pytestmark = pytest.mark.usefixtures("library")
+cuda = pytest.mark.cuda
+
+f64, f32, f16, bf16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+HALVES = [f16, bf16]
+
+#: dy, x, mean, scale, weight, bias: both sums of batch norm's backward behind SiLU.
+SILU = (
+    "t0=sub(i1,i2);t1=mul(i3,i4);t2=mul(t0,t1);t3=add(t2,i5);t4=sigmoid(t3);t5=sub(1.0,t4);t6=mul(t3,t5);t7=add(1.0,t6);t8=mul(t4,t7);"
+    "t9=mul(i0,t8);out(t9);t10=mul(t9,t0);out(t10)"
+)
+#: dy, y, x, mean: the same behind ReLU.
+RELU = "t0=le(i1,0.0);t1=where(t0,0.0,i0);out(t1);t2=sub(i2,i3);t3=mul(t1,t2);out(t3)"
+GELU = "t0=mul(i0,0.7071067811865476);t1=erf(t0);t2=add(t1,1.0);t3=mul(i0,0.5);t4=mul(t3,t2);t5=mul(t4,i1);out(t5)"
+PRODUCT = "t0=mul(i0,i1);out(t0)"
+SELF = "out(i0)"
+
+
+def check(text, inputs, dtypes, scale=1.0, rows=True):
+    """The sums are those of fp64, but for rounding, and for errors in fp32 that do not grow with the number of rows."""
+    found = computed_sums(inputs, text, dtypes)
+    wide = [t if t.dtype is torch.bool else t.double() for t in inputs]
+    exact = reference(wide, text, [f64] * len(dtypes))
+    shape = torch.broadcast_shapes(*(t.shape for t in inputs))
+    amounts = [t.abs().expand(shape).sum(list(range(len(shape) - 1))) for t in program.evaluate(text, wide, len(dtypes))]
+    assert len(found) == len(dtypes)
+    for ours, right, amount, dtype in zip(found, exact, amounts, dtypes):
+        assert ours.dtype == dtype and ours.shape == right.shape == shape[-1:] and ours.is_contiguous()
+        # What is computed may be a small difference of large numbers: an error of the other columns' size is none.
+        largest = max([0.0, *amount.nan_to_num(0, 0, 0).tolist()])
+        bound = torch.finfo(dtype).eps * right.abs() + scale * 2e-6 * (amount + largest) + torch.finfo(dtype).tiny
+        error = (ours.double() - right).abs()
+        assert bool((error <= bound).all()), f"{(error / bound).max():.3g} times the bound"
+    if rows:
+        check_rows(text, inputs, dtypes)
+    return found
+
+
+def check_rows(text, inputs, dtypes):
+    """What is stored is what PyTorch computes of it in fp32, but for roundings."""
+    shape = torch.broadcast_shapes(*(t.shape for t in inputs))
+    found = computed_rows(inputs, text, dtypes)
+    assert len(found) == len(dtypes)
+    for ours, right, dtype in zip(found, rows_reference(inputs, text, dtypes), dtypes):
+        assert ours.dtype == dtype and ours.shape == shape and ours.is_contiguous()
+        finite = right[right.isfinite()]
+        largest = float(finite.abs().max()) if finite.numel() else 0.0
+        eps = max(torch.finfo(dtype).eps, 1e-5)
+        torch.testing.assert_close(ours, right, rtol=eps, atol=2e-6 * largest + torch.finfo(dtype).tiny, equal_nan=True)
+    return found
+
+
+def batch_norm(shape, dtype, make=torch.randn):
+    columns = (*[1] * (len(shape) - 1), shape[-1])
+    dy, x = (make(shape, device="cuda").to(dtype) for _ in range(2))
+    mean, scale, weight, bias = (torch.randn(columns, device="cuda") for _ in range(4))
+    return [dy, x, mean, scale.abs() + 0.5, weight, bias]
+
+
+# ---- without a GPU ----
+
+
+def compiled(text, dtypes, kinds, sums, architecture="sm_90", **more):
+    facts = ops.compile_kernel(text, dtypes, kinds, sums, architecture, **more)
+    if isinstance(facts, str) and facts.startswith("NVRTC is not found"):
+        pytest.skip(facts)
+    assert not isinstance(facts, str), facts
+    return facts
+
+
+EVERY_NAME = {
+    name: f"t0={name}({','.join(f'i{k}' for k in range(count))});" + ("out(t0)" if name not in ("lt", "le", "gt", "ge", "eq", "ne") else "")
+    for name, (count, _) in program.FUNCTIONS.items()
+}
+EVERY_NAME |= {
+    name: text + "t1=where(t0,i0,0.0);out(t1)" for name, text in EVERY_NAME.items() if name in ("lt", "le", "gt", "ge", "eq", "ne")
+}
+EVERY_NAME |= {
+    "and": "t0=gt(i0,0.0);t1=and(i1,t0);t2=where(t1,i0,1e-05);out(t2)",
+    "or": "t0=gt(i0,inf);t1=or(t0,i1);t2=where(t1,i0,-1.5);out(t2)",
+    "not": "t0=not(i1);t1=where(t0,i0,nan);out(t1)",
+    "where": "t0=where(i1,i0,-inf);out(t0)",
+}
+
+
+def types_of(name):
+    if name in ("and", "or", "not", "where"):
+        return [f32, torch.bool]
+    return [f32, bf16][: program.FUNCTIONS[name][0]]
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", sorted(EVERY_NAME))
+def test_every_name_compiles(name, architecture):
+    types = types_of(name)
+    assert compiled(EVERY_NAME[name], types, "r" * len(types), 1, architecture)["registers"] > 0
+
+
+@pytest.mark.parametrize("stored", [[f32], [bf16], [f16]], ids=str)
+@pytest.mark.parametrize("vector", [1, 2, 4, 8])
+def test_rows_compile(vector, stored):
+    facts = compiled("t0=sub(i0,i1);t1=mul(t0,i2);t2=sigmoid(t1);out(t2)", [bf16, f32, f32], "rcc", 1, vector=vector, stored=stored)
+    assert facts["vector"] == vector and facts["spill_bytes"] == 0
+
+
+def test_more_threads_have_fewer_registers_where_rows_are_stored():
+    gradient = SILU.replace("out(t9);", "").replace("out(t10)", "t11=sub(t9,t10);t12=mul(t11,i3);out(t12)")
+    for dtype in (bf16, f32):
+        facts = compiled(gradient, [dtype, dtype, f32, f32, f32, f32], "rrcccc", 1, stored=[dtype])
+        assert facts["registers"] <= 64 and facts["spill_bytes"] == 0
+    plan = ops.plan_facts([bf16, bf16, f32, f32, f32, f32], "rrcccc", 1, 802816, 144, 132, stored=[bf16])
+    assert plan["blocks_at_once"] == 2 and plan["blocks"] == 264 and plan["partials"] == plan["shared_bytes"] == 0
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
+@pytest.mark.parametrize("vector", [1, 2, 4, 8])
+def test_every_kind_and_type_compiles(vector, architecture):
+    text = "t0=mul(i0,i1);t1=mul(t0,i2);t2=where(i3,t1,i4);t3=add(t2,i5);out(t3);out(i0);t4=mul(t3,i4);out(t4);t5=sub(t4,1.0);out(t5)"
+    facts = compiled(text, [bf16, f16, f32, torch.bool, torch.uint8, f32], "rgfrcs", 4, architecture, vector=vector)
+    assert facts["vector"] == vector and facts["spill_bytes"] == 0
+
+
+@pytest.mark.parametrize("kinds", ["cc", "cs", "ss", "ff", "gg", "cf"])
+def test_no_input_needs_rows_of_its_own(kinds):
+    assert compiled(PRODUCT, [bf16, f32], kinds, 1)["registers"] > 0
+
+
+def test_the_kernel_of_batch_norm_behind_silu_keeps_to_its_registers():
+    for dtype in (bf16, f32):
+        facts = compiled(SILU, [dtype, dtype, f32, f32, f32, f32], "rrcccc", 2)
+        assert facts["registers"] <= 128 and facts["spill_bytes"] == facts["stack_bytes"] == 0
+        assert facts["vector"] == (8 if dtype == bf16 else 4) and facts["rows_at_once"] == 2
+
+
+@pytest.mark.parametrize("kinds", ["r" * MOST_INPUTS, "rr" + "c" * (MOST_INPUTS - 2), "rg" * (MOST_INPUTS // 2), "rf" * (MOST_INPUTS // 2)])
+def test_as_many_inputs_and_sums_as_may_be_do_not_spill(kinds):
+    last = MOST_INPUTS - 2
+    adds = [f"t{k}=add(t{k - 1},i{k + 1})" for k in range(1, last + 1)]
+    text = ";".join(["t0=mul(i0,i1)", *adds, *(f"out(t{last - s})" for s in range(MOST_SUMS))])
+    assert compiled(text, [bf16] * MOST_INPUTS, kinds, MOST_SUMS)["spill_bytes"] == 0
+
+
+def test_a_kernel_is_compiled_once_and_shapes_do_not_matter():
+    text = "t0=mul(i0,12.3);t1=add(t0,i0);out(t1)"
+    before = ops.compilations()
+    compiled(text, [bf16], "r", 1)
+    assert ops.compilations() == before + 1
+    compiled(text.replace("12.3", "1e-07"), [bf16], "r", 1)  # its numbers are arguments
+    assert ops.compilations() == before + 1
+    compiled(text, [bf16], "r", 1)
+    ops.plan_facts([bf16], "r", 1, 1000, 64, 132)
+    assert ops.compilations() == before + 1
+    compiled(text, [bf16], "r", 1, "sm_80")
+    assert ops.compilations() == before + 2
+
+
+def test_an_unknown_architecture_is_a_reason():
+    compiled(SELF, [f32], "r", 1)
+    reason = ops.compile_kernel(SELF, [f32], "r", 1, "sm_13")
+    assert isinstance(reason, str) and "NVRTC" in reason and "sm_13" in reason
+
+
+def test_without_nvrtc_there_is_a_reason():
+    code = (
+        "import torch\nfrom fusebackend.native import loader\nfrom fusebackend.patterns.computed_sums import ops\nloader.load()\n"
+        "print(ops.compile_kernel('out(i0)', [torch.float32], 'r', 1, 'sm_90'))"
+    )
+    environment = {**os.environ, "FUSEBACKEND_NVRTC": "/nowhere/nvrtc.so"}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert "NVRTC is not found" in found.stdout and "/nowhere/nvrtc.so" in found.stdout, found.stderr
+
+
+MALFORMED = {
+    "": "is accepted",
+    "out(i0);": "is accepted",
+    "t0=add(i0,1.0)": "results",
+    "out(i0);out(i0)": "results",
+    "t0=add(i0,1.0);t0=add(i0,1.0);out(t0)": "t1",
+    "t1=add(i0,1.0);out(t1)": "t0",
+    "t0=add(i0);out(t0)": "takes 2 arguments, not 1",
+    "t0=neg(i0,i0);out(t0)": "takes 1 arguments, not 2",
+    "t0=system(i0);out(t0)": "there is no function 'system'",
+    "t0=neg(i2);out(t0)": "i2",
+    "t0=neg(t0);out(t0)": "t0",
+    "t0=neg(i0) ;out(t0)": "accepted",
+    " out(i0)": "accepted",
+    "t0=neg(x);out(t0)": "'x'",
+    "t0=add(i0,1.0f);out(t0)": "'1.0f'",
+    "t0=add(i0,0x10);out(t0)": "'0x10'",
+    "t0=add(i0,.5);out(t0)": "'.5'",
+    "t0=add(i0,);out(t0)": "''",
+    "t0=add(i0,(i0));out(t0)": "add",
+    "t0=add(i0,i0)}asm(;out(t0)": "accepted",
+    "t0=mul(i0,n0);out(t0)": "'n0'",
+    "t0=mul(i0,0.3);t1=mul(i0,n0);out(t1)": "'n0'",
+    "t0=and(i0,i1);out(t0)": "truth value",
+    "t0=neg(i1);out(t0)": "truth value",
+    "t0=lt(i0,0.0);out(t0)": "truth value",
+    "t0=where(i0,i0,i0);out(t0)": "truth value",
+}
+
+
+@pytest.mark.parametrize("text", MALFORMED, ids=repr)
+def test_malformed_programs_are_refused(text):
+    with pytest.raises(RuntimeError, match="program|statement") as found:
+        torch.ops.fusebackend.computed_sums_compile(text, [f32, torch.bool], "rr", 1, [], 0, "sm_90")
+    assert MALFORMED[text] in str(found.value)
+
+
+def test_other_arguments_are_refused():
+    compile_ = torch.ops.fusebackend.computed_sums_compile
+    for arguments, why in (
+        ((SELF, [f64], "r", 1, [], 0, "sm_90"), "fp32, fp16, bf16, uint8 and bool"),
+        ((SELF, [], "", 1, [], 0, "sm_90"), f"1 to {MOST_INPUTS} inputs"),
+        ((SELF, [f32] * (MOST_INPUTS + 1), "r" * (MOST_INPUTS + 1), 1, [], 0, "sm_90"), f"1 to {MOST_INPUTS} inputs"),
+        ((SELF, [f32], "r", MOST_SUMS + 1, [], 0, "sm_90"), f"1 to {MOST_SUMS} results"),
+        ((SELF, [f32], "rr", 1, [], 0, "sm_90"), "2 kinds for 1 inputs"),
+        ((SELF, [f32], "x", 1, [], 0, "sm_90"), "kinds are"),
+        ((SELF, [f32], "r", 1, [], 3, "sm_90"), "a vector of"),
+    ):
+        with pytest.raises(RuntimeError, match=why):
+            compile_(*arguments)
+
+
+def test_the_fake_tells_what_comes_and_refuses_what_the_kernel_refuses():
+    with FakeTensorMode():
+        x, column = torch.empty(4, 5, 8), torch.empty(1, 1, 8, dtype=bf16)
+        found = computed_sums([column, x], "t0=mul(i0,i1);out(t0);out(i1)", [f32, bf16])
+        assert [(t.shape, t.dtype, t.stride()) for t in found] == [((8,), f32, (1,)), ((8,), bf16, (1,))]
+        for inputs, text, dtypes, why in (
+            ([x.double()], SELF, [f32], "not supported"),
+            ([x], SELF, [f64], "not supported"),
+            ([x[0, 0]], SELF, [f32], "one rank"),
+            ([x, x[0]], PRODUCT, [f32], "one rank"),
+            ([x, x[:, :3]], PRODUCT, [f32], "does not broadcast"),
+            ([x[:, :1], x[:1]], PRODUCT, [f32], "no input has the sizes"),
+            ([x], SELF, [f32, f32], "1 sums"),
+            ([x] * (MOST_INPUTS + 1), SELF, [f32], f"{MOST_INPUTS} inputs"),
+            ([x], "t0=foo(i0);out(t0)", [f32], "there is no function 'foo'"),
+        ):
+            with pytest.raises(RuntimeError, match=why):
+                computed_sums(inputs, text, dtypes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strides", "domain", "kind"),
+    [
+        ((2, 3, 4, 8), (96, 32, 8, 1), (2, 3, 4, 8), "r"),
+        ((2, 3, 4, 8), (192, 64, 16, 1), (2, 3, 4, 8), "r"),
+        ((2, 3, 4, 8), (192, 32, 8, 1), (2, 3, 4, 8), None),  # images with gaps between them
+        ((2, 3, 4, 8), (96, 4, 1, 12), (2, 3, 4, 8), None),
+        ((1, 1, 1, 8), (1, 1, 1, 1), (2, 3, 4, 8), "c"),
+        ((2, 3, 4, 8), (0, 0, 0, 1), (2, 3, 4, 8), "c"),
+        ((2, 1, 1, 8), (8, 8, 8, 1), (2, 3, 4, 8), "g"),
+        ((1, 3, 4, 8), (0, 32, 8, 1), (2, 3, 4, 8), "g"),
+        ((1, 3, 1, 8), (0, 8, 8, 1), (2, 3, 4, 8), "g"),
+        ((2, 1, 4, 8), (32, 32, 8, 1), (2, 3, 4, 8), None),
+        ((2, 3, 4, 1), (12, 4, 1, 1), (2, 3, 4, 8), "f"),
+        ((2, 1, 1, 1), (1, 1, 1, 1), (2, 3, 4, 8), "f"),
+        ((1, 1, 1, 1), (1, 1, 1, 1), (2, 3, 4, 8), "s"),
+        ((5, 1), (1, 1), (5, 1), "r"),
+        ((5, 1), (7, 3), (5, 1), "r"),
+        ((1, 8), (8, 1), (1, 8), "c"),
+    ],
+    ids=str,
+)
+def test_how_inputs_lie(sizes, strides, domain, kind):
+    assert ops.kind(sizes, strides, domain) == kind
+
+
+def test_plans_give_every_row_to_one_block_and_fit_the_device():
+    for rows in (1, 7, 100, 3000, 12544, 802816, 2**31 - 1):
+        for columns in (1, 3, 8, 67, 96, 480, 1152, 2304, 100_000):
+            for types, kinds in (([bf16, bf16, f32], "rrc"), ([f32], "r"), ([bf16, torch.bool, f32, f16], "rrgf")):
+                facts = ops.plan_facts(types, kinds, 2, rows, columns, 132)
+                vectors = columns / facts["vector"]
+                assert (
+                    vectors.is_integer()
+                    and facts["tile_vectors"] * (facts["tiles"] - 1) < vectors <= facts["tile_vectors"] * facts["tiles"]
+                )
+                assert 1 <= facts["lanes"] <= rows and facts["lanes"] * facts["tile_vectors"] <= facts["threads"] <= 512
+                assert facts["splits"] == 1 or facts["lanes"] * facts["splits"] <= rows
+                assert facts["partials"] == (2 * facts["splits"] * columns if facts["splits"] > 1 else 0)
+                if rows * columns > 10_000_000 and columns < 10_000:
+                    assert 0.85 * 132 < facts["blocks"] <= 132
+    aligned, odd = (ops.plan_facts([bf16], "r", 1, 1000, 64, 132, misaligned)["vector"] for misaligned in (0, 2))
+    assert (aligned, odd) == (8, 1)
+
+
+# ---- on a GPU ----
+
+
+@cuda
+@pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
+@pytest.mark.parametrize("columns", [1, 3, 8, 24, 33, 67, 96, 144, 480, 1152, 2304, 5000])
+def test_batch_norm_behind_silu(columns, dtype):
+    for rows in ((2, 7, 5), (16, 28, 28), (1, 1, 1), (40000,)):
+        shape = (*rows, columns)
+        if math.prod(shape) < 1 << 26:
+            check(SILU, batch_norm(shape, dtype), [f32, f32])
+            check(SILU, batch_norm(shape, dtype), [dtype, f32])
+
+
+@cuda
+@pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
+def test_other_programs(dtype):
+    for shape in ((50, 14, 14, 96), (3, 35, 33)):
+        columns = (*[1] * (len(shape) - 1), shape[-1])
+        dy, x = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
+        mean = torch.randn(columns, device="cuda")
+        check(RELU, [dy, x.relu(), x, mean], [f32, dtype])
+        check(GELU, [x, dy], [f32])
+        check(SELF, [x], [dtype])
+        check("t0=square(i0);out(i0);out(t0);t1=mul(t0,i0);out(t1);t2=abs(i0);out(t2)", [x], [f32, f16, bf16, f32])
+        mask = torch.randn(shape, device="cuda") > 0
+        check("t0=not(i1);t1=where(t0,i0,0.0);out(t1)", [dy, mask], [f32])
+        check("t0=mul(i0,i1);out(t0)", [dy, (x * 10).abs().to(torch.uint8)], [f32])
+
+
+POSITIVE = {"log", "sqrt", "rsqrt", "reciprocal", "pow", "div", "log1p"}
+
+
+@cuda
+@pytest.mark.parametrize("name", sorted(EVERY_NAME))
+def test_every_name(name):
+    types = types_of(name)
+    inputs = [torch.randn(999, 40, device="cuda") if t != torch.bool else torch.rand(999, 40, device="cuda") < 0.5 for t in types]
+    inputs = [(t.abs() + 0.25 if name in POSITIVE else t).to(dtype) for t, dtype in zip(inputs, types)]
+    text = EVERY_NAME[name]
+    if name in ("not", "where"):  # which have NaN and infinity
+        text = text.replace("nan", "2.5").replace("-inf", "2.5")
+    check(text, inputs, [f32], scale=8000.0 if name in ("bf16", "fp16") else 1.0)
+    if name in ("bf16", "fp16"):
+        rounded = inputs[0].to(bf16 if name == "bf16" else f16).double().sum(0)
+        torch.testing.assert_close(computed_sums(inputs, text, [f32])[0].double(), rounded, rtol=1e-5, atol=1e-4)
+
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 90.0, -90.0, 200.0, -200.0, 3e38, -3e38, 1e-39, math.inf, -math.inf, math.nan]
+
+
+@cuda
+@pytest.mark.parametrize("name", sorted(EVERY_NAME))
+def test_limits_of_every_name(name):
+    """One row alone: what the sum is of."""
+    types = types_of(name)
+    values = torch.tensor(SPECIAL, device="cuda")
+    pairs = torch.cartesian_prod(values, values).mT if len(types) == 2 else values[None]
+    inputs = [t[None].bool() if dtype == torch.bool else t[None] for t, dtype in zip(pairs, types)]
+    right = reference(inputs, EVERY_NAME[name], [f32])[0]
+    for found in (computed_sums(inputs, EVERY_NAME[name], [f32])[0], computed_rows(inputs, EVERY_NAME[name], [f32])[0][0]):
+        torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@cuda
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_kinds_of_inputs(dtype):
+    n, h, w, c = 6, 12, 10, 40
+    full = torch.randn(n, h, w, c, device="cuda").to(dtype)
+    others = [
+        (1, 1, 1, c), (n, 1, 1, c), (1, h, w, c), (1, h, 1, c), (1, 1, w, c), (n, h, 1, c), (n, 1, w, c), (n, h, w, c),
+        (1, 1, 1, 1), (n, 1, 1, 1), (1, h, w, 1), (1, h, 1, 1), (n, h, w, 1),
+    ]  # fmt: skip
+    for shape in others:
+        for other in (dtype, f32):
+            factor = torch.randn(shape, device="cuda").to(other)
+            check(PRODUCT, [full, factor], [f32])
+            check(PRODUCT, [factor, full], [f32])
+            check(PRODUCT, [full, factor.expand(full.shape)], [f32])
+            check(PRODUCT, [full[..., 3:36], factor[..., 3:36] if shape[-1] > 1 else factor], [f32])
+    vectors = [torch.randn(n, 1, 1, c, device="cuda").to(dtype) for _ in range(2)]
+    check("t0=mul(i0,i1);t1=mul(t0,i2);out(t1)", [full, *vectors], [f32])
+
+
+@cuda
+@pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
+def test_strides_and_offsets(dtype):
+    wide = torch.randn(700, 76, device="cuda").to(dtype)
+    for begin in range(9):
+        check(PRODUCT, [wide[:, begin : begin + 64], wide[:, 4:68]], [f32])
+        flat = wide.flatten()[begin : begin + 500 * 48].view(500, 48)
+        check(PRODUCT, [flat, flat], [f32])
+    image = torch.randn(5, 24, 9, 7, device="cuda").to(dtype)
+    for other in (image, image.to(memory_format=torch.channels_last), image[::2], image[:, :, 1:]):
+        moved = other.permute(0, 2, 3, 1)
+        check(PRODUCT, [moved, moved], [f32])
+        check(PRODUCT, [moved.contiguous(), moved], [f32])
+    check(PRODUCT, [wide.mT, wide.mT], [f32])
+    check(PRODUCT, [wide[:, ::2], wide[:, 1::2]], [f32])
+    check(PRODUCT, [wide[:1].expand(5000, 76), wide[:1].expand(5000, 76)], [f32])
+
+
+@cuda
+def test_infinities_and_nan_stay_in_their_columns():
+    dy, x, *others = batch_norm((5000, 33), bf16)
+    dy[4321, 3], x[17, 5], dy[3, 7] = math.inf, math.nan, -math.inf
+    dz, dzx = computed_sums([dy, x, *others], SILU, [f32, f32])
+    rest = [c for c in range(33) if c not in (3, 5, 7)]
+    assert not dz[[3, 5, 7]].isfinite().any() and not dzx[[3, 5, 7]].isfinite().any()
+    assert dz[rest].isfinite().all() and dzx[rest].isfinite().all()
+
+
+@cuda
+def test_empty():
+    for shape in ((0, 8), (4, 0, 5, 8)):
+        found = computed_sums([torch.empty(shape, device="cuda"), torch.ones([1] * (len(shape) - 1) + [8], device="cuda")], PRODUCT, [bf16])
+        assert torch.equal(found[0], torch.zeros(8, dtype=bf16, device="cuda"))
+        assert computed_rows([torch.empty(shape, device="cuda")], SELF, [bf16])[0].shape == shape
+    assert computed_sums([torch.empty(7, 0, device="cuda")], SELF, [f32])[0].shape == (0,)
+    with pytest.raises(RuntimeError, match="there is no function"):
+        computed_sums([torch.empty(0, 8, device="cuda")], "t0=foo(i0);out(t0)", [f32])
+
+
+@cuda
+@pytest.mark.parametrize("rows", [5, 333, 50_000])
+def test_no_less_exact_than_eager(rows):
+    x, y = (torch.randn(rows, 600, device="cuda") + 1 for _ in range(2))
+    exact, eager, ours = (x.double() * y.double()).sum(0), (x * y).sum(0), computed_sums([x, y], PRODUCT, [f32])[0]
+    assert (ours.double() - exact).norm() <= 1.05 * (eager.double() - exact).norm() + 1e-8 * exact.norm()
+
+
+@cuda
+def test_bits_repeat():
+    inputs = batch_norm((64, 28, 28, 96), bf16)
+    first = computed_sums(inputs, SILU, [f32, f32])
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(computed_sums(inputs, SILU, [f32, f32]), first))
+
+
+@cuda
+@pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
+@pytest.mark.parametrize("columns", [1, 2, 3, 8, 20, 33, 144, 1032])
+def test_data_movement_is_exact(columns, dtype):
+    for rows in (1, 5, 4000):
+        x = torch.randn(rows, columns, device="cuda").to(dtype)
+        assert torch.equal(computed_rows([x], SELF, [dtype])[0], x)
+
+
+@cuda
+def test_numbers():
+    x = torch.randn(3000, 48, device="cuda")
+    for numbers in ([0.3, 0.5, 7.0], [1e-30, 3e38, -0.1], [0.7 + k for k in range(20)]):
+        text = ";".join([f"t{k}={'add' if k % 2 else 'mul'}({f't{k - 1}' if k else 'i0'},{n})" for k, n in enumerate(numbers)])
+        last = len(numbers) - 1
+        for found in (computed_rows([x], f"{text};out(t{last})", [f32])[0], rows_reference([x], f"{text};out(t{last})", [f32])[0]):
+            torch.testing.assert_close(found, rows_reference([x.double()], f"{text};out(t{last})", [f64])[0].float(), rtol=1e-4, atol=1e-5)
+
+
+@cuda
+def test_several_results_are_stored():
+    x, y = torch.randn(3000, 48, device="cuda").bfloat16(), torch.randn(1, 48, device="cuda")
+    check_rows("t0=mul(i0,i1);out(t0);out(i0);t1=neg(t0);out(t1);out(i1)", [x, y], [bf16, f32, f16, f32])
+
+
+@cuda
+def test_sizes_share_a_kernel():
+    text = "t0=mul(i0,i1);t1=add(t0,0.123);out(t1)"
+    make = lambda rows, columns: [torch.randn(rows, columns, device="cuda").bfloat16(), torch.randn(1, columns, device="cuda")]  # noqa: E731
+    computed_sums(make(1000, 64), text, [f32])
+    before = ops.compilations()
+    for rows, columns in ((17, 64), (5000, 1032), (40000, 8)):
+        check(text, make(rows, columns), [f32], rows=False)
+        check(text, make(rows, columns), [bf16], rows=False)  # nor does the dtype of a sum matter
+    assert ops.compilations() == before
+    check(text, make(1000, 33), [f32], rows=False)  # which are read one by one
+    assert ops.compilations() == before + 1
+
+
+@cuda
+def test_side_streams_and_cuda_graphs():
+    inputs = batch_norm((64, 28, 28, 96), bf16)
+    wanted, stream, graph = computed_sums(inputs, SILU, [f32, f32]), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        assert all(torch.equal(a, b) for a, b in zip(computed_sums(inputs, SILU, [f32, f32]), wanted))
+    with torch.cuda.graph(graph):
+        found = computed_sums(inputs, SILU, [f32, f32])
+    inputs[0].mul_(2)
+    graph.replay()
+    assert all(torch.equal(a, 2 * b) for a, b in zip(found, wanted))
+
+
+@cuda
+def test_a_kernel_may_be_compiled_while_a_graph_is_captured():
+    x, graph = torch.randn(5000, 64, device="cuda"), torch.cuda.CUDAGraph()
+    computed_sums([x], SELF, [f32])  # PyTorch's own first calls
+    text = "t0=mul(i0,0.375);out(t0)"
+    before = ops.compilations()
+    with torch.cuda.graph(graph):
+        found = computed_sums([x], text, [f32])
+    assert ops.compilations() == before + 1
+    graph.replay()
+    torch.testing.assert_close(found[0].double(), (x.double() * 0.375).sum(0), rtol=1e-5, atol=1e-4)
+
+
+@cuda
+def test_threads_share_a_kernel():
+    x, text, found = torch.randn(5000, 64, device="cuda"), "t0=mul(i0,0.625);out(t0)", []
+    before = ops.compilations()
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=lambda: found.append(computed_sums([x], text, [f32])[0])) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and all(torch.equal(t, found[0]) for t in found) and ops.compilations() == before + 1
+
+
+@cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_devices():
+    x = torch.randn(5000, 64)
+    found = [computed_sums([x.to(f"cuda:{i}")], SELF, [f32])[0].cpu() for i in (1, 0, 1)]
+    assert all(torch.equal(t, found[0]) for t in found)
+
+
+@cuda
+def test_wrong_tensors_are_refused():
+    x = torch.randn(10, 8, device="cuda")
+    for inputs, text, dtypes, why in (
+        ([x.double()], SELF, [f32], "input 0 is Double"),
+        ([x, x.cpu()], PRODUCT, [f32], "input 1 is not on the GPU"),
+        ([x[0]], SELF, [f32], "input 0 has 1 dims"),
+        ([x, x[None]], PRODUCT, [f32], "input 1 has 3 dims"),
+        ([x, x[:5]], PRODUCT, [f32], "does not broadcast"),
+        ([x[:1], x[:, :1]], PRODUCT, [f32], "no input has the sizes"),
+        ([x], SELF, [f64], "result 0 in Double"),
+        ([x], SELF, [f32, f32], "1 results"),
+        ([x] * (MOST_INPUTS + 1), SELF, [f32], f"1 to {MOST_INPUTS} inputs"),
+        ([x], SELF, [f32] * (MOST_SUMS + 1), f"1 to {MOST_SUMS} results"),
+        ([x], "t0=foo(i0);out(t0)", [f32], "there is no function 'foo'"),
+    ):
+        with pytest.raises(RuntimeError, match=why):
+            computed_sums(inputs, text, dtypes)
+
+
+@cuda
+@pytest.mark.parametrize("shape", [(8_500_000, 256), (2**31 - 1, 1), (3, 700_003, 1027)], ids=str)
+@pytest.mark.usefixtures("large_memory")
+def test_more_than_2_to_the_31_elements(shape):
+    x = torch.empty(shape, dtype=bf16, device="cuda").bernoulli_(0.5)
+    columns = [1] * (len(shape) - 1) + [shape[-1]]
+    found = computed_sums([x, torch.full(columns, 2.0, device="cuda")], PRODUCT, [f32])[0]
+    exact = 2 * x.sum(list(range(len(shape) - 1)), dtype=torch.int64).double()
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
