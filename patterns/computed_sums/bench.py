@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -31,46 +31,70 @@ BEHIND: dict[str, tuple[Callable, Callable]] = {
 }
 
 
-def _gradient(behind: str, dy, x, mean, scale, weight, bias):
+#: The gradient that comes from what reads the result: of how many tensors, and of how many vectors of each image, and how.
+UPSTREAM: dict[str, tuple[int, int, Callable]] = {
+    "": (1, 0, lambda dy: _wide(dy)),
+    "two": (2, 0, lambda a, b: _wide(a + b)),  # the result is read twice, as before a residual connection
+    "masked": (3, 0, lambda a, b, y: _wide(torch.where(y <= 0, 0.0, a + b))),  # and goes through a ReLU whose result is kept
+    "gated": (1, 2, lambda dy, gate, shift: _wide(dy * gate + shift)),  # squeeze and excitation
+}
+
+
+def _gradient(behind: str, upstream: str, tensors: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]):
     """The gradient before the function behind the norm, and the centred tensor."""
+    *dy, x = tensors
+    mean, scale, weight, bias = map(_wide, vectors[:4])
     centred = _wide(x) - mean
-    return BEHIND[behind][1](_wide(dy), centred * scale * weight + bias), centred
+    gradient = UPSTREAM[upstream][2](*dy, *vectors[6:])
+    return BEHIND[behind][1](gradient, centred * scale * weight + bias), centred
 
 
-def norm_sums(behind: str, dy, x, mean, scale, weight, bias):
+def norm_sums(behind: str, upstream: str, tensors: int, *inputs: torch.Tensor):
     """The gradients of a batch norm's bias and of its weight, (..., channels) -> (channels,) each."""
-    dz, centred = _gradient(behind, dy, x, mean, scale, weight, bias)
-    dims = tuple(range(x.dim() - 1))
-    return dz.sum(dims), (dz * centred).sum(dims) * scale
+    full, vectors = inputs[:tensors], inputs[tensors:]
+    dz, centred = _gradient(behind, upstream, full, vectors)
+    dims = tuple(range(full[0].dim() - 1))
+    return dz.sum(dims), (dz * centred).sum(dims) * _wide(vectors[1])
 
 
-def norm_gradient(behind: str, dy, x, mean, scale, weight, bias, first, second):
+def norm_gradient(behind: str, upstream: str, tensors: int, *inputs: torch.Tensor):
     """The gradient of what a batch norm is given, whose two sums are there, (..., channels) -> the same."""
-    dz, centred = _gradient(behind, dy, x, mean, scale, weight, bias)
-    count = x.numel() // x.shape[-1]
-    return ((dz - centred * (second / count * scale * scale) - first / count) * (scale * weight)).to(x.dtype)
+    full, vectors = inputs[:tensors], inputs[tensors:]
+    dz, centred = _gradient(behind, upstream, full, vectors)
+    count = full[0].numel() // full[0].shape[-1]
+    _, scale, weight, _, first, second = map(_wide, vectors[:6])
+    return ((dz - centred * (second / count * scale * scale) - first / count) * (scale * weight)).to(full[0].dtype)
 
 
-def norm_result(behind: str, x, mean, scale, weight, bias):
-    """A norm with the function behind it, whose statistics are there, (..., channels) -> the same."""
-    return BEHIND[behind][0]((_wide(x) - mean) * scale * weight + bias).to(x.dtype)
+def norm_result(behind: str, upstream: str, tensors: int, *inputs: torch.Tensor):
+    """A norm with the function behind it, whose statistics are there, and with what is added between, (..., channels) -> the same."""
+    (x, *others), vectors = inputs[:tensors], [_wide(v) for v in inputs[tensors:]]
+    mean, scale, weight, bias = vectors[:4]
+    normalised = (_wide(x) - mean) * scale * weight + bias
+    for i, other in enumerate(others):  # the second is a norm's result too
+        normalised = normalised + (_wide(other) if i == 0 else (_wide(other) - bias) * weight * mean + scale)
+    return BEHIND[behind][0](normalised).to(x.dtype)
 
 
-#: Each with how many tensors, and how many vectors, it is given.
-FORMS: dict[str, tuple[Callable, int, int]] = {"sums": (norm_sums, 2, 4), "gradient": (norm_gradient, 2, 6), "result": (norm_result, 1, 4)}
+FORMS: dict[str, Callable] = {"sums": norm_sums, "gradient": norm_gradient, "result": norm_result}
 
 
-def _case(form: str, behind: str, kind: str, shape: tuple[int, ...]) -> Case:
-    fn, tensors, vectors = FORMS[form]
+def _case(form: str, behind: str, kind: str, shape: tuple[int, ...], upstream: str = "", narrow: bool = False) -> Case:
+    """``narrow``: vectors are of the dtype of the tensors, as in inference, and not of fp32."""
+    more, of_images, _ = UPSTREAM[upstream]
+    tensors = more + (form != "result")
 
     def inputs(device: torch.device) -> tuple:
-        wide = torch.float64 if FLOATS[kind].itemsize == 8 else torch.float32
+        vector = FLOATS[kind] if narrow else torch.float32
+        image = (shape[0], *[1] * (len(shape) - 2), shape[-1])
         return (
             *(tensor(shape, FLOATS[kind], device) for _ in range(tensors)),
-            *(tensor(shape[-1:], wide, device) for _ in range(vectors)),
+            *(tensor(shape[-1:], vector, device) for _ in range(6)),
+            *(tensor(image, FLOATS[kind], device) for _ in range(of_images)),
         )
 
-    return Case(f"{form} {behind} {kind} {'x'.join(map(str, shape))}", functools.partial(fn, behind), inputs)
+    names = (form, behind, upstream, kind, "narrow" if narrow else "", "x".join(map(str, shape)))
+    return Case(" ".join(filter(None, names)), functools.partial(FORMS[form], behind, upstream, tensors), inputs)
 
 
 def cases() -> list[Case]:
@@ -78,6 +102,8 @@ def cases() -> list[Case]:
     shapes = [(256, 112, 112, 32), (256, 112, 112, 96), (256, 56, 56, 144), (256, 28, 28, 240), (256, 14, 14, 672), (256, 7, 7, 1152)]
     found = [_case(form, "silu", "bf16", (max(1, n // few), *rest)) for form in FORMS for n, *rest in shapes]
     found += [_case(form, behind, "bf16", (256 // few, 56, 56, 64)) for form in FORMS for behind in BEHIND if behind != "silu"]
+    found += [_case(form, "none", "bf16", (256 // few, 56, 56, 64), "masked") for form in FORMS]
+    found += [_case(form, "silu", "bf16", (max(2, 256 // few), 28, 28, 240), "gated") for form in ("sums", "gradient")]
     return found + [_case(form, "relu", "fp32", (128 // min(few, 128), 56, 56, 64)) for form in FORMS]
 
 
@@ -85,7 +111,8 @@ def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
     """Of rows and of images whose channels lie innermost."""
     while True:
         kind = draw.choice(list(FLOATS))
-        form, behind = draw.choice(("sums", "sums", "gradient", "gradient", "result")), draw.choice(list(BEHIND))
+        form, behind = draw.choice(("sums", "sums", "gradient", "gradient", "result", "result")), draw.choice(list(BEHIND))
+        upstream, narrow = draw.choice(("", *UPSTREAM)), draw.random() < 0.3
         elements = scale * log_uniform(draw, LEAST_BYTES, MOST_BYTES) / FLOATS[kind].itemsize
         columns = size(draw, 2, min(4096, elements / 8))
         shape: tuple[int, ...] = (max(2, round(elements / columns)), columns)
@@ -94,4 +121,5 @@ def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
             side = draw.choice((7, 8, 14, 16, 28, 32, 56, 64, 112))
             shape = (max(1, 8 * round(elements / columns / side**2 / 8)), side, side, columns)
         if LEAST_BYTES * min(scale, 1) <= math.prod(shape) * FLOATS[kind].itemsize <= MOST_BYTES * scale:
-            yield _case(form, behind, kind, shape)
+            if upstream != "gated" or (form != "result" and len(shape) > 2 and shape[0] > 1):
+                yield _case(form, behind, kind, shape, upstream, narrow)
