@@ -1,5 +1,5 @@
-// computed_sums(Tensor[] inputs, str program, ScalarType[] dtypes) -> Tensor[]
-// computed_rows(Tensor[] inputs, str program, ScalarType[] dtypes, bool keeps_order) -> Tensor[]
+// computed_sums(Tensor[] inputs, str program, str types) -> Tensor[]
+// computed_rows(Tensor[] inputs, str program, str types, bool keeps_order) -> Tensor[]
 #include <algorithm>
 #include <numeric>
 
@@ -71,11 +71,11 @@ std::vector<int64_t> strides_like(const std::vector<Tensor>& inputs, const std::
   return contiguous;
 }
 
-std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& program, const std::vector<ScalarType>& dtypes, bool adds) {
-  check_counts(inputs.size(), dtypes.size());
+std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& program, const std::string& types, bool adds) {
+  check_counts(inputs.size(), types.size());
   const Tensor& first = inputs[0];
   const Program& prepared = prepare(program);
-  Variant v{prepared.text, int(prepared.numbers.size()), "", "", int(dtypes.size()), "", 1};
+  Variant v{prepared.text, int(prepared.numbers.size()), "", "", int(types.size()), "", 1};
   for (size_t k = 0; k < inputs.size(); ++k) {
     STD_TORCH_CHECK(inputs[k].is_cuda() && on_same_device(inputs[k], first), "computed_sums: input ", k, " is not on the GPU of input 0");
     v.types += input_type(inputs[k].scalar_type(), k);
@@ -87,10 +87,11 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
   p.columns = domain.back();
   std::copy(prepared.numbers.begin(), prepared.numbers.end(), p.numbers);
   std::vector<Tensor> results;
-  for (size_t s = 0; s < dtypes.size(); ++s) {
-    p.results[s] = result_type(dtypes[s], s);
+  for (size_t s = 0; s < types.size(); ++s) {
+    const ScalarType dtype = result_dtype(types[s]);
+    p.results[s] = types[s];
     if (!adds) v.stored += char(p.results[s]);
-    results.push_back(empty_like_sized(first, adds ? std::vector<int64_t>{p.columns} : domain, dtypes[s]));
+    results.push_back(empty_like_sized(first, adds ? std::vector<int64_t>{p.columns} : domain, dtype));
     p.out[s] = results[s].data_ptr();
   }
   const CudaScope scope(first);
@@ -119,14 +120,14 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
   return results;
 }
 
-std::vector<Tensor> computed_sums(std::vector<Tensor> inputs, const std::string& program, const std::vector<ScalarType>& dtypes) {
-  return compute(std::move(inputs), program, dtypes, true);
+std::vector<Tensor> computed_sums(std::vector<Tensor> inputs, const std::string& program, const std::string& types) {
+  return compute(std::move(inputs), program, types, true);
 }
 
-std::vector<Tensor> computed_rows(std::vector<Tensor> inputs, const std::string& program, const std::vector<ScalarType>& dtypes, bool keeps_order) {
+std::vector<Tensor> computed_rows(std::vector<Tensor> inputs, const std::string& program, const std::string& types, bool keeps_order) {
   std::vector<Tensor> given;
   if (keeps_order) given = inputs;
-  std::vector<Tensor> results = compute(std::move(inputs), program, dtypes, false);
+  std::vector<Tensor> results = compute(std::move(inputs), program, types, false);
   if (!keeps_order) return results;
   const std::vector<int64_t> domain = to_vector(results[0].sizes()), strides = strides_like(given, domain);
   if (strides == to_vector(results[0].strides())) return results;

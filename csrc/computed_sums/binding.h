@@ -23,9 +23,14 @@ inline Type result_type(ScalarType dtype, size_t s) {
   return input_type(dtype, s);
 }
 
+inline ScalarType result_dtype(char type) {
+  STD_TORCH_CHECK(type == kFloat32 || type == kFloat16 || type == kBFloat16, "computed_sums: results are of types f (fp32), h (fp16) and b (bf16), not ", type);
+  return type == kFloat32 ? ScalarType::Float : type == kFloat16 ? ScalarType::Half : ScalarType::BFloat16;
+}
+
 inline void check_counts(size_t inputs, size_t outs) {
   STD_TORCH_CHECK(1 <= inputs && inputs <= kMostInputs, "computed_sums: 1 to ", kMostInputs, " inputs are accepted, not ", inputs);
-  STD_TORCH_CHECK(1 <= outs && outs <= kMostOuts, "computed_sums: 1 to ", kMostOuts, " results (dtypes) are accepted, not ", outs);
+  STD_TORCH_CHECK(1 <= outs && outs <= kMostOuts, "computed_sums: 1 to ", kMostOuts, " results (types) are accepted, not ", outs);
 }
 
 }  // namespace fusebackend::computed_sums

@@ -181,14 +181,14 @@ std::string translate(const std::string& program, int numbers, const std::string
     }
     if (is_out) {
       code += "  outs[" + std::to_string(given++) + "] = " + call + ";\n";
-      if (given > outs) refuse("there are more results than dtypes: " + std::to_string(outs));
+      if (given > outs) refuse("there are more results than types: " + std::to_string(outs));
     } else {
       code += std::string(wanted[0] == 'b' ? "  const bool t" : "  const float t") + std::to_string(results.size()) + " = f_" + name + "(" + call + ");\n";
       results += wanted[0];
     }
   }
   if (given != outs)
-    throw std::runtime_error("a program of " + std::to_string(given) + " results for " + std::to_string(outs) + " dtypes");
+    throw std::runtime_error("a program of " + std::to_string(given) + " results for " + std::to_string(outs) + " types");
   return code;
 }
 

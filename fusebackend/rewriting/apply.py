@@ -135,7 +135,8 @@ class _Rewriting:
             answer = self.match(pattern, node) if self.substitutions else match
             made = self.apply(pattern, node, answer) if isinstance(answer, Match) else answer
             if isinstance(made, Substitution):
-                taken.update(dict.fromkeys(match.nodes, pattern))
+                applied = (*match.nodes, *answer.nodes) if isinstance(answer, Match) else match.nodes  # it may be another by now
+                taken.update(dict.fromkeys(applied, pattern))
                 self.substitutions.append(made)
                 self.fuel.applied.append(made)
                 log.info("%s in %s at %s: %s", made.pattern, self.name, made.source, made.note or " ".join(made.replacement))

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 READ = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
 _FLOATS = READ - {torch.bool}
 _MOST_STATEMENTS = 64
+_MOST_NODES = 2 * _MOST_STATEMENTS  # casts and views among them; behind more no node is looked at, before Python recurses too deep
 _FULL = 0.5  # the part of all elements from which on a tensor counts as one that is read in full
 #: A tensor that Inductor makes is read where it is so many times smaller than what it is computed of: sums and a gradient would read
 #: that twice, instead of once, and this tensor is written once and read twice.
@@ -67,6 +69,7 @@ _SIMPLE = {
     aten.logical_not.default: "not",
 }
 _ON_TRUTH_VALUES = {aten.bitwise_and.Tensor: "and", aten.bitwise_or.Tensor: "or", aten.bitwise_not.default: "not"}
+_POWERS = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}  # and so it is for -inf, of which pow gives a root
 _SUMS = {aten.add.Tensor: "add", aten.add.Scalar: "add", aten.sub.Tensor: "sub", aten.sub.Scalar: "sub"}  # of which `alpha` is an argument
 
 
@@ -163,10 +166,24 @@ class _Cuts:
         return elements * value.itemsize if elements >= _FULL * self._elements else 0
 
 
+#: Of each graph, what was found of it for tensors of some size: many sums read the same nodes. When a substitution has changed the graph it
+#: is found anew; where the graph is as long as before, what is old begins programs elsewhere, which is as right.
+_KNOWN_CUTS: weakref.WeakKeyDictionary[fx.Graph, tuple[int, dict[int, _Cuts]]] = weakref.WeakKeyDictionary()
+
+
+def _cuts_of(graph: fx.Graph, elements: int) -> _Cuts:
+    length, known = _KNOWN_CUTS.get(graph, (-1, {}))
+    if length != len(graph.nodes):
+        known = {}
+        _KNOWN_CUTS[graph] = len(graph.nodes), known
+    return known.setdefault(elements, _Cuts(elements))
+
+
 class _Reader:
     def __init__(self, elements: int, stored: frozenset[fx.Node]):
         self._elements = elements
         self._cuts = _Cuts(elements)
+        self._device: torch.device | None = None
         self._stored = stored
         self._writer = Writer()
         self._leaves: dict[Leaf, str] = {}
@@ -174,6 +191,8 @@ class _Reader:
         self._known: dict[tuple[fx.Node, tuple[fx.Node, ...]], str] = {}
 
     def read(self, results: Sequence[fx.Node]) -> Expression:
+        self._cuts = _cuts_of(results[0].graph, self._elements)
+        self._device = g.value(results[0]).device
         try:
             found = [self.value(n, ()) for n in results]
         except RecursionError:
@@ -201,7 +220,7 @@ class _Reader:
         is_cut = self._cuts.is_one(node) or not self.is_viewed_alike(node, views) or self.is_small_and_unreadable(node)
         if is_cut and node not in self._stored:
             return self.leaf(Leaf(node, views))
-        if len(self._writer) >= _MOST_STATEMENTS:
+        if len(self._writer) >= _MOST_STATEMENTS or len(self._nodes) >= _MOST_NODES:
             raise Unreadable(f"more than {_MOST_STATEMENTS} functions are computed", node)
         dtype = g.value(node).dtype
         if dtype not in READ:
@@ -217,7 +236,7 @@ class _Reader:
                 raise Unreadable(f"{g.describe(node)} of {dtype} is not supported", node)
             name = _SIMPLE.get(node.target) or _ON_TRUTH_VALUES[node.target]
             found = self._writer.call(name, *(self.argument(a, views) for a in call.values()))
-        return self.rounded(found, dtype)
+        return self.rounded(self._writer.truth(found) if dtype is torch.bool else found, dtype)
 
     def is_small_and_unreadable(self, node: fx.Node) -> bool:
         """Whether a small tensor is computed by numbers that are, as the count of a mean whose size is symbolic, or in other dtypes."""
@@ -250,7 +269,13 @@ class _Reader:
 
     def power(self, node: fx.Node, call: dict[str, Any], views: tuple[fx.Node, ...]) -> str:
         x, exponent = self.argument(call["self"], views), call["exponent"]
-        return self._writer.call("square", x) if exponent == 2 else self._writer.call("pow", x, self.argument(exponent, views))
+        if exponent == 1:
+            return self._writer.number(x)
+        if exponent == 3:  # as Inductor multiplies
+            return self._writer.call("mul", self._writer.call("square", x), x)
+        if exponent in _POWERS:
+            return self._writer.call(_POWERS[exponent], x)
+        return self._writer.call("pow", x, self.argument(exponent, views))
 
     def quotient(self, node: fx.Node, call: dict[str, Any], views: tuple[fx.Node, ...]) -> str:
         return self._writer.call("div", self.argument(call["self"], views), self.argument(call["other"], views))
@@ -267,10 +292,7 @@ class _Reader:
         found = self.argument(source, views)
         if g.value(source).dtype not in READ:
             raise Unreadable(f"a cast of {g.value(source).dtype} is not supported", node)
-        is_truth = g.value(source).dtype is torch.bool
-        if dtype is torch.bool:
-            return found if is_truth else self._writer.call("ne", found, "0.0")
-        return self._writer.call("where", found, "1.0", "0.0") if is_truth else found
+        return self._writer.truth(found) if dtype is torch.bool else self._writer.number(found)
 
     def constant(self, node: fx.Node) -> str:
         call = g.arguments(node)
@@ -284,13 +306,17 @@ class _Reader:
         value = g.value(leaf.node)
         if not isinstance(value, torch.Tensor) or value.dtype not in READ:
             raise Unreadable(f"{g.describe(leaf.node)} gives {g.spec(value)}: fp32, 16 bits and truth values are read", leaf.node)
+        if value.device != self._device:
+            raise Unreadable(f"{g.describe(leaf.node)} is on {value.device}, and what is computed on {self._device}", leaf.node)
         for known, name in self._leaves.items():
             if known.node is leaf.node and is_same_view(known, leaf):
                 return name
         if len(self._leaves) == MOST_INPUTS:
             raise Unreadable(f"more than {MOST_INPUTS} tensors are read", leaf.node)
-        self._leaves[leaf] = f"i{len(self._leaves)}"
-        return self._leaves[leaf]
+        self._leaves[leaf] = name = f"i{len(self._leaves)}"
+        if value.dtype is torch.bool:
+            self._writer.truths.add(name)
+        return name
 
     def is_viewed_alike(self, node: fx.Node, views: tuple[fx.Node, ...]) -> bool:
         """Whether views of a node are views of all that it reads, too."""
@@ -319,16 +345,22 @@ _OTHERS: dict[Any, Callable] = {
 
 def layout(leaf: Leaf) -> tuple[list[int], list[int]] | None:
     """The sizes and strides, by hints, of the view of a leaf that is read; None if one has no hint. What is no view of it is contiguous."""
+    found = _viewed(leaf)
+    return None if found is None else (list(found[0].shape), list(found[0].stride()))
+
+
+def _viewed(leaf: Leaf) -> tuple[torch.Tensor, bool] | None:
+    """A tensor without data that lies as the view of a leaf, and whether it is a copy; None if a size or a stride has no hint."""
     value = g.value(leaf.node)
     sizes, strides = g.hints(value.shape), g.hints(value.stride())
     if sizes is None or strides is None:
         return None
-    found = torch.empty_strided(sizes, strides, device="meta")
+    whole = found = torch.empty_strided(sizes, strides, device="meta")
     for view in leaf.views:
         arguments = fx.node.map_arg(view.args[1:], lambda n: g.hint(g.value(n)))
         arguments = torch.utils._pytree.tree_map(lambda a: g.hint(a) if isinstance(a, torch.SymInt) else a, arguments)
         found = as_view(view)(found, *arguments, **view.kwargs)
-    return list(found.shape), list(found.stride())
+    return found, not g.share_storage(whole, found)
 
 
 def is_same_view(a: Leaf, b: Leaf) -> bool:
@@ -337,7 +369,8 @@ def is_same_view(a: Leaf, b: Leaf) -> bool:
         return True
     if not all(isinstance(n, int) for n in g.value(a.node).shape):
         return False
-    places = [_places(*found) for found in map(layout, (a, b)) if found is not None]
+    found = [_viewed(leaf) for leaf in (a, b)]
+    places = [_places(t.shape, t.stride()) for t, is_copy in filter(None, found) if not is_copy]  # a copy's say nothing of the leaf
     return len(places) == 2 and places[0] == places[1]
 
 

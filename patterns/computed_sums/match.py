@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 
 from fusebackend import fx_utils as g
 from fusebackend.native import loader
 from fusebackend.patterns.column_sum.groups import views_behind
 from fusebackend.patterns.computed_sums import estimate, expression, row_sites
 from fusebackend.patterns.computed_sums.expression import Expression, Leaf
-from fusebackend.patterns.computed_sums.ops import computed_rows, computed_sums
+from fusebackend.patterns.computed_sums.ops import computed_rows, computed_sums, letters
 from fusebackend.patterns.computed_sums.reading import Reading
 from fusebackend.patterns.computed_sums.row_sites import ENDS, Rows
 from fusebackend.patterns.computed_sums.sites import SUMS, Site, read
@@ -43,7 +44,7 @@ class ComputedSums(Pattern):
         site = read(node)
         if not isinstance(site, Site):
             return site
-        unavailable = loader.load().why_not(g.value(node).device, computed_sums)
+        unavailable = _why_not(node, computed_sums)
         if unavailable:
             return Reject(unavailable, node, "no_kernel")
         ends = [(s.node, *views_behind(s.node)) for s in site.sums]
@@ -70,6 +71,13 @@ class ComputedSums(Pattern):
         return found
 
 
+def _why_not(node: fx.Node, operator: torch._ops.OpOverload) -> str | None:
+    """Why an operator can't be called for ``node``."""
+    if inductor_config.cpp_wrapper and torch.__version__ < "2.14":
+        return "before torch 2.14, code with a wrapper in C++ crashes where it hands over lists of views"
+    return loader.load().why_not(g.value(node).device, operator)
+
+
 def _interior(ends: Sequence[fx.Node], nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
     """Those of ``nodes`` that only ``ends`` need."""
     inside = {*ends}
@@ -91,7 +99,7 @@ class ComputedRows(Pattern):
         rows = row_sites.read(node)
         if rows is None:
             return None
-        unavailable = loader.load().why_not(g.value(node).device, computed_rows)
+        unavailable = _why_not(node, computed_rows)
         if unavailable:
             return Reject(unavailable, node, "no_kernel")
         interior = _interior([node], rows.expression.nodes)
@@ -119,7 +127,7 @@ def _emit_rows(emitter: Emitter, rows: Rows) -> fx.Node:
     _compile(rows.reading, rows.expression.program, 1, dtypes)
     inputs = [_input(emitter, rows.order, leaf) for leaf in rows.expression.leaves]
     order = {"keeps_order": True} if rows.is_relaid else {}
-    made = emitter.call(computed_rows, inputs, rows.expression.program, dtypes, **order)
+    made = emitter.call(computed_rows, inputs, rows.expression.program, letters(dtypes), **order)
     out = emitter.call(operator.getitem, made, 0)
     if list(rows.order) == sorted(rows.order):
         return out
@@ -137,7 +145,7 @@ def _emit_sums(emitter: Emitter, site: Site) -> list[fx.Node]:
     _compile(site.reading, site.expression.program, len(site.sums))
     inputs = [_flat(emitter, site, _input(emitter, site.order, leaf)) for leaf in site.expression.leaves]
     dtypes = [g.value(s.node).dtype for s in site.sums]
-    made = emitter.call(computed_sums, inputs, site.expression.program, dtypes)
+    made = emitter.call(computed_sums, inputs, site.expression.program, letters(dtypes))
     results = []
     for i, one in enumerate(site.sums):
         out = emitter.call(operator.getitem, made, i)

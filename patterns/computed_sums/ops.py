@@ -3,7 +3,7 @@ csrc/computed_sums."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from fusebackend.patterns.computed_sums import program as programs
 #: Those that the kernels read, and in which they return sums.
 RESULTS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 READ = RESULTS | {torch.bool, torch.uint8}
+#: Rows that a call may have: the kernels count them in 31 bits.
+MOST_ROWS = 2**31 - 1
+_LETTERS = {torch.float32: "f", torch.float16: "h", torch.bfloat16: "b"}
 
 
 def reference(inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
@@ -36,25 +39,30 @@ def reference(inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[tor
     return [t.expand(shape).sum(dims).to(dtype) for t, dtype in zip(programs.evaluate(program, inputs, len(dtypes)), dtypes)]
 
 
-def _dtypes(given: Sequence[torch.dtype | int]) -> list[torch.dtype]:
-    """torch 2.11 hands lists of dtypes on by their numbers."""
-    numbers = {torch.float32: 6, torch.float16: 5, torch.bfloat16: 15}
-    known = {number: dtype for dtype, number in numbers.items()}
-    return [known.get(t, t) for t in given]  # type: ignore[misc,call-overload]
+def letters(dtypes: Iterable[torch.dtype]) -> str:
+    """The argument ``types`` of the operators: a letter for each result. AOTInductor has no lists of dtypes."""
+    return "".join(_LETTERS[t] for t in dtypes)
 
 
-def _domain(inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype]) -> list[Any]:
+def _dtypes(types: str) -> list[torch.dtype]:
+    known = {letter: dtype for dtype, letter in _LETTERS.items()}
+    torch._check(set(types) <= set(known), lambda: f"computed_sums: results are of types f (fp32), h (fp16) and b (bf16), not {types!r}")
+    return [known[t] for t in types]
+
+
+def _domain(inputs: Sequence[torch.Tensor], program: str, types: str) -> list[Any]:
     """The sizes to which those of the inputs broadcast; refuses what the kernels refuse."""
     try:
-        programs.parse(program, len(inputs), len(dtypes))
+        programs.check_types(program, [t.dtype for t in inputs], len(types))
     except ValueError as error:
         raise RuntimeError(f"computed_sums: {error}") from error
     ranks = [t.dim() for t in inputs]
     torch._check(ranks[0] >= 2 and len(set(ranks)) == 1, lambda: f"computed_sums: inputs are of one rank >= 2, not of {ranks}")
     for k, t in enumerate(inputs):
         arguments.check_device("computed_sums", inputs[0], **{f"input {k}": t})
-    read, wanted = {t.dtype for t in inputs}, set(_dtypes(dtypes))
-    torch._check(read <= READ and wanted <= RESULTS, lambda: f"computed_sums: {read} in {wanted} are not supported")
+    _dtypes(types)
+    read = {t.dtype for t in inputs}
+    torch._check(read <= READ, lambda: f"computed_sums: {read} are not supported")
     domain = list(inputs[0].shape)
     for k, t in enumerate(inputs):
         for d, size in enumerate(t.shape):
@@ -67,9 +75,9 @@ def _domain(inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch
     return domain
 
 
-def _fake(inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
-    columns = _domain(inputs, program, dtypes)[-1]
-    return [inputs[0].new_empty([columns], dtype=dtype) for dtype in _dtypes(dtypes)]
+def _fake(inputs: Sequence[torch.Tensor], program: str, types: str) -> list[torch.Tensor]:
+    columns = _domain(inputs, program, types)[-1]
+    return [inputs[0].new_empty([columns], dtype=dtype) for dtype in _dtypes(types)]
 
 
 def rows_reference(
@@ -94,7 +102,7 @@ def _strides_like(inputs: Sequence[torch.Tensor], shape: Sequence[Any]) -> list[
     def dense(order: Sequence[int]) -> list[Any]:
         strides: list[Any] = [1] * len(order)
         for outer, inner in zip(reversed(order[:-1]), reversed(order[1:])):
-            strides[outer] = strides[inner] * shape[inner]
+            strides[outer] = strides[inner] if arguments.are_same(shape[inner], 0) else strides[inner] * shape[inner]
         return strides
 
     full = next((t for t in inputs if arguments.same_sizes(t.shape, shape)), None)
@@ -106,34 +114,30 @@ def _strides_like(inputs: Sequence[torch.Tensor], shape: Sequence[Any]) -> list[
     return dense(range(len(shape)))
 
 
-def _rows_fake(
-    inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype], keeps_order: bool = False
-) -> list[torch.Tensor]:
-    domain = _domain(inputs, program, dtypes)
+def _rows_fake(inputs: Sequence[torch.Tensor], program: str, types: str, keeps_order: bool = False) -> list[torch.Tensor]:
+    domain = _domain(inputs, program, types)
     if keeps_order:
         strides = _strides_like(inputs, domain)
-        return [inputs[0].new_empty_strided(domain, strides, dtype=dtype) for dtype in _dtypes(dtypes)]
-    return [inputs[0].new_empty(domain, dtype=dtype) for dtype in _dtypes(dtypes)]
+        return [inputs[0].new_empty_strided(domain, strides, dtype=dtype) for dtype in _dtypes(types)]
+    return [inputs[0].new_empty(domain, dtype=dtype) for dtype in _dtypes(types)]
 
 
-def _on_cpu(inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
-    _domain(inputs, program, dtypes)
-    return reference(inputs, program, _dtypes(dtypes))
+def _on_cpu(inputs: Sequence[torch.Tensor], program: str, types: str) -> list[torch.Tensor]:
+    _domain(inputs, program, types)
+    return reference(inputs, program, _dtypes(types))
 
 
-def _rows_on_cpu(
-    inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype], keeps_order: bool = False
-) -> list[torch.Tensor]:
-    _domain(inputs, program, dtypes)
-    return rows_reference(inputs, program, _dtypes(dtypes), keeps_order)
+def _rows_on_cpu(inputs: Sequence[torch.Tensor], program: str, types: str, keeps_order: bool = False) -> list[torch.Tensor]:
+    _domain(inputs, program, types)
+    return rows_reference(inputs, program, _dtypes(types), keeps_order)
 
 
 # Implemented by csrc/computed_sums on GPUs. Any layout is read.
 computed_sums = ops.define(
-    "computed_sums(Tensor[] inputs, str program, ScalarType[] dtypes) -> Tensor[]", fake=_fake, python_kernels={"CPU": _on_cpu}
+    "computed_sums(Tensor[] inputs, str program, str types) -> Tensor[]", fake=_fake, python_kernels={"CPU": _on_cpu}
 )
 computed_rows = ops.define(
-    "computed_rows(Tensor[] inputs, str program, ScalarType[] dtypes, bool keeps_order=False) -> Tensor[]",
+    "computed_rows(Tensor[] inputs, str program, str types, bool keeps_order=False) -> Tensor[]",
     fake=_rows_fake,
     python_kernels={"CPU": _rows_on_cpu},
 )

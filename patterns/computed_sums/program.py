@@ -41,6 +41,11 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., torch.Tensor]]] = {
     "fp16": (1, _rounded(torch.float16)),
 }
 
+#: Functions of truth values alone, and those that give some. Of ``where`` the first argument is one. All else are numbers: the kernels
+#: refuse one where the other is wanted.
+_OF_TRUTH_VALUES = frozenset({"and", "or", "not"})
+_TRUTH_VALUES = _OF_TRUTH_VALUES | {"lt", "le", "gt", "ge", "eq", "ne"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
@@ -79,8 +84,30 @@ def parse(program: str, inputs: int, sums: int) -> tuple[Statement, ...]:
         results, outs = results + (name != "out"), outs + (name == "out")
         statements.append(Statement(name, arguments))
     if outs != sums:
-        raise ValueError(f"a program of {outs} sums for {sums} dtypes")
+        raise ValueError(f"a program of {outs} sums for {sums} types")
     return tuple(statements)
+
+
+def check_types(program: str, inputs: Sequence[torch.dtype], sums: int) -> None:
+    """Refuses numbers where truth values are wanted, and truth values where numbers are, as the kernels do.
+
+    Raises:
+        ValueError: a statement has such an argument; the message names both.
+    """
+    truths = {f"i{k}" for k, dtype in enumerate(inputs) if dtype is torch.bool}
+    results = 0
+    for statement in parse(program, len(inputs), sums):
+        for n, argument in enumerate(statement.arguments):
+            if (argument in truths) != _wants_truth(statement.name, n):
+                wanted, given = ("a number", "a truth value") if argument in truths else ("a truth value", "a number")
+                raise ValueError(f"argument {n} of {statement.name} in a program is {wanted}, and {argument!r} is {given}")
+        if statement.name in _TRUTH_VALUES:
+            truths.add(f"t{results}")
+        results += statement.name != "out"
+
+
+def _wants_truth(name: str, argument: int) -> bool:
+    return name in _OF_TRUTH_VALUES or (name == "where" and argument == 0)
 
 
 def _is_known(argument: str, inputs: int, results: int) -> bool:
@@ -111,22 +138,39 @@ def evaluate(program: str, inputs: Sequence[torch.Tensor], sums: int) -> list[to
 
 
 class Writer:
-    """Writes a program. A statement that was written before is not written again."""
+    """Writes a program. A statement that was written before is not written again.
+
+    Attributes:
+        truths: the names of inputs and results that are truth values. Where a function wants a number these are 1 and 0, and numbers but
+            0 are true, as in PyTorch.
+    """
 
     def __init__(self) -> None:
+        self.truths: set[str] = set()
         self._results: dict[str, str] = {}
         self._statements: list[str] = []
 
     def call(self, name: str, *arguments: str) -> str:
         """The name of the result of a function."""
+        arguments = tuple(self.truth(a) if _wants_truth(name, n) else self.number(a) for n, a in enumerate(arguments))
         text = f"{name}({','.join(arguments)})"
         if text not in self._results:
             self._results[text] = f"t{len(self._results)}"
             self._statements.append(f"{self._results[text]}={text}")
+            if name in _TRUTH_VALUES:
+                self.truths.add(self._results[text])
         return self._results[text]
 
+    def number(self, argument: str) -> str:
+        """The name of an argument as a number."""
+        return self.call("where", argument, "1.0", "0.0") if argument in self.truths else argument
+
+    def truth(self, argument: str) -> str:
+        """The name of an argument as a truth value."""
+        return argument if argument in self.truths else self.call("ne", argument, "0.0")
+
     def out(self, argument: str) -> None:
-        self._statements.append(f"out({argument})")
+        self._statements.append(f"out({self.number(argument)})")
 
     def __len__(self) -> int:
         return len(self._results)

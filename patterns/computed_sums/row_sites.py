@@ -13,7 +13,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.computed_sums import expression
 from fusebackend.patterns.computed_sums.expression import Expression, Unreadable, laid_out
-from fusebackend.patterns.computed_sums.ops import computed_rows
+from fusebackend.patterns.computed_sums.ops import MOST_ROWS, computed_rows
 from fusebackend.patterns.computed_sums.reading import Reading
 from fusebackend.rewriting.convolution_layout import gives_channels_last
 
@@ -83,7 +83,7 @@ def read(node: fx.Node) -> Rows | None:
 def _vectors(rows: Rows) -> int | None:
     """How many vectors by column are read; None if other tensors can't be read where they lie, or none has the full size."""
     domain, full, vectors = rows.sizes, 0, 0
-    if domain[-1] == 1:
+    if domain[-1] == 1 or math.prod(domain[:-1]) > MOST_ROWS:
         return None
     for leaf in rows.expression.leaves:
         laid = laid_out(rows.order, leaf, rows.is_relaid)

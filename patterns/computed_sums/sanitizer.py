@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fusebackend.patterns.computed_sums.ops import computed_rows, computed_sums, reference, rows_reference
+from fusebackend.patterns.computed_sums.ops import computed_rows, computed_sums, letters, reference, rows_reference
 from fusebackend.tools.sanitizer import close, random, tolerance
 
 _SILU = "t0=sub(i1,i2);t1=mul(t0,i3);t2=sigmoid(t1);t3=mul(i0,t2);out(t3);t4=mul(t3,t0);out(t4)"
@@ -17,10 +17,10 @@ def launch_every_kernel() -> None:
     def check(program: str, *inputs: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
         wide = [t.cpu() if t.dtype is torch.bool else t.cpu().double() for t in inputs]
         exact_types = [torch.float64 for _ in dtypes]
-        exact = reference(wide, program, exact_types)
-        for found, wanted, dtype in zip(computed_sums(inputs, program, dtypes), exact, dtypes):
+        exact, exact_rows = (of(wide, program, exact_types) for of in (reference, rows_reference))
+        for found, wanted, dtype in zip(computed_sums(inputs, program, letters(dtypes)), exact, dtypes):
             close(found, wanted, 4 * tolerance(dtype))
-        for found, wanted, dtype in zip(computed_rows(inputs, program, dtypes), rows_reference(wide, program, exact_types), dtypes):
+        for found, wanted, dtype in zip(computed_rows(inputs, program, letters(dtypes)), exact_rows, dtypes):
             close(found, wanted, 4 * tolerance(dtype))
 
     for dtype in (torch.float32, torch.float16, torch.bfloat16):

@@ -14,6 +14,7 @@ from fusebackend.patterns.column_sum.groups import can_stand_together
 from fusebackend.patterns.column_sum.producers import other_reductions
 from fusebackend.patterns.computed_sums import expression
 from fusebackend.patterns.computed_sums.expression import Expression, Unreadable, laid_out
+from fusebackend.patterns.computed_sums.ops import MOST_ROWS
 from fusebackend.patterns.computed_sums.program import MOST_SUMS
 from fusebackend.patterns.computed_sums.reading import Reading
 from fusebackend.rewriting.pattern import Reject
@@ -65,6 +66,8 @@ class Site:
 def read(node: fx.Node) -> Site | Reject | None:
     """The sums that are computed with that at ``node``; why no kernel does; or None if nothing is computed in it, or it is none over
     rows."""
+    if not g.is_tensor(node.args[0]):
+        return None  # erased: with another sum, whose group was not this one's when this one was matched first
     first = sums.read(node)
     if expression.is_tensor_anyway(g.through_views(node.args[0])):  # type: ignore[arg-type]
         return None
@@ -141,6 +144,8 @@ def _is_computed(site: Site) -> bool:
 def _why_not_laid_out(site: Site) -> str | None:
     """Why what is read in full would have to be copied, or none of it is: the first dim in memory must not depend on the tensor."""
     domain, begin = site.sizes, len(site.order) - _columns(site)
+    if math.prod(domain[:begin]) > MOST_ROWS:
+        return f"more than {MOST_ROWS} rows are not supported"
     is_read = False
     for leaf in site.expression.leaves:
         found = laid_out(site.order, leaf)

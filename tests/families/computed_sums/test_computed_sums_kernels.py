@@ -11,7 +11,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from fusebackend.patterns.computed_sums import ops, program
-from fusebackend.patterns.computed_sums.ops import computed_rows, computed_sums, reference, rows_reference
+from fusebackend.patterns.computed_sums.ops import letters, reference, rows_reference
 from fusebackend.patterns.computed_sums.program import MOST_INPUTS, MOST_SUMS
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -30,6 +30,18 @@ RELU = "t0=le(i1,0.0);t1=where(t0,0.0,i0);out(t1);t2=sub(i2,i3);t3=mul(t1,t2);ou
 GELU = "t0=mul(i0,0.7071067811865476);t1=erf(t0);t2=add(t1,1.0);t3=mul(i0,0.5);t4=mul(t3,t2);t5=mul(t4,i1);out(t5)"
 PRODUCT = "t0=mul(i0,i1);out(t0)"
 SELF = "out(i0)"
+
+
+def types(dtypes):
+    return "".join("d" if dtype is f64 else letters([dtype]) for dtype in dtypes)  # which is refused
+
+
+def computed_sums(inputs, text, dtypes):
+    return ops.computed_sums(inputs, text, types(dtypes))
+
+
+def computed_rows(inputs, text, dtypes):
+    return ops.computed_rows(inputs, text, types(dtypes))
 
 
 def check(text, inputs, dtypes, scale=1.0, rows=True):
@@ -245,7 +257,7 @@ def test_the_fake_tells_what_comes_and_refuses_what_the_kernel_refuses():
         assert [(t.shape, t.dtype, t.stride()) for t in found] == [((8,), f32, (1,)), ((8,), bf16, (1,))]
         for inputs, text, dtypes, why in (
             ([x.double()], SELF, [f32], "not supported"),
-            ([x], SELF, [f64], "not supported"),
+            ([x], SELF, [f64], "results are of types"),
             ([x[0, 0]], SELF, [f32], "one rank"),
             ([x, x[0]], PRODUCT, [f32], "one rank"),
             ([x, x[:, :3]], PRODUCT, [f32], "does not broadcast"),
@@ -539,7 +551,7 @@ def test_wrong_tensors_are_refused():
         ([x, x[None]], PRODUCT, [f32], "input 1 has 3 dims"),
         ([x, x[:5]], PRODUCT, [f32], "does not broadcast"),
         ([x[:1], x[:, :1]], PRODUCT, [f32], "no input has the sizes"),
-        ([x], SELF, [f64], "result 0 in Double"),
+        ([x], SELF, [f64], "results are of types"),
         ([x], SELF, [f32, f32], "1 results"),
         ([x] * (MOST_INPUTS + 1), SELF, [f32], f"1 to {MOST_INPUTS} inputs"),
         ([x], SELF, [f32] * (MOST_SUMS + 1), f"1 to {MOST_SUMS} results"),

@@ -11,11 +11,13 @@ from families.traced_graphs import traced
 from torch import nn
 from torch._inductor import config as inductor_config
 from torch._subclasses import FakeTensorMode
+from torch.torch_version import TorchVersion
 
 import fusebackend
 from fusebackend.patterns.computed_sums import bench
 from fusebackend.patterns.computed_sums.match import ComputedRows, ComputedSums
 from fusebackend.patterns.computed_sums.ops import computed_rows
+from fusebackend.patterns.computed_sums.program import check_types
 from fusebackend.rewriting import convolution_layout
 from fusebackend.rewriting.pattern import Generated, Match, Reject, Workload
 
@@ -68,6 +70,12 @@ SUMS = {
     "a scalar tensor": lambda y, x, m, s: (x * m[0] + 1).sum((0, 1)),
     "divided": lambda y, x, m, s: (x / (1 + x.abs()) / 7).sum((0, 1)),
     "a view of rows": lambda y, x, m, s: torch.tanh(x * s).view(-1, x.shape[-1]).sum(0),
+    "a mask as it is": lambda y, x, m, s: (x * (y > 0) + s).sum((0, 1)),
+    "products and sums of masks": lambda y, x, m, s: torch.where((x > 0) * (y > 0) + (x < -1), x * s, m).sum((0, 1)),
+    "masks compared": lambda y, x, m, s: torch.where((x > 0) == (y > 0), x * s, m).sum((0, 1)),
+    "masks chosen": lambda y, x, m, s: torch.where(torch.where(x > 0, y > 0, y < -1), x * s, m).sum((0, 1)),
+    "numbers as truth values": lambda y, x, m, s: torch.where(torch.logical_not(x.relu()), y, s).sum((0, 1)),
+    "roots as powers": lambda y, x, m, s: (x.abs() ** 0.5 + (x.abs() + 1) ** -0.5 + x**3).sum((0, 1)),
     "more kept dims": lambda y, x, m, s: torch.tanh(x + y).view(x.shape[0], -1, 3, x.shape[-1] // 3).sum((0, 1)),
 }  # fmt: skip
 
@@ -138,9 +146,69 @@ def test_refusals_say_why(kernels_for_every_device):
     assert "several matrices" in reason_of(lambda x: torch.tanh(x).sum(1), (5, 40, 12, f32))
     assert "float64" in reason_of(lambda x: torch.tanh(x).sum(0), (40, 12, f64))
     assert "i64" in reason_of(lambda x, i: (torch.tanh(x) * i).sum(0), x, (40, 12, torch.int64))
+    assert "more than 2147483647 rows" in reason_of(lambda x: torch.tanh(x).sum(0), (2**31, 2, bf16))
     assert "more than 16 tensors" in reason_of(lambda *x: sum(torch.sin(t * (i + 2)) for i, t in enumerate(x)).sum(0), *[x] * 17)
     assert "another order" in reason_of(lambda x, y: torch.tanh(x + y.t()).sum(0), x, (12, 40, f32))
     assert "there is no" not in reason_of(lambda x: torch.tanh(x.double()).float().sum(0), x)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_programs_have_the_types_that_kernels_want(kernels_for_every_device, name):
+    graph = traced(SUMS[name], (4, 70, 33, f32), (4, 70, 33, f32), (33, f32), (33, f32))
+    for node in graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
+        match = ComputedSums().match(node)
+        assert isinstance(match, Match)
+        found = match.site.expression
+        check_types(found.program, [leaf.node.meta["val"].dtype for leaf in found.leaves], len(match.site.sums))
+
+
+def test_roots_of_minus_infinity_are_none(interpreted, device):
+    x = torch.tensor([[-float("inf"), 4.0], [0.0, 1.0]], device=device)
+    check(interpreted, lambda x: (x**0.5 + 1).sum(0), x, sums=1)
+    check(interpreted, lambda x: (x**-0.5 + 1).sum(0), x, sums=1)
+
+
+def test_a_view_that_copies_is_not_its_tensor(interpreted, device):
+    """Of a transposed tensor a view of other sizes is a copy, whose strides are those of the tensor."""
+
+    def fn(w, x):
+        return torch.tanh((w * x.t()).view(2, 18) + x.view(2, 18) * 2).sum(0)
+
+    check(interpreted, fn, *(torch.randn(6, 6, device=device) for _ in range(2)), sums=1)
+
+
+def test_a_number_on_another_device_is_refused(kernels_for_every_device):
+    graph = traced(lambda x, s: (torch.tanh(x) * s).sum(0), (40, 12, f32), torch.empty(()))
+    (node,) = graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
+    assert isinstance(ComputedSums().match(node), Match)
+    number = graph.find_nodes(op="placeholder")[1]
+    with number.meta["val"].fake_mode:
+        number.meta["val"] = torch.empty((), device="meta")
+    answer = ComputedSums().match(node)
+    assert isinstance(answer, Reject) and "is on meta" in answer.reason
+
+
+def test_many_sums_of_one_tensor(interpreted, device):
+    """More than are looked at together: who belongs to a group is another question after each substitution."""
+    x = torch.randn(50, 5, device=device)
+    compiled = interpreted(lambda x: [torch.sin(x * (i + 1)).sum(0) for i in range(80)], options=ONLY)
+    for found, i in zip(compiled(x), range(80)):
+        torch.testing.assert_close(found, torch.sin(x * (i + 1)).sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_long_chain_is_left(kernels_for_every_device):
+    def chain(x):
+        sums = []
+        for _ in range(60):
+            for _ in range(5):
+                x = torch.sin(x) + 0.5
+            sums.append(x.sum(0) * 2)
+        return sums
+
+    graph = traced(chain, (40, 12, f32))
+    answers = [ComputedSums().match(n) for n in graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)]
+    reasons = [a.reason for a in answers if isinstance(a, Reject)]
+    assert reasons and all("more than 64 functions" in r for r in reasons)
 
 
 def test_sums_that_need_one_another_are_passes_of_their_own(interpreted, device):
@@ -229,10 +297,10 @@ def test_results_lie_as_inputs_do(device, contiguous):
     rows, vector = image.permute(0, 2, 3, 1), torch.randn(1, 1, 1, 8, device=device)
     program = "t0=mul(i0,i1);out(t0)"
     with FakeTensorMode(allow_non_fake_inputs=True):
-        (fake,) = computed_rows([rows, vector], program, [f32], keeps_order=True)
-    (found,) = computed_rows([rows, vector], program, [f32], keeps_order=True)
+        (fake,) = computed_rows([rows, vector], program, "f", keeps_order=True)
+    (found,) = computed_rows([rows, vector], program, "f", keeps_order=True)
     assert found.stride() == fake.stride() == rows.stride() and torch.equal(found, rows * vector)
-    assert computed_rows([rows, vector], program, [f32])[0].is_contiguous()
+    assert computed_rows([rows, vector], program, "f")[0].is_contiguous()
 
 
 @pytest.mark.parametrize("activation", [nn.Identity, nn.ReLU, nn.SiLU, nn.Hardswish, nn.GELU])
@@ -260,3 +328,14 @@ def test_every_random_case_is_described(kernels_for_every_device, dynamic):
         assert isinstance(found, Workload) and isinstance(found.inductor[0], Generated), case.name
         full = sum(t.numel() * t.itemsize for t in inputs if t.shape == inputs[0].shape)
         assert found.ours[0].quantities["read"] == full, case.name
+
+
+def test_wrappers_in_cpp(monkeypatch, kernels_for_every_device):
+    graph = traced(lambda x, y: torch.tanh(x * y).sum(0), (40, 12, f32), (12, f32))
+    (node,) = graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
+    with inductor_config.patch(cpp_wrapper=True):
+        monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0"))
+        answer = ComputedSums().match(node)
+        assert isinstance(answer, Reject) and "lists of views" in answer.reason
+        monkeypatch.setattr(torch, "__version__", TorchVersion("2.14.1"))
+        assert isinstance(ComputedSums().match(node), Match)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fusebackend.patterns.computed_sums.program import FUNCTIONS, MOST_INPUTS, Writer, evaluate, parse
+from fusebackend.patterns.computed_sums.program import FUNCTIONS, MOST_INPUTS, Writer, check_types, evaluate, parse
 
 
 def test_a_program_is_evaluated():
@@ -51,14 +51,29 @@ def test_functions_have_as_many_arguments_as_they_say(name):
         ("t0=neg(i2);out(t0)", "none of 2 inputs"),
         ("t0=neg(1.);out(t0)", "'1.' is no number"),
         ("t0=neg(__trap());out(t0)", "tK=name"),
-        ("t0=neg(i0)", "0 sums for 1 dtypes"),
-        ("out(i0);out(i1)", "2 sums for 1 dtypes"),
+        ("t0=neg(i0)", "0 sums for 1 types"),
+        ("out(i0);out(i1)", "2 sums for 1 types"),
     ],
 )
 def test_what_is_malformed_is_named(program, said):
-    with pytest.raises(ValueError, match="in a program|dtypes") as raised:
+    with pytest.raises(ValueError, match="in a program|types") as raised:
         parse(program, 2, 1)
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("program", ["t0=add(i0,i1);out(t0)", "t0=and(i0,i1);out(t0)", "t0=where(i0,i0,i0);out(t0)", "out(i1)"])
+def test_truth_values_are_no_numbers(program):
+    """As the kernels, which the reference stands for on CPUs."""
+    with pytest.raises(ValueError, match="is a truth value|is a number"):
+        check_types(program, [torch.float32, torch.bool], 1)
+
+
+def test_a_writer_turns_one_into_the_other():
+    writer = Writer()
+    writer.truths.add("i1")
+    writer.out(writer.call("mul", "i0", "i1"))
+    writer.out(writer.call("and", "i0", "i1"))
+    check_types(str(writer), [torch.float32, torch.bool], 2)
 
 
 def test_how_many_there_may_be():
