@@ -182,8 +182,6 @@ def _cuts_of(graph: fx.Graph, elements: int) -> _Cuts:
 class _Reader:
     def __init__(self, elements: int, stored: frozenset[fx.Node]):
         self._elements = elements
-        self._cuts = _Cuts(elements)
-        self._device: torch.device | None = None
         self._stored = stored
         self._writer = Writer()
         self._leaves: dict[Leaf, str] = {}
