@@ -83,7 +83,7 @@ def read(node: fx.Node) -> Rows | None:
 def _vectors(rows: Rows) -> int | None:
     """How many vectors by column are read; None if other tensors can't be read where they lie, or none has the full size."""
     domain, full, vectors = rows.sizes, 0, 0
-    if domain[-1] == 1 or math.prod(domain[:-1]) > MOST_ROWS:
+    if domain[-1] == 1 or not 1 < math.prod(domain[:-1]) <= MOST_ROWS:  # of one row all are vectors
         return None
     for leaf in rows.expression.leaves:
         laid = laid_out(rows.order, leaf, rows.is_relaid)

@@ -124,6 +124,7 @@ LEFT = {
     "one row": lambda x: torch.tanh(x[:1]).sum(0),
     "all": lambda x: torch.tanh(x).sum(),
     "a mean": lambda x: torch.tanh(x).mean(0),
+    "one row of two tensors": lambda x: torch.add(x[:1] * 2, x[1:2]),
     "nothing varies by column": lambda x: torch.mm(torch.tanh(x) + 1, x.t()),
     "integers": lambda x: (x > 0).sum(0),
 }
