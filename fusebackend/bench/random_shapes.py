@@ -45,6 +45,18 @@ def shape(draw: random.Random, rank: int, elements: float) -> tuple[int, ...]:
     return tuple(_rounded(draw, elements ** (b - a)) for a, b in zip(cuts, cuts[1:]))
 
 
+def rows_or_image(draw: random.Random, elements: float) -> tuple[int, ...]:
+    """About so many elements as rows, or as images whose channels lie innermost, as batch norm sees them: even numbers of them, of even
+    sides."""
+    columns = size(draw, 2, min(4096, elements / 8))
+    rows = max(2, round(elements / columns))
+    if draw.random() >= 0.6:
+        return rows, columns
+    channels = 8 * size(draw, 1, 256)
+    side = draw.choice((7, 8, 14, 16, 28, 32, 56, 64, 112))
+    return max(1, 8 * round(elements / channels / side**2 / 8)), side, side, channels
+
+
 def tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Random numbers of any dtype."""
     if dtype.is_floating_point:

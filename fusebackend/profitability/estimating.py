@@ -130,12 +130,6 @@ class Estimator:
         unknown = self._calibration is not None and self._calibration.models.get(work.kind) is None and _recording.get() is None
         return work.otherwise if unknown and work.otherwise is not None else work
 
-    def _of_family(self, work: Work, family: str) -> Work:
-        """A generated kernel's work as that of a family's sites, if it is to be recorded or was calibrated so."""
-        named = dataclasses.replace(work, kind=f"{work.kind} of {family}")
-        is_known = self._calibration is not None and named.kind in self._calibration.models
-        return named if family and (is_known or _recording.get() is not None) else work
-
     def _asked(self, work: Generated) -> list[list[Work]]:
         unknown = self._calibration is not None and triton_reductions.KIND not in self._calibration.models
         if work.otherwise is not None and unknown and _recording.get() is None:  # of an older calibration
@@ -152,10 +146,15 @@ class Estimator:
                 self._generated[key] = f"Inductor can't be asked: {type(error).__name__}: {error}"
         found = self._generated[key]
         if not isinstance(found, str):
-            return [[self._of_family(way, work.family) for way in kernel] for kernel in found]
+            return [[self._known(_of_family(way, work.family)) for way in kernel] for kernel in found]
         if work.otherwise is None:
             raise Unfit(found)
         return [[work.otherwise]]
+
+
+def _of_family(work: Work, family: str) -> Work:
+    """A generated kernel's work as that of a family's sites."""
+    return dataclasses.replace(work, kind=f"{work.kind} of {family}", otherwise=work) if family else work
 
 
 def works_of(work: Generated) -> list[list[Work]]:

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import torch
 
 from fusebackend.bench.case import Case
-from fusebackend.bench.random_shapes import FLOATS, LEAST_BYTES, MOST_BYTES, log_uniform, size, tensor
+from fusebackend.bench.random_shapes import FLOATS, LEAST_BYTES, MOST_BYTES, log_uniform, rows_or_image, tensor
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
+def wide(x: torch.Tensor) -> torch.Tensor:
     """What autocast makes of 16 bits before a batch norm; also in float64, in which the reference is computed."""
     return x.float() if x.dtype.itemsize == 2 else x
 
 
 def statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean and the reciprocal standard deviation of each channel, (batch, channels, height, width) -> (1, channels, 1, 1)."""
-    variance, mean = torch.var_mean(_wide(x), (0, 2, 3), correction=0, keepdim=True)
+    variance, mean = torch.var_mean(wide(x), (0, 2, 3), correction=0, keepdim=True)
     return mean, torch.rsqrt(variance + 1e-5)
 
 
@@ -42,22 +42,17 @@ def cases() -> list[Case]:
         image("bf16", 256, 144, 56, {}),
         image("bf16", 256, 672, 14, {}),
         image("fp32", 128, 64, 112, {}),
-        Case("bf16 800000x128", lambda x: torch.var_mean(_wide(x), 0, correction=0), rows),
+        Case("bf16 800000x128", lambda x: torch.var_mean(wide(x), 0, correction=0), rows),
     ]
 
 
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
-    """Of rows, and of images whose channels lie innermost, as batch norm sees them: even numbers of them, of even sides."""
+    """Of rows, and of images whose channels lie innermost."""
     while True:
         kind = draw.choice(list(FLOATS))
         dtype = FLOATS[kind]
         elements = scale * log_uniform(draw, LEAST_BYTES, MOST_BYTES) / dtype.itemsize
-        columns = size(draw, 2, min(4096, elements / 8))
-        shape: tuple[int, ...] = (max(2, round(elements / columns)), columns)
-        if draw.random() < 0.6:
-            columns = 8 * size(draw, 1, 256)
-            side = draw.choice((7, 8, 14, 16, 28, 32, 56, 64, 112))
-            shape = (max(1, 8 * round(elements / columns / side**2 / 8)), side, side, columns)
+        shape = rows_or_image(draw, elements)
         if not LEAST_BYTES * min(scale, 1) <= math.prod(shape) * dtype.itemsize <= MOST_BYTES * scale:
             continue
         reads_on = draw.random() < 0.7
@@ -68,7 +63,7 @@ def _case(name: str, shape: tuple[int, ...], dtype: torch.dtype, reads_on: bool)
     dims = tuple(range(len(shape) - 1))
 
     def moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        variance, mean = torch.var_mean(_wide(x), dims, correction=0)
+        variance, mean = torch.var_mean(wide(x), dims, correction=0)
         return mean, torch.rsqrt(variance + 1e-5) if reads_on else variance
 
     return Case(name, moments, lambda device: (tensor(shape, dtype, device),))

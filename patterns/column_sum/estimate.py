@@ -18,7 +18,7 @@ from fusebackend import fx_utils as g
 from fusebackend.patterns.column_sum.groups import Nested, Together
 from fusebackend.patterns.column_sum.ops import wide_dtype
 from fusebackend.patterns.column_sum.producers import Producer, other_reductions, producer_of
-from fusebackend.patterns.column_sum.sites import SUMS, Site, read
+from fusebackend.patterns.column_sum.sites import SUMS, Site, between, read
 from fusebackend.patterns.column_sum.work import Pass, contiguous, is_dynamic, shape_of
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
@@ -34,7 +34,7 @@ def estimate(found: Site | Together | Nested) -> Estimate | Workload:
     if 0 in sizes[: value.dim()]:
         return Estimate(False, "an empty tensor: nothing to gain")
     sources = found.sources if isinstance(found, Together) else (sums[0].source,)
-    inside = {n for site in sums for n in _between(site, sources)}
+    inside = {n for site in sums for n in between(site, sources)}
     producer = producer_of(*sources, inside=inside)
     computed = [n for n in sources if n in producer.nodes]
     neighbours = [n for source in sources if source not in computed for n in _fused_neighbours(source, inside)]
@@ -131,21 +131,11 @@ def _loops(reductions: Sequence[fx.Node]) -> _Loops:
     for node, site in zip(reductions, found):
         if isinstance(site, Site):
             sources.add(site.source)
-            casts |= _between(site, [site.source]) - {node}
+            casts |= between(site, [site.source]) - {node}
         else:
             sources |= {n for n in node.all_input_nodes if g.is_tensor(n)}
     producer = producer_of(*sources, inside={*reductions, *casts})
     return _Loops(tuple(reductions), tuple(sums) if alike else (), producer, tuple(sorted(casts)))
-
-
-def _between(site: Site, sources: Collection[fx.Node]) -> set[fx.Node]:
-    """A sum, and what is computed between ``sources`` and it: casts, and a product."""
-    found, pending = set[fx.Node](), [site.node]
-    while pending:
-        node = pending.pop()
-        found.add(node)
-        pending += [n for n in node.all_input_nodes if n not in sources and n not in found]
-    return found
 
 
 def _fused_neighbours(source: fx.Node, inside: set[fx.Node]) -> list[fx.Node]:

@@ -125,7 +125,7 @@ def _emit_together(emitter: Emitter, found: Together) -> list[fx.Node]:
     plain = (None, False) if found.plain is None else (g.value(found.plain.node).dtype, found.plain.is_mean)
     products = g.value(found.products.node).dtype, found.products.is_mean
     made = emitter.call(column_sums, x, y, found.products.begin, found.products.end, *plain, *products, found.rounded)
-    return [_viewed(emitter, site, emitter.call(operator.getitem, made, i)) for i, site in enumerate(found.sums)]
+    return [viewed(emitter, site, emitter.call(operator.getitem, made, i)) for i, site in enumerate(found.sums)]
 
 
 def _emit_nested(emitter: Emitter, found: Nested) -> list[fx.Node]:
@@ -137,7 +137,7 @@ def _emit_nested(emitter: Emitter, found: Nested) -> list[fx.Node]:
     total = emitter.call(column_sum, partial, found.begin, found.end, outer.is_mean, g.value(outer.node).dtype)
     if dtype is not wide:
         partial = emitter.call(prims.convert_element_type.default, partial, dtype)
-    return [_viewed(emitter, inner, partial), _viewed(emitter, outer, total)]
+    return [viewed(emitter, inner, partial), viewed(emitter, outer, total)]
 
 
 def _ordered(emitter: Emitter, site: Site, x: fx.Node) -> fx.Node:
@@ -150,7 +150,7 @@ def _kept(emitter: Emitter, site: Site, out: fx.Node) -> fx.Node:
     return out
 
 
-def _viewed(emitter: Emitter, site: Site, out: fx.Node) -> fx.Node:
+def viewed(emitter: Emitter, site: Site, out: fx.Node) -> fx.Node:
     """The result as it is read."""
     out = _kept(emitter, site, out)
     for view in views_behind(site.node):

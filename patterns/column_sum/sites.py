@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -122,6 +122,16 @@ def lies_as(site: Site, value: torch.Tensor) -> bool:
     summed = g.value(site.source)
     same = len(value.shape) == len(summed.shape) and all(map(g.same_size, value.shape, summed.shape))
     return same and g.hints(value.stride()) is not None and _why_not_one(value, site.order, site.begin, site.end) is None
+
+
+def between(site: Site, sources: Collection[fx.Node]) -> set[fx.Node]:
+    """A sum, and what is computed between ``sources`` and it: casts, and a product."""
+    found, pending = set[fx.Node](), [site.node]
+    while pending:
+        node = pending.pop()
+        found.add(node)
+        pending += [n for n in node.all_input_nodes if n not in sources and n not in found]
+    return found
 
 
 def before_casts(x: fx.Node) -> fx.Node:

@@ -11,14 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from fusebackend.bench.case import Case
-from fusebackend.bench.random_shapes import FLOATS, LEAST_BYTES, MOST_BYTES, log_uniform, size, tensor
+from fusebackend.bench.random_shapes import FLOATS, LEAST_BYTES, MOST_BYTES, log_uniform, rows_or_image, tensor
+from fusebackend.patterns.column_moments.bench import wide
 
 aten = torch.ops.aten
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    """What autocast makes of 16 bits before a batch norm; also in float64, in which the reference is computed."""
-    return x.float() if x.dtype.itemsize == 2 else x
 
 
 #: The function behind the norm, and its gradient: of the gradient of its result and of what it is given.
@@ -33,18 +29,18 @@ BEHIND: dict[str, tuple[Callable, Callable]] = {
 
 #: The gradient that comes from what reads the result: of how many tensors, and of how many vectors of each image, and how.
 UPSTREAM: dict[str, tuple[int, int, Callable]] = {
-    "": (1, 0, lambda dy: _wide(dy)),
-    "two": (2, 0, lambda a, b: _wide(a + b)),  # the result is read twice, as before a residual connection
-    "masked": (3, 0, lambda a, b, y: _wide(torch.where(y <= 0, 0.0, a + b))),  # and goes through a ReLU whose result is kept
-    "gated": (1, 2, lambda dy, gate, shift: _wide(dy * gate + shift)),  # squeeze and excitation
+    "": (1, 0, lambda dy: wide(dy)),
+    "two": (2, 0, lambda a, b: wide(a + b)),  # the result is read twice, as before a residual connection
+    "masked": (3, 0, lambda a, b, y: wide(torch.where(y <= 0, 0.0, a + b))),  # and goes through a ReLU whose result is kept
+    "gated": (1, 2, lambda dy, gate, shift: wide(dy * gate + shift)),  # squeeze and excitation
 }
 
 
 def _gradient(behind: str, upstream: str, tensors: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]):
     """The gradient before the function behind the norm, and the centred tensor."""
     *dy, x = tensors
-    mean, scale, weight, bias = map(_wide, vectors[:4])
-    centred = _wide(x) - mean
+    mean, scale, weight, bias = map(wide, vectors[:4])
+    centred = wide(x) - mean
     gradient = UPSTREAM[upstream][2](*dy, *vectors[6:])
     return BEHIND[behind][1](gradient, centred * scale * weight + bias), centred
 
@@ -54,7 +50,7 @@ def norm_sums(behind: str, upstream: str, tensors: int, *inputs: torch.Tensor):
     full, vectors = inputs[:tensors], inputs[tensors:]
     dz, centred = _gradient(behind, upstream, full, vectors)
     dims = tuple(range(full[0].dim() - 1))
-    return dz.sum(dims), (dz * centred).sum(dims) * _wide(vectors[1])
+    return dz.sum(dims), (dz * centred).sum(dims) * wide(vectors[1])
 
 
 def norm_gradient(behind: str, upstream: str, tensors: int, *inputs: torch.Tensor):
@@ -62,17 +58,17 @@ def norm_gradient(behind: str, upstream: str, tensors: int, *inputs: torch.Tenso
     full, vectors = inputs[:tensors], inputs[tensors:]
     dz, centred = _gradient(behind, upstream, full, vectors)
     count = full[0].numel() // full[0].shape[-1]
-    _, scale, weight, _, first, second = map(_wide, vectors[:6])
+    _, scale, weight, _, first, second = map(wide, vectors[:6])
     return ((dz - centred * (second / count * scale * scale) - first / count) * (scale * weight)).to(full[0].dtype)
 
 
 def norm_result(behind: str, upstream: str, tensors: int, *inputs: torch.Tensor):
     """A norm with the function behind it, whose statistics are there, and with what is added between, (..., channels) -> the same."""
-    (x, *others), vectors = inputs[:tensors], [_wide(v) for v in inputs[tensors:]]
+    (x, *others), vectors = inputs[:tensors], [wide(v) for v in inputs[tensors:]]
     mean, scale, weight, bias = vectors[:4]
-    normalised = (_wide(x) - mean) * scale * weight + bias
+    normalised = (wide(x) - mean) * scale * weight + bias
     for i, other in enumerate(others):  # the second is a norm's result too
-        normalised = normalised + (_wide(other) if i == 0 else (_wide(other) - bias) * weight * mean + scale)
+        normalised = normalised + (wide(other) if i == 0 else (wide(other) - bias) * weight * mean + scale)
     return BEHIND[behind][0](normalised).to(x.dtype)
 
 
@@ -114,12 +110,7 @@ def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
         form, behind = draw.choice(("sums", "sums", "gradient", "gradient", "result", "result")), draw.choice(list(BEHIND))
         upstream, narrow = draw.choice(("", *UPSTREAM)), draw.random() < 0.3
         elements = scale * log_uniform(draw, LEAST_BYTES, MOST_BYTES) / FLOATS[kind].itemsize
-        columns = size(draw, 2, min(4096, elements / 8))
-        shape: tuple[int, ...] = (max(2, round(elements / columns)), columns)
-        if draw.random() < 0.6:
-            columns = 8 * size(draw, 1, 256)
-            side = draw.choice((7, 8, 14, 16, 28, 32, 56, 64, 112))
-            shape = (max(1, 8 * round(elements / columns / side**2 / 8)), side, side, columns)
+        shape = rows_or_image(draw, elements)
         if LEAST_BYTES * min(scale, 1) <= math.prod(shape) * FLOATS[kind].itemsize <= MOST_BYTES * scale:
             if upstream != "gated" or (form != "result" and len(shape) > 2 and shape[0] > 1):
                 yield _case(form, behind, kind, shape, upstream, narrow)

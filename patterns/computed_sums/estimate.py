@@ -57,8 +57,8 @@ def of_rows(rows: Rows) -> Estimate | Workload:
     if neighbour is not None:
         ours.append(stream(neighbour))
     described = streamed(quantities["read"] + quantities["written"], value)
-    full = [leaf.node for leaf in rows.expression.leaves if g.value(leaf.node).dim() == len(rows.order)] if rows.is_relaid else []
-    orders = {n: rows.order for n in full if g.value(n).shape == value.shape}
+    read = [leaf.node for leaf in rows.expression.leaves] if rows.is_relaid else []
+    orders = {n: rows.order for n in read if g.value(n).shape == value.shape}
     generated = dataclasses.replace(_generated(inside, [rows.node], described), orders=orders)
     return Workload(tuple(ours), (generated,), neighbour, orders=orders)
 

@@ -21,13 +21,13 @@ from torch._inductor import config as inductor_config
 from fusebackend import fx_utils as g
 from fusebackend.patterns.column_sum.producers import Tensors
 from fusebackend.patterns.column_sum.work import contiguous
+from fusebackend.patterns.computed_sums.ops import RESULTS
 from fusebackend.patterns.computed_sums.program import MOST_INPUTS, Writer
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 #: Dtypes of what programs read.
-READ = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
-_FLOATS = READ - {torch.bool}
+READ = RESULTS | {torch.bool}
 _MOST_STATEMENTS = 64
 _MOST_NODES = 2 * _MOST_STATEMENTS  # casts and views among them; behind more no node is looked at, before Python recurses too deep
 _FULL = 0.5  # the part of all elements from which on a tensor counts as one that is read in full
@@ -60,7 +60,8 @@ _SIMPLE = {
     **{getattr(aten, name).default: name for name in ("reciprocal", "sigmoid", "tanh", "erf", "sin", "cos", "relu")},
     **{getattr(aten, name).Tensor: name for name in ("mul", "lt", "le", "gt", "ge", "eq", "ne")},
     **{getattr(aten, name).Scalar: name for name in ("mul", "lt", "le", "gt", "ge", "eq", "ne")},
-    **{op: name for name in ("maximum", "minimum") for op in (getattr(aten, name).default,)},
+    aten.maximum.default: "maximum",
+    aten.minimum.default: "minimum",
     aten.clamp_min.default: "maximum",
     aten.clamp_max.default: "minimum",
     aten.where.self: "where",
@@ -295,7 +296,7 @@ class _Reader:
     def constant(self, node: fx.Node) -> str:
         call = g.arguments(node)
         value = call["fill_value"] if "fill_value" in call else call["s"]
-        if not isinstance(value, numbers.Real) or g.value(node).dtype not in _FLOATS:
+        if not isinstance(value, numbers.Real) or g.value(node).dtype not in RESULTS:
             raise Unreadable(f"{g.describe(node)} is no constant of a supported dtype", node)
         self._nodes.add(node)
         return repr(float(value))

@@ -22,6 +22,7 @@ from torch._inductor import config as inductor_config
 from fusebackend import fx_utils as g
 from fusebackend.native import loader
 from fusebackend.patterns.column_sum.groups import views_behind
+from fusebackend.patterns.column_sum.match import viewed
 from fusebackend.patterns.computed_sums import estimate, expression, row_sites
 from fusebackend.patterns.computed_sums.expression import Expression, Leaf
 from fusebackend.patterns.computed_sums.ops import computed_rows, computed_sums, letters
@@ -152,17 +153,9 @@ def _emit_sums(emitter: Emitter, site: Site) -> list[fx.Node]:
         kept = [g.value(one.source).shape[d] for d in one.order[one.end :]]
         if len(kept) > 1:
             out = emitter.call(aten.reshape.default, out, kept)
-        # Dims of size 1 outside of those that are summed, and these where they are kept.
-        wanted = g.value(one.node).shape
-        if len(wanted) != len(kept):
-            gone = set(one.summed) if not one.keepdim else set()
-            dims = [d for d in range(g.value(one.source).dim()) if d not in gone]
-            for i_dim, d in enumerate(dims):
-                if d not in one.order[one.end :]:
-                    out = emitter.call(aten.unsqueeze.default, out, i_dim)
-        for view in views_behind(one.node):
-            out = emitter.call(view.target, out, *view.args[1:], **view.kwargs)  # type: ignore[arg-type]
-        results.append(out)
+        for _ in range(one.begin):  # dims of size 1 outside of those that are summed
+            out = emitter.call(aten.unsqueeze.default, out, 0)
+        results.append(viewed(emitter, one, out))
     return results
 
 

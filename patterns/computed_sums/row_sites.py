@@ -4,6 +4,7 @@ norm's gradient, or its result."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.computed_sums import expression
 from fusebackend.patterns.computed_sums.expression import Expression, Unreadable, laid_out
-from fusebackend.patterns.computed_sums.ops import MOST_ROWS, computed_rows
+from fusebackend.patterns.computed_sums.ops import MOST_ROWS, RESULTS, computed_rows
 from fusebackend.patterns.computed_sums.reading import Reading
 from fusebackend.rewriting.convolution_layout import gives_channels_last
 
@@ -25,7 +26,6 @@ ENDS = (
     *(aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor),
 )
 
-_RESULTS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _CHANNELS_LAST = [0, 2, 3, 1]
 _LEAST_VECTORS = 2  # with fewer Inductor's kernels are copies
 
@@ -48,7 +48,7 @@ class Rows:
     vectors: int
     is_relaid: bool
 
-    @property
+    @functools.cached_property
     def reading(self) -> Reading:
         return Reading.of(self.expression, self.order, self.sizes, len(self.order) - 1, self.is_relaid)
 
@@ -63,7 +63,7 @@ def read(node: fx.Node) -> Rows | None:
     """What is computed at ``node``, if something reads it as a tensor; None if no program computes it, or too little of it varies by
     column: Inductor computes that at a copy's speed."""
     value = g.value(node)
-    if not g.is_tensor(node) or value.dtype not in _RESULTS or value.dim() < 2:
+    if not g.is_tensor(node) or value.dtype not in RESULTS or value.dim() < 2:
         return None
     if not expression.is_pointwise(node) or not expression.is_tensor_anyway(node):
         return None

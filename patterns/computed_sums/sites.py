@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -14,7 +15,7 @@ from fusebackend.patterns.column_sum.groups import can_stand_together
 from fusebackend.patterns.column_sum.producers import other_reductions
 from fusebackend.patterns.computed_sums import expression
 from fusebackend.patterns.computed_sums.expression import Expression, Unreadable, laid_out
-from fusebackend.patterns.computed_sums.ops import MOST_ROWS
+from fusebackend.patterns.computed_sums.ops import MOST_ROWS, RESULTS
 from fusebackend.patterns.computed_sums.program import MOST_SUMS
 from fusebackend.patterns.computed_sums.reading import Reading
 from fusebackend.rewriting.pattern import Reject
@@ -22,7 +23,6 @@ from fusebackend.rewriting.pattern import Reject
 aten = torch.ops.aten
 
 SUMS = (aten.sum.dim_IntList,)
-_RESULTS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +44,10 @@ class Site:
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
         """What is computed, and casts before the sums, but not these."""
-        casts = set[fx.Node]()
-        for one in self.sums:
-            node = one.node.args[0]
-            while node is not one.source:
-                casts.add(node)  # type: ignore[arg-type]
-                node = node.args[0]  # type: ignore[union-attr]
-        return tuple(sorted({*self.expression.nodes, *casts}))
+        behind = set[fx.Node]().union(*(sums.between(one, [one.source]) for one in self.sums))
+        return tuple(sorted({*self.expression.nodes, *behind} - {one.node for one in self.sums}))
 
-    @property
+    @functools.cached_property
     def reading(self) -> Reading:
         return Reading.of(self.expression, self.order, self.sizes, self.sums[0].end)
 
@@ -68,9 +63,9 @@ def read(node: fx.Node) -> Site | Reject | None:
     rows."""
     if not g.is_tensor(node.args[0]):
         return None  # erased: with another sum, whose group was not this one's when this one was matched first
-    first = sums.read(node)
     if expression.is_tensor_anyway(g.through_views(node.args[0])):  # type: ignore[arg-type]
         return None
+    first = sums.read(node)
     if not isinstance(first, sums.Site):
         return first
     if not _is_of_rows(first):
@@ -79,14 +74,13 @@ def read(node: fx.Node) -> Site | Reject | None:
         alone = _site((first,))
         if isinstance(alone, Reject):
             return alone
-        for others in _together(first, alone):
-            found = _site(others)
-            if isinstance(found, Site):
-                return found if _is_computed(found) else None
+        group = _together(first, alone)
+        together = _site(group) if len(group) > 1 else alone
     except Unreadable as unreadable:
         reason, where = unreadable.args
         return Reject(reason, where or node)
-    return alone if _is_computed(alone) else None
+    found = together if isinstance(together, Site) else alone
+    return found if _is_computed(found) else None
 
 
 def _is_of_rows(site: sums.Site) -> bool:
@@ -95,8 +89,8 @@ def _is_of_rows(site: sums.Site) -> bool:
     return all(g.same_size(shape[d], 1) for d in site.order[: site.begin])
 
 
-def _together(first: sums.Site, alone: Site) -> list[tuple[sums.Site, ...]]:
-    """Groups of sums with ``first``, the largest one before."""
+def _together(first: sums.Site, alone: Site) -> tuple[sums.Site, ...]:
+    """The group of sums with ``first``."""
     tensors = [leaf.node for leaf in alone.expression.leaves]
     found = [first]
     for node in other_reductions({first.node}, tensors):
@@ -107,7 +101,7 @@ def _together(first: sums.Site, alone: Site) -> list[tuple[sums.Site, ...]]:
     if len(found) > MOST_SUMS:  # each belongs to one group: they are taken by fours
         at = found.index(first) // MOST_SUMS * MOST_SUMS
         found = found[at : at + MOST_SUMS]
-    return [tuple(found)] if len(found) > 1 else []
+    return tuple(found)
 
 
 def _is_alike(first: sums.Site, other: sums.Site) -> bool:
@@ -124,7 +118,7 @@ def _site(group: tuple[sums.Site, ...]) -> Site | Reject:
     if sizes is None:
         return Reject("sizes are not known before run time (unbacked symbols)", group[0].node)
     for one in group:
-        if g.value(one.node).dtype not in _RESULTS:
+        if g.value(one.node).dtype not in RESULTS:
             return Reject(f"sums in {g.value(one.node).dtype} are not supported: fp32 and 16 bits are", one.node)
     found = expression.read([s.source for s in group], math.prod(sizes))
     site = Site(group, found)
