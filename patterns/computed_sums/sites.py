@@ -61,8 +61,6 @@ class Site:
 def read(node: fx.Node) -> Site | Reject | None:
     """The sums that are computed with that at ``node``; why no kernel does; or None if nothing is computed in it, or it is none over
     rows."""
-    if not g.is_tensor(node.args[0]):
-        return None  # erased: with another sum, whose group was not this one's when this one was matched first
     if expression.is_tensor_anyway(g.through_views(node.args[0])):  # type: ignore[arg-type]
         return None
     first = sums.read(node)
