@@ -10,6 +10,7 @@
 #include "attention/stored_gradients_sm90.cuh"
 #include "attention/tensor_maps_sm90.cuh"
 #include "attention/transposed_scores.cuh"
+#include "common/bulk_copy_sm90.cuh"
 #include "common/mbarrier_sm90.cuh"
 #include "common/programmatic_launch.cuh"
 
@@ -91,10 +92,10 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       const int i = part - 2;
       if (tile_bias >= 0) load_tile(to + Layout::kBias + i * Layout::kBiasTile, maps.bias, barrier, tile * kQueries, first + 64 * i, index);
     } else {
-      tma::load_bytes(shared0 + Layout::kSums + stage * Layout::kRowSums, row_sums + tile * (kQueries / kRowSumQueries), Layout::kRowSums, barrier);
+      copy_bytes(shared0 + Layout::kSums + stage * Layout::kRowSums, row_sums + tile * (kQueries / kRowSumQueries), Layout::kRowSums, barrier);
       if constexpr (kDrops) {
         static_assert(kGroups == 1);
-        tma::load_bytes(shared0 + Layout::kKeptWords + stage * Layout::kKept, kept + tile * kQueries, Layout::kKept, barrier);
+        copy_bytes(shared0 + Layout::kKeptWords + stage * Layout::kKept, kept + tile * kQueries, Layout::kKept, barrier);
       }
     }
   };

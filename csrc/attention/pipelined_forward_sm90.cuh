@@ -7,6 +7,7 @@
 #include "attention/launchers.h"
 #include "attention/products_sm90.cuh"
 #include "attention/tensor_maps_sm90.cuh"
+#include "common/bulk_copy_sm90.cuh"
 #include "common/mbarrier_sm90.cuh"
 
 namespace fusebackend::attention {
@@ -98,7 +99,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_fo
       const int i = part - 2;
       if (staged.tile >= 0) load_tile(to + Layout::kBias + i * Layout::kBiasTile, maps.bias, barrier, first + 64 * i, key, index);
     } else if (key_bias) {
-      tma::load_bytes(shared0 + Layout::kKeyBiases + stage * Layout::kKeyBias, key_bias + (int64_t(key) << key_shift), key_bytes, barrier);
+      copy_bytes(shared0 + Layout::kKeyBiases + stage * Layout::kKeyBias, key_bias + (int64_t(key) << key_shift), key_bytes, barrier);
     }
   };
   if (threadIdx.x == 0) {

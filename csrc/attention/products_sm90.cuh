@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention/fragments.cuh"
-#include "attention/ptx_tma_sm90.cuh"
+#include "common/bulk_copy_sm90.cuh"
 
 namespace fusebackend::attention {
 namespace wgmma {

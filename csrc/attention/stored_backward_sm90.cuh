@@ -7,6 +7,7 @@
 #include "attention/launchers.h"
 #include "attention/products_sm90.cuh"
 #include "attention/stored_gradients_sm90.cuh"
+#include "common/bulk_copy_sm90.cuh"
 #include "common/programmatic_launch.cuh"
 
 namespace fusebackend::attention {

@@ -5,6 +5,7 @@
 #include "attention/fragments.cuh"
 #include "attention/heads.cuh"
 #include "attention/ptx_tma_sm90.cuh"
+#include "common/bulk_copy_sm90.cuh"
 #include "common/mbarrier_sm90.cuh"
 
 namespace fusebackend::attention {

@@ -3,12 +3,22 @@
 #include "depthwise_conv/launchers.h"
 
 namespace fusebackend::depthwise_conv {
+
+#ifndef FUSE_HAS_SM90A
+bool can_run_row_ring(const ForwardParams&) { return false; }
+bool can_run_row_ring(const InputGradParams&, const WeightGradParams&) { return false; }
+int row_ring_splits(const InputGradParams&, const WeightGradParams&) { return 0; }
+cudaError_t launch_row_ring(const ForwardParams&, cudaStream_t) { return cudaErrorNotSupported; }
+cudaError_t launch_row_ring(const InputGradParams&, const WeightGradParams&, cudaStream_t) { return cudaErrorNotSupported; }
+#endif
+
 namespace {
 
 cudaError_t forward(const ForwardParams& p, cudaStream_t stream) {
   if (can_run_dilated_rows(p)) return launch_dilated_rows(p, stream);
   if (can_run_rolling_band(p)) return launch_rolling_band(p, stream);
   if (can_run_channel_band(p)) return launch_channel_band(p, stream);
+  if (can_run_row_ring(p)) return launch_row_ring(p, stream);
   if (can_run_rolling_window(p)) return launch_rolling_window(p, stream);
   if (can_run_toeplitz(p)) return launch_toeplitz(p, stream);
   if (can_run_register_window(p)) return launch_register_window(p, stream);
@@ -35,6 +45,7 @@ cudaError_t input_grad(const InputGradParams& p, cudaStream_t stream) {
   if (is_forward && can_run_dilated_rows(f)) return launch_dilated_rows(f, stream);
   if (is_forward && can_run_rolling_band(f)) return launch_rolling_band(f, stream);
   if (is_forward && can_run_channel_band(f)) return launch_channel_band(f, stream);
+  if (is_forward && can_run_row_ring(f)) return launch_row_ring(f, stream);
   if (is_forward && can_run_rolling_window(f)) return launch_rolling_window(f, stream);
   if (!is_forward && can_run_rolling_window(p)) return launch_rolling_window(p, stream);
   if (can_run_toeplitz(p)) return launch_toeplitz(p, stream);
@@ -58,13 +69,14 @@ WeightGradRoute route_of(const WeightGradParams& p) {
   return {direct_weight_grad_splits(p), launch_direct_weight_grad};
 }
 
-cudaError_t weight_grad(WeightGradParams& p, const Tensor& like, cudaStream_t stream) {
-  const WeightGradRoute route = route_of(p);
-  p.splits = route.splits;
+// The gradients of weight and bias from what `launch` writes, partial sums in `splits` parts.
+template <typename Launch>
+cudaError_t weight_grad(WeightGradParams& p, int splits, const Tensor& like, cudaStream_t stream, Launch&& launch) {
+  p.splits = splits;
   const int64_t numbers = p.splits * p.g.outputs() * (p.g.tap_count() + 1);
   const Tensor partial = empty_like_sized(like, {numbers * 4 / element_size(p.dtype)});
   p.partial = static_cast<float*>(partial.data_ptr());
-  const cudaError_t e = route.launch(p, stream);
+  const cudaError_t e = launch();
   return e == cudaSuccess ? launch_reduce(p, stream) : e;
 }
 
@@ -85,8 +97,16 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv_backward(const Tensor& grad, c
   const CudaScope scope(x);
   Backward b(grad, x, weight, stride, padding, dilation, channels_last, weight_channels_last, need_x, need_weight, need_bias);
   const auto check = [](cudaError_t e) { check_cuda(e, "depthwise_conv_backward"); };
-  if (need_x && b.dx.numel() > 0) check(input_grad(b.input, scope.stream()));
-  if (need_weight || need_bias) check(weight_grad(b.weight, x, scope.stream()));
+  const bool any_x = need_x && b.dx.numel() > 0, any_weight = need_weight || need_bias;
+  if (any_x && any_weight && can_run_row_ring(b.input, b.weight)) {
+    check(weight_grad(b.weight, row_ring_splits(b.input, b.weight), x, scope.stream(), [&] { return launch_row_ring(b.input, b.weight, scope.stream()); }));
+    return {b.dx, b.dw, b.db};
+  }
+  if (any_x) check(input_grad(b.input, scope.stream()));
+  if (any_weight) {
+    const WeightGradRoute route = route_of(b.weight);
+    check(weight_grad(b.weight, route.splits, x, scope.stream(), [&] { return route.launch(b.weight, scope.stream()); }));
+  }
   return {b.dx, b.dw, b.db};
 }
 

@@ -53,6 +53,14 @@ bool can_run_rolling_window(const WeightGradParams& p);
 int rolling_window_splits(const WeightGradParams& p);
 cudaError_t launch_rolling_window(const WeightGradParams& p, cudaStream_t stream);
 
+// Dense channels-last images, 3x3, stride 1, padded to the same size: rows wait in shared memory (row_ring_sm90.cuh). The gradients of x and the weight
+// together, or the forward; for x's gradient alone that of the incoming gradient with reversed taps. False in libraries without code for sm_90a.
+bool can_run_row_ring(const ForwardParams& p);
+cudaError_t launch_row_ring(const ForwardParams& p, cudaStream_t stream);
+bool can_run_row_ring(const InputGradParams& input, const WeightGradParams& weight);
+int row_ring_splits(const InputGradParams& input, const WeightGradParams& weight);
+cudaError_t launch_row_ring(const InputGradParams& input, const WeightGradParams& weight, cudaStream_t stream);
+
 // fp32 in (batch, channels, height, width) order: windows of a tile in registers (register_window.cuh).
 bool can_run_register_window(const ForwardParams& p);
 cudaError_t launch_register_window(const ForwardParams& p, cudaStream_t stream);

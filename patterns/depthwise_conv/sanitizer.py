@@ -29,6 +29,10 @@ def launch_every_kernel() -> None:
         for columns, channels_last in ((22, False), (20, False), (13, True)):
             _check((3, 4, 18, columns), (taps, taps), 1, torch.float32, channels_last)
     _check((2, 8, 9, 12), (3, 3), 2, torch.float32, channels_last=True)
+    # Rows wait in shared memory where a GPU's multiprocessors have more to read than they hold at once.
+    images = 1 + 132 * (228 << 10) // (40 * 57 * 29)
+    _check((images // 2, 40, 57, 29), (3, 3), 1, torch.bfloat16, channels_last=True)
+    _check((images // 4, 40, 57, 29), (3, 3), 1, torch.float32, channels_last=True)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for taps, width, dilation in ((3, 160, 8), (3, 77, 5), (4, 160, 8), (4, 77, 5), (7, 160, 8), (7, 77, 5)):
             _check((3, 4, 1, width), (1, taps), 1, dtype, dilation=dilation)

@@ -303,6 +303,15 @@ class TestKernels:
         for activation, channels_last in itertools.product(("", *ACTIVATIONS), (False, True)):
             Case(*FORMS[form], dtype, device, activation, channels_last).check()
 
+    @pytest.mark.cuda
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_large_channels_last_images(self, dtype):
+        """Those whose rows wait in shared memory."""
+        for activation in ("", *ACTIVATIONS):
+            Case((220, 40, 56, 41), 3, 1, dtype, "cuda", activation, channels_last=True).check()
+        Case((220, 40, 56, 41), 3, 1, dtype, "cuda", "silu", True, (False,) * 4, bias=False).check()
+
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_each_vector_alone_and_in_each_type(self, dtype, device):
         for vectors, wide, channels_last in itertools.product(itertools.product((False, True), repeat=4), (False, True), (False, True)):

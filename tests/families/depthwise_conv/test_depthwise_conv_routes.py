@@ -59,6 +59,75 @@ def test_channels_last_rolls_down_columns(taps):
     check_routes(Case((3, 16, 17, 28), taps, BF16, "cuda", orders=(True, True), offset=2), WINDOW)
 
 
+needs_sm90 = pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9, reason="needs compute capability 9.0")
+
+
+def check_rings(case, forward=True):
+    """Both gradients are one kernel; x's alone is a forward, if `forward` says that these are taken too."""
+    alone = "row_ring" if forward else "rolling_window"
+    assert kernels(case.forward) == [alone]
+    assert kernels(case.backward) == ["row_ring_gradients", "reduce"]
+    assert kernels(lambda: case.backward(True, False, False)) == [alone]
+    assert kernels(lambda: case.backward(True, False, True)) == ["row_ring_gradients", "reduce"]
+    assert kernels(lambda: case.backward(False, True, True)) == ["rolling_weight_grad", "reduce"]
+    case.check()
+    first = case.ours()
+    assert all(map(torch.equal, first, case.ours()))
+    x_alone, of_weight, of_bias = case.backward(True, False, False)[0], case.backward(True, True, False), case.backward(True, False, True)
+    assert (x_alone - first[1]).abs().max() <= TOLERANCE[case.x.dtype] * first[1].abs().max()
+    assert torch.equal(of_weight[0], first[1]) and torch.equal(of_weight[1], first[2])
+    assert torch.equal(of_bias[0], first[1]) and torch.equal(of_bias[2], first[3])
+
+
+@needs_sm90
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_rows_of_large_channels_last_images_wait_in_shared_memory(dtype):
+    # One block a multiprocessor and several; segments, the last of which is shorter; parts of a pixel's channels; last columns of no whole group;
+    # images of few rows, which a block has several of; and one image.
+    shapes = (64, 144, 56, 56), (256, 32, 56, 56), (500, 40, 31, 29), (2, 96, 300, 300), (64, 1536, 14, 14), (40, 24, 100, 300), (1, 16, 1000, 1201)
+    for shape in shapes:
+        check_rings(Case(shape, 3, dtype, "cuda", orders=(True, True)))
+    check_rings(Case((600, 288, 7, 14), 3, dtype, "cuda", orders=(True, True)))
+    check_rings(Case((256, 1152, 7, 7), 3, dtype, "cuda", orders=(True, True)), forward=dtype == FP32)
+
+
+@needs_sm90
+def test_rows_wait_where_they_are_dense_and_aligned():
+    shape, order = (64, 144, 56, 56), dict(orders=(True, True))
+    check_routes(Case(shape, 3, BF16, "cuda", offset=2, **order), WINDOW)
+    check_routes(Case((64, 148, 56, 56), 3, BF16, "cuda", **order), WINDOW)
+    check_routes(Case(shape, 3, BF16, "cuda", padding=(0, 0, 1, 1), **order), WINDOW)
+    wide = Case((64, 152, 56, 56), 3, BF16, "cuda", **order)
+    case = Case(shape, 3, BF16, "cuda", **order)
+    case.x = wide.x[:, :144]
+    check_routes(case, (WINDOW[0], "depthwise_row_ring", WINDOW[2]))  # x's gradient alone does not read x
+
+
+@needs_sm90
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_rows_that_wait_and_numbers_that_are_not_finite(dtype):
+    """Padding is not multiplied, and what is not finite reaches what it is a factor of alone."""
+    case = Case((256, 16, 64, 70), 3, dtype, "cuda", orders=(True, True))
+    case.weight[3, 0, 0, 0] = float("inf")
+    case.weight[5, 0, 2, 1] = float("nan")
+    case.x[1, 7, 0, 0] = case.x[200, 7, 63, 69] = float("inf")
+    case.grad[2, 9, 0, 5] = case.grad[255, 9, 40, 69] = float("-inf")
+    assert kernels(case.forward) == ["row_ring"] and kernels(case.backward) == ["row_ring_gradients", "reduce"]
+    for got, want in zip(case.ours(), case.tap_by_tap()):
+        got, want = got.double().cpu(), want.double()
+        assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+        finite = want.isfinite()
+        assert (got - want)[finite].abs().max() <= 4 * TOLERANCE[dtype] * want[finite].abs().max()
+
+
+@needs_sm90
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_rows_that_wait_err_no_more_than_eager(dtype):
+    case = Case((64, 144, 56, 56), 3, dtype, "cuda", orders=(True, True))
+    for ours, eager, exact in zip(case.ours(), case.torchs(dtype), case.torchs()):
+        assert (ours.double() - exact).norm() <= 1.05 * (eager.double() - exact).norm() + 1e-7 * exact.norm()
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 @pytest.mark.parametrize("taps", [5, 7])
 def test_channels_last_runs_on_tensor_cores(taps, dtype):
