@@ -59,7 +59,9 @@ def test_channels_last_rolls_down_columns(taps):
     check_routes(Case((3, 16, 17, 28), taps, BF16, "cuda", orders=(True, True), offset=2), WINDOW)
 
 
-needs_sm90 = pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9, reason="needs compute capability 9.0")
+needs_sm90 = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9, reason="needs compute capability 9.0"
+)
 
 
 def check_rings(case, forward=True):
@@ -82,11 +84,12 @@ def check_rings(case, forward=True):
 @needs_sm90
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 def test_rows_of_large_channels_last_images_wait_in_shared_memory(dtype):
-    # One block a multiprocessor and several; segments, the last of which is shorter; parts of a pixel's channels; last columns of no whole group;
-    # images of few rows, which a block has several of; and one image.
-    shapes = (64, 144, 56, 56), (256, 32, 56, 56), (500, 40, 31, 29), (2, 96, 300, 300), (64, 1536, 14, 14), (40, 24, 100, 300), (1, 16, 1000, 1201)
-    for shape in shapes:
+    # One block a multiprocessor and several; segments, the last of which is shorter; parts of a pixel's channels; last columns of no whole
+    # group; one image.
+    wide = (40, 24, 100, 300), (2, 96, 300, 300), (1, 16, 1000, 1201)
+    for shape in ((64, 144, 56, 56), (256, 32, 56, 56), (500, 40, 31, 29), (64, 1536, 14, 14), *wide):
         check_rings(Case(shape, 3, dtype, "cuda", orders=(True, True)))
+    # Blocks that have several images each.
     check_rings(Case((600, 288, 7, 14), 3, dtype, "cuda", orders=(True, True)))
     check_rings(Case((256, 1152, 7, 7), 3, dtype, "cuda", orders=(True, True)), forward=dtype == FP32)
 
