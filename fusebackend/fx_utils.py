@@ -280,6 +280,14 @@ def is_joint(graph: fx.Graph) -> bool:
     return any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder"))
 
 
+def is_inference(graph: fx.Graph) -> bool | None:
+    """Whether a graph is a forward that no backward follows: none of its results is saved for one. None where AOTAutograd does not say."""
+    if is_joint(graph):
+        return False
+    returned = graph.output_node().meta.get("desc")
+    return None if returned is None else not any(type(d).__name__.startswith("SavedForBackwards") for d in returned)
+
+
 def needs_gradients(node: fx.Node) -> bool:
     """Whether ``node`` of a joint graph is computed of gradients: AOTAutograd notes that for its partitioner."""
     tag = node.meta.get("partitioner_tag")

@@ -17,8 +17,8 @@ _answers: weakref.WeakKeyDictionary[fx.Graph, tuple[int, bool | None]] = weakref
 
 
 def is_channels_last_optimised(graph: fx.Graph) -> bool | None:
-    """Whether Inductor will run the 2-D convolutions of ``graph`` channels last. It decides otherwise for inference than for training; None
-    where that matters, and where it can't be asked."""
+    """Whether Inductor will run the 2-D convolutions of ``graph`` channels last; None where it can't be asked, and where it decides
+    otherwise for inference than for training and the graph does not tell which it is."""
     convolutions = len(graph.find_nodes(op="call_function", target=aten.convolution.default))
     known = _answers.get(graph)
     if known is None or known[0] != convolutions:
@@ -61,7 +61,9 @@ def _ask(graph: fx.Graph) -> bool | None:
 
         module = graph.owning_module
         assert module is not None
-        answers = {GraphLowering.decide_layout_opt(module, is_inference=inference) for inference in (False, True)}
+        inference = g.is_inference(graph)
+        kinds = (False, True) if inference is None else (inference,)
+        answers = {GraphLowering.decide_layout_opt(module, is_inference=kind) for kind in kinds}
     except Exception as error:
         log.debug("Inductor does not say how it lays out convolutions: %s", error)
         return None

@@ -6,9 +6,10 @@ import pickle
 import pytest
 import torch
 from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import fusebackend
-from fusebackend import passes
+from fusebackend import fx_utils, passes
 from fusebackend.rewriting.pattern import Match, Pattern
 
 
@@ -38,6 +39,36 @@ def test_plain_inductor_with_our_pass(sines, level):
             x = torch.randn(5)
             torch.testing.assert_close(torch.compile(fn, backend="inductor")(x), fn(x))
             assert fusebackend.last_report().counts() == {f"test_{level}": 1}
+    torch._dynamo.reset()
+
+
+class _Asking(CustomGraphPass):
+    """Asks each graph whether a backward follows it."""
+
+    def __init__(self):
+        self.answers = []
+
+    def __call__(self, graph):
+        self.answers.append(fx_utils.is_inference(graph))
+
+    def uuid(self):
+        return None
+
+
+@pytest.mark.codegen
+def test_graphs_tell_whether_a_backward_follows():
+    asking = _Asking()
+    # Trained, with something saved and with an input saved alone; inference of what could be trained; nothing that could be.
+    weight, x = torch.randn(4, requires_grad=True), torch.randn(4)
+    with config.patch({"post_grad_custom_post_pass": asking, "force_disable_caches": True}):
+        for fn in (lambda w, x: torch.sin(torch.exp(w) * x), lambda w, x: w * x):
+            torch._dynamo.reset()
+            torch.compile(fn, backend="inductor")(weight, x).sum().backward()
+        assert asking.answers == [False] * 4
+        with torch.no_grad():
+            torch.compile(lambda w, x: torch.cos(w) * x, backend="inductor")(weight, x)
+        torch.compile(lambda x: torch.tan(x), backend="inductor")(x)
+    assert asking.answers[4:] == [True] * 2
     torch._dynamo.reset()
 
 

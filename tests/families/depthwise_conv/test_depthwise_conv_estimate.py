@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from families.traced_graphs import estimates, traced_joint
+from torch._functorch._aot_autograd.descriptors import PlainAOTOutput, SavedForBackwardsAOTOutput
 from torch._inductor.graph import GraphLowering
 
 from fusebackend.native import loader
@@ -258,6 +259,19 @@ def test_where_inductor_does_not_say_in_which_order_nothing_is_estimated(monkeyp
     optimised(monkeypatch, False, True)  # whether the graph is of a training is not known here
     (found,) = workloads(plain, inputs())
     assert found.pays is False and found.code == "unmeasured" and "memory order" in found.reason
+
+
+def test_the_order_of_a_training_is_that_of_a_training(monkeypatch):
+    """As of EfficientViT, whose grouped convolutions Inductor lays out anew in inference alone."""
+    optimised(monkeypatch, False, True)
+    graph = traced_joint(plain, inputs())
+    graph.output_node().meta["desc"] = [PlainAOTOutput(0)]
+    (both,) = estimates(graph, PATTERNS)
+    assert both.inductor[0].shape["channels last"] == 1 and both.inductor[0].quantities["reordered bytes"] > 0
+    graph = traced_joint(plain, inputs())
+    graph.output_node().meta["desc"] = [PlainAOTOutput(0), SavedForBackwardsAOTOutput(0)]
+    (both,) = estimates(graph, PATTERNS)
+    assert both.inductor[0].shape["channels last"] == 0
     (found,) = workloads(plain, inputs(channels_last=True))
     assert isinstance(found, Workload)
 
