@@ -50,6 +50,20 @@ struct InputGradParams {
   DType dtype;
 };
 
+// x's gradient as the forward of the incoming gradient, with reversed taps: where the stride is 1, and there is one output a channel.
+inline ForwardParams reversed(const InputGradParams& p) {
+  ForwardParams f = {};
+  f.g = p.g;
+  f.g.in = p.g.out, f.g.out = p.g.in;
+  f.g.pad = {(p.g.taps.h - 1) * p.g.dilation.h - p.g.pad.h, (p.g.taps.w - 1) * p.g.dilation.w - p.g.pad.w};
+  f.x = p.grad, f.y = p.dx;
+  f.x_stride = p.grad_stride, f.y_stride = p.dx_stride, f.w_stride = p.w_stride;
+  f.dtype = p.dtype;
+  f.w = static_cast<const char*>(p.w) + ((p.g.taps.h - 1) * p.w_stride.h + (p.g.taps.w - 1) * p.w_stride.w) * element_size(p.dtype);
+  f.w_stride.h = -p.w_stride.h, f.w_stride.w = -p.w_stride.w;
+  return f;
+}
+
 // dw (contiguous; null if only db is wanted) and db (or null).
 struct WeightGradParams {
   Geometry g;

@@ -26,22 +26,6 @@ struct RollingBandParams {
   int batch, in_h, in_w, out_h, out_w, pad_h, pad_w, taps_w, tap_row, tap_column;
 };
 
-// Computes a column pair of results anew, tap by tap: those that are not finite, or all where an epilogue may have made others of these.
-template <typename T>
-__device__ __noinline__ void mend_column(const ForwardParams& p, int64_t image, int channel, int first_row, int rows, int first_column) {
-  const Geometry& g = p.g;
-  const T* const x = static_cast<const T*>(p.x) + image * p.x_stride.n + channel / int(g.multiplier) * p.x_stride.c;
-  const T* const w = static_cast<const T*>(p.w) + channel * p.w_stride.n;
-  T* y = static_cast<T*>(p.y) + image * p.y_stride.n + channel * p.y_stride.c + first_row * p.y_stride.h + first_column;
-  for (int row = first_row; row < first_row + rows; ++row, y += p.y_stride.h) {
-    for (int column = first_column; column < min(first_column + 2, int(g.out.w)); ++column) {
-      if (!p.epilogue.any && isfinite(to_float(y[column - first_column]))) continue;
-      const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.f;
-      y[column - first_column] = from_float<T>(finished<T>(add_tap_by_tap(bias, p, x, w, row, column, {1, 1}), p.epilogue, channel));
-    }
-  }
-}
-
 template <typename T, int kTapRows, bool kWords>
 __global__ void __launch_bounds__(kRollingBandThreads, rolling_band_blocks(kTapRows, kWords))
 depthwise_rolling_band(const __grid_constant__ RollingBandParams params) {
@@ -148,7 +132,8 @@ depthwise_rolling_band(const __grid_constant__ RollingBandParams params) {
     for (int half = 0; half < 2; ++half) {
       if (column[half] >= params.out_w) continue;
       const uint32_t image = params.column_blocks.div(group * 16 + strip_of_lane + half * 8);
-      mend_column<T>(p, image, int(channel), first_row, rows, column[half]);
+      T* const y = static_cast<T*>(p.y) + image * p.y_stride.n + channel * p.y_stride.c + first_row * p.y_stride.h + column[half];
+      mend_column<T>(p, image, int(channel), first_row, rows, column[half], y, p.y_stride.h);
     }
   }
 }
