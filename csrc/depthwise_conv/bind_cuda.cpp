@@ -5,6 +5,11 @@
 namespace fusebackend::depthwise_conv {
 
 #ifndef FUSE_HAS_SM90A
+bool can_run_plane_ring(const ForwardParams&) { return false; }
+bool can_run_plane_ring(const InputGradParams&, const WeightGradParams&) { return false; }
+int plane_ring_splits(const InputGradParams&, const WeightGradParams&) { return 0; }
+cudaError_t launch_plane_ring(const ForwardParams&, cudaStream_t) { return cudaErrorNotSupported; }
+cudaError_t launch_plane_ring(const InputGradParams&, const WeightGradParams&, cudaStream_t) { return cudaErrorNotSupported; }
 bool can_run_row_ring(const ForwardParams&) { return false; }
 bool can_run_row_ring(const InputGradParams&, const WeightGradParams&) { return false; }
 int row_ring_splits(const InputGradParams&, const WeightGradParams&) { return 0; }
@@ -16,6 +21,7 @@ namespace {
 
 cudaError_t forward(const ForwardParams& p, cudaStream_t stream) {
   if (can_run_dilated_rows(p)) return launch_dilated_rows(p, stream);
+  if (can_run_plane_ring(p)) return launch_plane_ring(p, stream);
   if (can_run_rolling_band(p)) return launch_rolling_band(p, stream);
   if (can_run_channel_band(p)) return launch_channel_band(p, stream);
   if (can_run_row_ring(p)) return launch_row_ring(p, stream);
@@ -29,6 +35,7 @@ cudaError_t input_grad(const InputGradParams& p, cudaStream_t stream) {
   const bool is_forward = p.g.stride.h == 1 && p.g.stride.w == 1 && p.g.multiplier == 1;
   const ForwardParams f = is_forward ? reversed(p) : ForwardParams{};
   if (is_forward && can_run_dilated_rows(f)) return launch_dilated_rows(f, stream);
+  if (is_forward && can_run_plane_ring(f)) return launch_plane_ring(f, stream);
   if (is_forward && can_run_rolling_band(f)) return launch_rolling_band(f, stream);
   if (is_forward && can_run_channel_band(f)) return launch_channel_band(f, stream);
   if (is_forward && can_run_row_ring(f)) return launch_row_ring(f, stream);
@@ -84,6 +91,10 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv_backward(const Tensor& grad, c
   Backward b(grad, x, weight, stride, padding, dilation, channels_last, weight_channels_last, need_x, need_weight, need_bias);
   const auto check = [](cudaError_t e) { check_cuda(e, "depthwise_conv_backward"); };
   const bool any_x = need_x && b.dx.numel() > 0, any_weight = need_weight || need_bias;
+  if (any_x && any_weight && can_run_plane_ring(b.input, b.weight)) {
+    check(weight_grad(b.weight, plane_ring_splits(b.input, b.weight), x, scope.stream(), [&] { return launch_plane_ring(b.input, b.weight, scope.stream()); }));
+    return {b.dx, b.dw, b.db};
+  }
   if (any_x && any_weight && can_run_row_ring(b.input, b.weight)) {
     check(weight_grad(b.weight, row_ring_splits(b.input, b.weight), x, scope.stream(), [&] { return launch_row_ring(b.input, b.weight, scope.stream()); }));
     return {b.dx, b.dw, b.db};

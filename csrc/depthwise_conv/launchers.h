@@ -25,6 +25,14 @@ cudaError_t launch_toeplitz(const InputGradParams& p, cudaStream_t stream);
 bool can_run_rolling_band(const ForwardParams& p);
 cudaError_t launch_rolling_band(const ForwardParams& p, cudaStream_t stream);
 
+// Such planes, from a ring in shared memory that bulk copies fill (plane_ring_sm90.cuh). For x's gradient alone, of the incoming gradient with reversed taps;
+// both gradients are one kernel.
+bool can_run_plane_ring(const ForwardParams& p);
+cudaError_t launch_plane_ring(const ForwardParams& p, cudaStream_t stream);
+bool can_run_plane_ring(const InputGradParams& input, const WeightGradParams& p);
+int plane_ring_splits(const InputGradParams& input, const WeightGradParams& p);
+cudaError_t launch_plane_ring(const InputGradParams& input, const WeightGradParams& p, cudaStream_t stream);
+
 // The weight's gradient of 16-bit floats on tensor cores (outer_products.cuh).
 bool can_run_outer_products(const WeightGradParams& p);
 int outer_products_splits(const WeightGradParams& p);

@@ -74,7 +74,8 @@ Facts dilated_rows(const Geometry& g, double rows, double blocks) {
   return f;
 }
 
-// The kernels that come first. Neither is set if none fits. What row_ring takes is described as rolling_window's, which takes longer.
+// The kernels that come first. Neither is set if none fits. What row_ring takes is described as rolling_window's, which takes
+// longer, and what plane_ring takes as rolling_band's and row_products'.
 Facts rolling(const Geometry& g, const Placement& source, const Placement& target, DType dtype, int sm_count) {
   Facts f = {};
   const DilatedRowsPlan d = dilated_rows_plan(g, dtype, source, target);

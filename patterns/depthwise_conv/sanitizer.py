@@ -10,7 +10,7 @@ from fusebackend.tools.sanitizer import close, random, tolerance
 
 def launch_every_kernel() -> None:
     """Tensor cores with each band and step, windows that roll and that tiles hold, and loops for what is left; in both memory orders, and
-    from one to the other; dilated rows of whole vectors, and of others."""
+    from one to the other; dilated rows of whole vectors, and of others; x's gradient and the weight's by one kernel and by two."""
     for dtype in (torch.bfloat16, torch.float16):
         for channels_last in (False, True):
             rolling = ((3, 16, 9, 28), 3), ((2, 9, 8, 14), 5), ((2, 8, 7, 7), 7), ((5, 6, 12, 10), 7)
@@ -22,6 +22,10 @@ def launch_every_kernel() -> None:
                 _check(shape, taps, stride, dtype, channels_last)
             for shape, taps, stride in (((3, 6, 15, 21), (5, 5), 2), ((2, 3, 14, 12), (7, 7), 2)):
                 _check(shape, taps, stride, dtype, channels_last)
+        # Planes wait in shared memory: several stages a block, and more stages than multiprocessors have blocks.
+        for taps in (3, 5, 7):
+            _check((304, 132, 2, 2), (taps, taps), 1, dtype)
+        _check((3, 6, 9, 29), (3, 3), 1, dtype)
         _check((2, 5, 9, 13), (5, 5), 1, dtype)
         _check((2, 3, 9, 20), (3, 13), 2, dtype)
         _check((2, 4, 12, 12), (3, 3), 3, dtype, multiplier=2)
@@ -68,5 +72,6 @@ def _check(shape, taps, stride, dtype, channels_last=False, multiplier=1, dilati
             2 * tolerance(dtype),
         )
         found = ops.depthwise_conv_backward(grad, x, weight, *numbers, order, False, True, True, True)
-        for got, want in zip(found, gradients):
+        found += ops.depthwise_conv_backward(grad, x, weight, *numbers, order, False, False, True, True)[1:]
+        for got, want in zip(found, (*gradients, *gradients[1:])):
             close(got, want, 2 * tolerance(dtype))

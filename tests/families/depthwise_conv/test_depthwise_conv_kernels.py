@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from one_depthwise_convolution import DTYPES, Case, ops
+from one_depthwise_convolution import DTYPES, TOLERANCE, Case, ops
 
 from fusebackend.native import loader
 
@@ -151,7 +151,8 @@ def test_each_gradient_alone_and_together(needed, device):
     for dtype in (torch.float32, torch.bfloat16):
         case = Case((2, 16, 12, 16), 3, dtype, device)
         for want, got, need in zip(case.backward(), case.backward(*needed), needed):
-            assert torch.equal(got, want) if need else got.numel() == 0
+            # Gradients of one read of the incoming one are summed in another order than each alone.
+            assert (got - want).abs().max() <= TOLERANCE[dtype] * want.abs().max() if need else got.numel() == 0
 
 
 @pytest.mark.parametrize("form", ["7x7", "31x31", "3x3 stride 2", "one row, dilation 8", "3x3 stride 3"])

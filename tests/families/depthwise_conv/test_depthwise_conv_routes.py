@@ -43,11 +43,13 @@ def check_routes(case, routes):
 @pytest.mark.parametrize("taps", [3, 5, 7])
 def test_16_bit_planes_roll_on_tensor_cores(taps, dtype):
     # One strip and several groups of them; a last block of two, four and six columns; rows of fewer than the taps, and of several tiles.
+    # Nothing is aligned to 16 bytes: what is may wait in shared memory.
     small = (9, 34, 7, 8), (2, 24, 14, 14), (17, 3, 2, 10), (40, 5, 9, 6)
     odd = (3, 16, 17, 29), (20, 34, 7, 7), (2, 5, 40, 67), (3, 2, 9, 1)
     for shape in ((3, 16, 17, 28), (1, 130, 25, 60), (5, 2, 120, 202), (1, 1, 300, 4), *small, *odd):
-        check_routes(Case(shape, taps, dtype, "cuda"), PLANES)
-    check_routes(Case((2, 16, 20, 28), taps, dtype, "cuda", offset=1), PLANES)
+        check_routes(Case(shape, taps, dtype, "cuda", offset=4), PLANES)
+    for offset in (1, 2):
+        check_routes(Case((2, 16, 20, 28), taps, dtype, "cuda", offset=offset), PLANES)
 
 
 @pytest.mark.parametrize("taps", [3, 5, 7])
