@@ -1,10 +1,10 @@
 // Depthwise convolution of 16-bit planes on tensor cores, stride 1, and both gradients, from a ring of stages in shared memory that bulk copies fill.
 //
 // A stage has the same rows of some images of a channel. Their strips of eight columns are the rows of one warp's products, as in rolling_band.cuh. Where
-// both gradients are wanted, a stage has the incoming one and x, and serves three warps: one convolves the incoming gradient for that of x, the others have
-// products of rows for the weight's, as in row_products.cuh. Whoever leaves a stage last has it filled anew. So what is on its way costs no registers, and
-// nobody waits for memory while one stage is ahead. Results wait in shared memory, too, and leave by bulk copies of whole sectors of memory: rows of
-// planes end in the middle of one.
+// both gradients are wanted, a stage has the incoming one and x, and serves three warps: the first convolves the incoming gradient for that of x, the others
+// have products of rows for the weight's, as in row_products.cuh. The first warp has a stage filled anew when all have left it. So what is on its way costs
+// no registers, and nobody waits for memory while one stage is ahead. Results wait in shared memory, too, and leave by bulk copies of whole sectors of
+// memory: rows of planes end in the middle of one.
 #pragma once
 #include "common/bulk_copy_sm90.cuh"
 #include "common/cuda_common.cuh"
@@ -351,17 +351,16 @@ depthwise_plane_ring(const __grid_constant__ PlaneRingParams params) {
   extern __shared__ __align__(128) char ring[];
   __shared__ uint32_t zeros[32];
   __shared__ float products[kSums ? kPlaneRingSumWarps : 1][16][9];
-  __shared__ int leavers[kPlaneRingStages];
-  __shared__ uint64_t barriers[kPlaneRingStages];
+  __shared__ uint64_t full[kPlaneRingStages], left[kPlaneRingStages];  // barriers: of copies, and of the warps that sum up
   const PlaneRingPlan& plan = params.plan;
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const uint32_t zero = shared_address(zeros) + 32;  // words before and behind it are read, too
   const int channel = int(blockIdx.x) % params.channels, split = int(blockIdx.x) / params.channels;
   const int first = int(int64_t{plan.stages} * split / plan.splits), last = int(int64_t{plan.stages} * (split + 1) / plan.splits);
   if (threadIdx.x < kPlaneRingStages) {
-    mbarrier::init(shared_address(barriers + threadIdx.x), 1);
+    mbarrier::init(shared_address(full + threadIdx.x), 1);
+    mbarrier::init(shared_address(left + threadIdx.x), kPlaneRingSumWarps);
     mbarrier::init_fence();
-    leavers[threadIdx.x] = 0;
   }
   if (threadIdx.x < 32) zeros[lane] = 0;
   __syncthreads();
@@ -369,52 +368,37 @@ depthwise_plane_ring(const __grid_constant__ PlaneRingParams params) {
   const auto fill = [&](int index, int slot) {
     if (index >= last) return;
     const uint32_t to = shared_address(ring + slot * plan.stage_bytes());
-    fill_stage<kTensors, kTaps>(params, channel, PlaneStage(params, index), to, shared_address(barriers + slot));
-  };
-  // Whoever is the last to leave a stage has it filled with another.
-  const auto leave = [&](int index, int slot) {
-    fence_async_proxy();
-    __syncwarp();
-    int is_last = 0;
-    if (lane == 0) {
-      __threadfence_block();
-      is_last = atomicAdd_block(&leavers[slot], 1) % kWarps == kWarps - 1;
-      __threadfence_block();
-    }
-    if (__shfl_sync(0xffffffffu, is_last, 0)) fill(index + kPlaneRingStages, slot);
+    fill_stage<kTensors, kTaps>(params, channel, PlaneStage(params, index), to, shared_address(full + slot));
   };
   const auto for_each_stage = [&](auto&& use) {
     for (int index = first, slot = 0, parity = 0; index < last; ++index) {
-      mbarrier::wait(shared_address(barriers + slot), parity);
-      use(index, slot, PlaneStage(params, index), ring + slot * plan.stage_bytes());
+      mbarrier::wait(shared_address(full + slot), parity);
+      use(index, slot, parity, PlaneStage(params, index), ring + slot * plan.stage_bytes());
       if (++slot == kPlaneRingStages) slot = 0, parity ^= 1;
     }
   };
   if (warp == 0) {
     for (int slot = 0; slot < kPlaneRingStages; ++slot) fill(first + slot, slot);
     const PlaneConvolution<T, kTaps> convolve(params, channel);
-    for_each_stage([&](int index, int slot, const PlaneStage& stage, char* at) {
-      if constexpr (kSums) {
-        convolve(stage, shared_address(at), zero, ring + kPlaneRingStages * plan.stage_bytes(), plan.result_bytes, [&] {
-          wait_until_read<0>();
-          __syncwarp();
-        });
-        leave(index, slot);
-      } else {
-        // Results take the place of what was read. The stage before is filled anew once its own have left.
-        convolve(stage, shared_address(at), zero, at, plan.slot_bytes, [&] {
-          wait_until_read<0>();
-          __syncwarp();
-          if (index > first) fill(index - 1 + kPlaneRingStages, (slot + kPlaneRingStages - 1) % kPlaneRingStages);
-        });
-      }
+    for_each_stage([&](int index, int slot, int parity, const PlaneStage& stage, char* at) {
+      // Alone, results take the place of what was read. The stage before is filled anew once its own have left, and all warps have left it.
+      char* const results = kSums ? ring + kPlaneRingStages * plan.stage_bytes() : at;
+      convolve(stage, shared_address(at), zero, results, kSums ? plan.result_bytes : plan.slot_bytes, [&] {
+        wait_until_read<0>();
+        __syncwarp();
+        if (index == first) return;
+        const int before = (slot + kPlaneRingStages - 1) % kPlaneRingStages;
+        if (kSums) mbarrier::wait(shared_address(left + before), slot == 0 ? parity ^ 1 : parity);
+        fill(index - 1 + kPlaneRingStages, before);
+      });
     });
     wait_until_read<0>();
   } else if constexpr (kSums) {
     PlaneProducts<T, kTaps> sums;
-    for_each_stage([&](int index, int slot, const PlaneStage& stage, char* at) {
+    for_each_stage([&](int, int slot, int, const PlaneStage& stage, char* at) {
       sums(params, channel, stage, shared_address(at), zero, warp - 1);
-      leave(index, slot);
+      __syncwarp();
+      if (lane == 0) mbarrier::arrive(shared_address(left + slot));
     });
     sums.store(params, channel, split * kPlaneRingSumWarps + warp - 1, products[warp - 1]);
   }
