@@ -1,4 +1,4 @@
-// computed_sums(Tensor[] inputs, str program, str types) -> Tensor[]
+// computed_sums(Tensor[] inputs, str program, str types, int batch_dims, bool means) -> Tensor[]
 // computed_rows(Tensor[] inputs, str program, str types, bool keeps_order) -> Tensor[]
 #include <algorithm>
 #include <numeric>
@@ -36,8 +36,8 @@ std::vector<int64_t> domain_of(const std::vector<Tensor>& inputs) {
 }
 
 // How an input lies. One that lies in no way that the kernel reads is copied: within its own sizes if that is enough.
-Lies find_or_copy(Tensor& input, const std::vector<int64_t>& domain) {
-  const auto found = [&] { return describe(to_vector(input.sizes()), to_vector(input.strides()), domain); };
+Lies find_or_copy(Tensor& input, const std::vector<int64_t>& domain, int64_t batch_dims) {
+  const auto found = [&] { return describe(to_vector(input.sizes()), to_vector(input.strides()), domain, batch_dims); };
   if (const auto lies = found()) return *lies;
   input = torch::stable::contiguous(input);
   if (const auto lies = found()) return *lies;
@@ -71,7 +71,13 @@ std::vector<int64_t> strides_like(const std::vector<Tensor>& inputs, const std::
   return contiguous;
 }
 
-std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& program, const std::string& types, bool adds) {
+// What becomes of the results: they are added over all dims but the first `batch_dims` and the last one, or stored.
+struct Addition {
+  int64_t batch_dims;
+  bool means;
+};
+
+std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& program, const std::string& types, std::optional<Addition> addition) {
   check_counts(inputs.size(), types.size());
   const Tensor& first = inputs[0];
   const Program& prepared = prepare(program);
@@ -81,53 +87,60 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
     v.types += input_type(inputs[k].scalar_type(), k);
   }
   const std::vector<int64_t> domain = domain_of(inputs);
+  const int64_t batch_dims = addition ? addition->batch_dims : 0, most_dims = int64_t(domain.size()) - 2;
+  const bool fits = 0 <= batch_dims && batch_dims <= most_dims;
+  STD_TORCH_CHECK(fits, "computed_sums: batch_dims = ", batch_dims, "; of ", domain.size(), " dims 0 to ", most_dims, " are accepted");
   Arguments p{};
-  int64_t rows = 1;
-  for (size_t d = 0; d + 1 < domain.size(); ++d) rows *= domain[d];
+  int64_t batch = 1, rows = 1;
+  for (int64_t d = 0; d <= most_dims; ++d) (d < batch_dims ? batch : rows) *= domain[d];
   p.columns = domain.back();
+  p.divisor = addition && addition->means ? float(rows) : 1.0f;
+  std::vector<int64_t> sizes = domain;  // of a result
+  if (addition) sizes.erase(sizes.begin() + batch_dims, sizes.end() - 1);
   std::copy(prepared.numbers.begin(), prepared.numbers.end(), p.numbers);
   std::vector<Tensor> results;
   for (size_t s = 0; s < types.size(); ++s) {
     const ScalarType dtype = result_dtype(types[s]);
     p.results[s] = types[s];
-    if (!adds) v.stored += char(p.results[s]);
-    results.push_back(empty_like_sized(first, adds ? std::vector<int64_t>{p.columns} : domain, dtype));
+    if (!addition) v.stored += char(p.results[s]);
+    results.push_back(empty_like_sized(first, sizes, dtype));
     p.out[s] = results[s].data_ptr();
   }
   const CudaScope scope(first);
-  if (rows * p.columns == 0) {
+  if (batch * rows * p.columns == 0) {
     translate(v.program, v.numbers, v.types, v.outs);  // refuses it if it is malformed
-    for (size_t s = 0; adds && s < results.size(); ++s) {
-      const size_t bytes = size_t(p.columns) * element_bytes(char(p.results[s]));
-      if (bytes > 0) check_cuda(cudaMemsetAsync(p.out[s], 0, bytes, scope.stream()), "computed_sums");
+    for (size_t s = 0; addition && s < results.size(); ++s) {
+      const size_t bytes = size_t(batch * p.columns) * element_bytes(char(p.results[s]));
+      const int value = addition->means ? 0xff : 0;  // a mean of no rows is NaN
+      if (bytes > 0) check_cuda(cudaMemsetAsync(p.out[s], value, bytes, scope.stream()), "computed_sums");
     }
     return results;
   }
-  STD_TORCH_CHECK(rows <= kMostRows, "computed_sums: ", rows, " rows; at most ", kMostRows, " are accepted");
-  p.rows = uint32_t(rows);
+  STD_TORCH_CHECK(batch <= kMostRows / rows, "computed_sums: ", batch * rows, " rows; at most ", kMostRows, " are accepted");
+  p.batch = uint32_t(batch), p.rows = uint32_t(rows);
   for (size_t k = 0; k < inputs.size(); ++k) {
-    const Lies lies = find_or_copy(inputs[k], domain);
+    const Lies lies = find_or_copy(inputs[k], domain, batch_dims);
     v.kinds += lies.kind;
     p.inputs[k] = {inputs[k].data_ptr(), lies.row_stride, division_by(lies.divisor), division_by(lies.period)};
   }
   v.vector = vector_of(v, p);
   const Kernel& kernel = kernel_of(v);
-  const Plan plan = make_plan(v, rows, p.columns, sm_count());
-  const int64_t partials = adds ? plan.partials(p.columns) * v.outs : 0;
+  const Plan plan = make_plan(v, batch, rows, p.columns, sm_count());
+  const int64_t partials = addition ? plan.partials(p.columns) * v.outs : 0;
   std::optional<Tensor> sums;
   if (partials > 0) sums = empty_like_sized(first, {partials}, ScalarType::Float);
   check_cuda(launch(kernel, v, plan, p, sums ? static_cast<float*>(sums->data_ptr()) : nullptr, scope.stream()), "computed_sums");
   return results;
 }
 
-std::vector<Tensor> computed_sums(std::vector<Tensor> inputs, const std::string& program, const std::string& types) {
-  return compute(std::move(inputs), program, types, true);
+std::vector<Tensor> computed_sums(std::vector<Tensor> inputs, const std::string& program, const std::string& types, int64_t batch_dims, bool means) {
+  return compute(std::move(inputs), program, types, Addition{batch_dims, means});
 }
 
 std::vector<Tensor> computed_rows(std::vector<Tensor> inputs, const std::string& program, const std::string& types, bool keeps_order) {
   std::vector<Tensor> given;
   if (keeps_order) given = inputs;
-  std::vector<Tensor> results = compute(std::move(inputs), program, types, false);
+  std::vector<Tensor> results = compute(std::move(inputs), program, types, std::nullopt);
   if (!keeps_order) return results;
   const std::vector<int64_t> domain = to_vector(results[0].sizes()), strides = strides_like(given, domain);
   if (strides == to_vector(results[0].strides())) return results;

@@ -1,5 +1,6 @@
-// What a program computes of several inputs, element by element: stored, or added along the rows, out[s][c] = sum over r of result s of (input k at
-// r, c). The kernel is compiled at run time, for a program, and for types and kinds of its inputs. No size and no stride is compiled into it.
+// What a program computes of several inputs, element by element: stored, or added along the rows of each image of a batch, out[s][b][c] = sum over r
+// of result s of (input k at b, r, c). The kernel is compiled at run time, for a program, and for types and kinds of its inputs. No size and no
+// stride is compiled into it.
 #pragma once
 
 #include <cstdint>
@@ -16,23 +17,26 @@ constexpr int64_t kMostRows = INT32_MAX;
 enum Type : char { kFloat32 = 'f', kFloat16 = 'h', kBFloat16 = 'b', kUInt8 = 'u', kBool = 'o' };
 constexpr int element_bytes(char type) { return type == kFloat32 ? 4 : type == kFloat16 || type == kBFloat16 ? 2 : 1; }
 
-// How an input lies: at row r and column c it has data[(r / divisor % period) * row_stride + c * column_stride].
+// How an input lies: at row r of all images, and column c, it has data[(r / divisor % period) * row_stride + c * column_stride].
 enum Kind : char {
   kRows = 'r',     // a row of its own for each row, columns side by side
   kGroups = 'g',   // the same, but rows share one (of an image, say), or the rows come again
   kFactors = 'f',  // one number for all columns of a row, or of several
+  kImages = 'i',   // one row for all rows of an image that are added: is read once for each image
   kColumns = 'c',  // one row for all: is read once
   kScalar = 's',   // one number
 };
-constexpr bool is_read_once(char kind) { return kind == kColumns || kind == kScalar; }
+constexpr bool is_read_once(char kind) { return kind == kImages || kind == kColumns || kind == kScalar; }
+constexpr bool is_one_row(char kind) { return kind == kImages || kind == kColumns; }
 constexpr bool is_vector(char kind) { return kind == kRows || kind == kGroups; }
 
 struct Lies {
   Kind kind;
   int64_t row_stride, divisor, period;
 };
-// An input of these sizes and strides, which broadcast to those of `domain`, none of them 0. None if it does not lie in one of these ways.
-std::optional<Lies> describe(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, const std::vector<int64_t>& domain);
+// An input of these sizes and strides, which broadcast to those of `domain`, none of them 0, whose first `batch_dims` are those of the batch, if
+// rows are added. None if it does not lie in one of these ways.
+std::optional<Lies> describe(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, const std::vector<int64_t>& domain, int64_t batch_dims);
 
 // A program as it is compiled: its numbers, but for those such as 0.5 that most programs have, are arguments of the kernel, n0, n1, ... in the
 // text. So norms of tensors of many sizes, which divide by these, share a kernel.
@@ -76,9 +80,10 @@ struct Input {
 };
 struct Arguments {
   Input inputs[kMostInputs];
-  void* out[kMostOuts];   // the results; of a kernel that is followed by another, `out[0]` are sums in fp32, [sum][split][column]
+  void* out[kMostOuts];   // the results; of a kernel that is followed by another, `out[0]` are sums in fp32, [sum][image][split][column]
   int64_t columns;
-  uint32_t rows, tiles, splits;
+  uint32_t batch, rows, tiles, splits;  // `rows` of each image
+  float divisor;                        // of sums: 1, or `rows` for means
   int32_t tile_vectors, lanes, finished;
   int32_t results[kMostOuts];  // their types
   float numbers[kMostNumbers];
@@ -87,19 +92,20 @@ struct Arguments {
 // The longest vector, up to the widest, at whose multiples all rows begin that are read by vectors, and that divides the columns.
 int vector_of(const Variant& v, const Arguments& p);
 
-// How a GPU computes it: a block has some columns of some of the rows, `lanes` rows at once.
+// How a GPU computes it: a block has some columns of some of an image's rows, `lanes` rows at once.
 constexpr int kMostThreads = 512;
 struct Plan {
   int tile_vectors;  // of a row, that one block has
   int lanes, threads;
+  int64_t batch;
   int64_t tiles;     // blocks beside one another
-  int64_t splits;    // blocks that share the rows: each takes every splits-th group of `lanes` rows
+  int64_t splits;    // blocks that share an image's rows: each takes every splits-th group of `lanes` rows
 
-  int64_t blocks() const { return tiles * splits; }
+  int64_t blocks() const { return batch * tiles * splits; }
   // What blocks leave of each sum for the second kernel. None where one block sums all rows of a column.
-  int64_t partials(int64_t columns) const { return splits > 1 ? splits * columns : 0; }
+  int64_t partials(int64_t columns) const { return splits > 1 ? batch * splits * columns : 0; }
 };
-Plan make_plan(const Variant& v, int64_t rows, int64_t columns, int multiprocessors);
+Plan make_plan(const Variant& v, int64_t batch, int64_t rows, int64_t columns, int multiprocessors);
 // Each thread has its sums there.
 inline int shared_bytes(const Variant& v, int threads) { return v.adds() ? v.outs * v.vector * threads * int(sizeof(float)) : 0; }
 

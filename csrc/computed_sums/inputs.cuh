@@ -19,7 +19,8 @@ struct Arguments {
   Input inputs[kMostInputs];
   void* out[kMostOuts];
   long long columns;
-  unsigned rows, tiles, splits;
+  unsigned batch, rows, tiles, splits;
+  float divisor;
   int tile_vectors, lanes, finished;
   int results[kMostOuts];
   float numbers[kMostNumbers];
@@ -29,7 +30,7 @@ static_assert(sizeof(Arguments) == kArgumentsBytes, "as in computed_sums.h");
 constexpr int kMostWords = 8;     // of 32 bits, of a vector
 
 constexpr int element_bytes(char type) { return type == 'f' ? 4 : type == 'h' || type == 'b' ? 2 : 1; }
-constexpr bool is_read_once(char kind) { return kind == 'c' || kind == 's'; }
+constexpr bool is_read_once(char kind) { return kind == 'i' || kind == 'c' || kind == 's'; }
 constexpr bool is_one_number(char kind) { return kind == 'f' || kind == 's'; }
 
 template <int k>
@@ -42,6 +43,15 @@ FUNCTION void for_each_input(const Function& f) {
     f(Index<k>());
     for_each_input<k + 1>(f);
   }
+}
+
+// Which of its own rows an input has at a row.
+template <char kKind>
+FUNCTION unsigned own_row(const Input& input, unsigned row) {
+  if constexpr (kKind == 'r') return row;
+  if constexpr (kKind == 'c' || kKind == 's') return 0;
+  const unsigned group = input.group.of(row);
+  return group - input.period.of(group) * input.period.divisor;
 }
 
 // What a row of each input has for a thread, as it lies in memory.
@@ -88,11 +98,13 @@ struct Operands {
   float once[kInputs][kVector];  // of inputs that do not depend on the row
   const char* from[kInputs];     // of the others, the first row
 
-  FUNCTION Operands(const Arguments& p, long long column) {
+  // `row` is one of those that the thread will have.
+  FUNCTION Operands(const Arguments& p, long long column, unsigned row) {
     for_each_input([&](auto index) {
       constexpr int k = decltype(index)::value, kBytes = element_bytes(kTypes[k]);
-      const char* const data = static_cast<const char*>(p.inputs[k].data) + (is_one_number(kKinds[k]) ? 0 : column * kBytes);
+      const char* data = static_cast<const char*>(p.inputs[k].data) + (is_one_number(kKinds[k]) ? 0 : column * kBytes);
       if constexpr (is_read_once(kKinds[k])) {
+        if constexpr (kKinds[k] == 'i') data += own_row<'i'>(p.inputs[k], row) * (p.inputs[k].row_stride * kBytes);
 #pragma unroll
         for (int i = 0; i < (is_one_number(kKinds[k]) ? 1 : kVector); ++i) {
           unsigned word;
@@ -110,12 +122,8 @@ struct Operands {
       constexpr int k = decltype(index)::value, kBytes = element_bytes(kTypes[k]);
       if constexpr (!is_read_once(kKinds[k])) {
         const Input& input = p.inputs[k];
-        unsigned own = row;
-        if constexpr (kKinds[k] != 'r') {
-          const unsigned group = input.group.of(row);
-          own = group - input.period.of(group) * input.period.divisor;
-        }
-        load<(is_one_number(kKinds[k]) ? 1 : kVector) * kBytes, kKinds[k] == 'r'>(from[k] + own * (input.row_stride * kBytes), to.words[k]);
+        const char* const at = from[k] + own_row<kKinds[k]>(input, row) * (input.row_stride * kBytes);
+        load<(is_one_number(kKinds[k]) ? 1 : kVector) * kBytes, kKinds[k] == 'r'>(at, to.words[k]);
       }
     });
   }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "common/integer_math.h"
 #include "computed_sums/computed_sums.h"
@@ -10,6 +11,9 @@ constexpr int kWarp = 32, kLeastThreads = 128;
 constexpr int kTileVectors = 64, kLeastTileVectors = 32;  // of a row that one block sums: more would leave more sums for the second kernel
 constexpr int kLine = 8;            // vectors of 16 bytes in a cache line
 constexpr int kStepsOfAKernel = 4;  // of a thread, each a wait for memory, that take as long as launching a second kernel
+// Of blocks that sum images: the fewest threads, the most of a row, how many ways to divide a row are looked at, and the steps that take as long as
+// the start and the end of a block.
+constexpr int kLeastImageThreads = 64, kImageTileVectors = 128, kMostDivisions = 16, kStepsOfABlock = 2;
 constexpr int kRegisters = 120;     // of the 128 that a thread may have where one block of the most threads runs at once
 constexpr int kHalfTheRegisters = 80;  // of the 64 that it may have where two do: what is counted is more than what is needed
 constexpr int kOtherRegisters = 30; // of counters, addresses, and what a program computes
@@ -28,8 +32,66 @@ int rows_at_once(const Variant& v, int bytes) { return bytes <= (v.adds() ? 16 :
 int registers_of(const Variant& v, int vector) {
   const int bytes = row_bytes(v, vector);
   int registers = kOtherRegisters + int(ceil_div(bytes, 4)) * rows_at_once(v, bytes) + v.outs * vector;
-  for (char kind : v.kinds) registers += kind == kColumns ? vector : 2;
+  for (char kind : v.kinds) registers += is_one_row(kind) ? vector : 2;
   return registers;
+}
+
+// Blocks of at most so many threads that have so much of each row, one for all rows of an image.
+Plan lay_out(const Variant& v, int64_t batch, int64_t rows, int64_t columns, int threads, int tile_vectors) {
+  Plan plan{};
+  plan.tile_vectors = tile_vectors, plan.tiles = ceil_div(columns / v.vector, int64_t(tile_vectors));
+  plan.lanes = int(std::clamp<int64_t>(rows, 1, threads / tile_vectors));
+  plan.threads = int(round_up(int64_t(plan.lanes) * tile_vectors, int64_t(kWarp)));
+  plan.batch = batch, plan.splits = 1;
+  return plan;
+}
+
+Plan plan_of_rows(const Variant& v, int64_t rows, int64_t columns, int multiprocessors) {
+  const int64_t width = columns / v.vector, at_once = v.rows_at_once();
+  // Whether one block for some columns sums all rows before a second kernel could have begun.
+  const Plan whole = lay_out(v, 1, rows, columns, kMostThreads, int(std::min<int64_t>(width, kTileVectors)));
+  if (v.adds() && ceil_div(rows, whole.lanes * at_once) <= kStepsOfAKernel) return whole;
+  // Smaller blocks where large ones, with a full step each, would not be enough for all multiprocessors.
+  int threads = kMostThreads;
+  while (threads > kLeastThreads && rows * width < threads * at_once * multiprocessors) threads /= 2;
+  // As many blocks as run at once, each with one full step. Of the tiles that may be, those that leave the fewest threads and blocks without work.
+  const int64_t blocks = int64_t(multiprocessors) * v.blocks_at_once() * (kMostThreads / threads);
+  Plan best{};
+  double best_busy = -1;
+  const int least = width <= kTileVectors ? int(width) : kLeastTileVectors;
+  for (int tile_vectors = int(std::min<int64_t>(width, kTileVectors)); tile_vectors >= least; tile_vectors -= kLine) {
+    Plan plan = lay_out(v, 1, rows, columns, threads, tile_vectors);
+    plan.splits = std::clamp(blocks / plan.tiles, int64_t(1), std::max<int64_t>(rows / (plan.lanes * at_once), 1));
+    const double busy = double(width) / double(plan.tiles * tile_vectors) * double(plan.lanes * tile_vectors) / threads *
+                        double(plan.blocks()) / double(round_up(plan.blocks(), blocks));
+    if (busy > best_busy) best_busy = busy, best = plan;
+  }
+  return best;
+}
+
+// The tiles, the size of blocks, and the splits, with which the fewest steps are taken one after the other. Of equal ones those with the longest runs
+// in memory, and then the smallest blocks, some of which load while others add their lanes.
+Plan plan_of_images(const Variant& v, int64_t batch, int64_t rows, int64_t columns, int multiprocessors) {
+  const int64_t width = columns / v.vector, at_once = v.rows_at_once(), fewest_tiles = ceil_div(width, int64_t(kImageTileVectors));
+  Plan best{};
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int64_t tiles = fewest_tiles; tiles < fewest_tiles + kMostDivisions; ++tiles) {
+    const int tile_vectors = int(ceil_div(width, tiles));
+    if (tile_vectors < std::min<int64_t>(width, kLine)) break;
+    for (int threads = kLeastImageThreads; threads <= kMostThreads; threads *= 2) {
+      if (threads < tile_vectors) continue;
+      Plan plan = lay_out(v, batch, rows, columns, threads, tile_vectors);
+      const int64_t at_a_time = int64_t(multiprocessors) * v.blocks_at_once() * (kMostThreads / threads);  // blocks
+      const int64_t most = std::max<int64_t>(rows / (plan.lanes * at_once), 1);
+      for (int64_t splits : {int64_t(1), std::clamp(at_a_time / (batch * plan.tiles), int64_t(1), most)}) {
+        plan.splits = splits;
+        const int64_t steps = kStepsOfABlock + ceil_div(rows, plan.lanes * at_once * splits);
+        const int64_t time = steps * ceil_div(plan.blocks(), at_a_time) + (splits > 1 ? kStepsOfAKernel : 0);
+        if (time < least) least = time, best = plan;
+      }
+    }
+  }
+  return best;
 }
 
 }  // namespace
@@ -65,17 +127,18 @@ int vector_of(const Variant& v, const Arguments& p) {
   return vector;
 }
 
-std::optional<Lies> describe(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, const std::vector<int64_t>& domain) {
+std::optional<Lies> describe(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, const std::vector<int64_t>& domain, int64_t batch_dims) {
   const size_t last = domain.size() - 1;
   const auto stride_of = [&](size_t d) { return sizes[d] == 1 ? 0 : strides[d]; };
   const bool columns = domain[last] == 1 || stride_of(last) == 1;
   if (!columns && stride_of(last) != 0) return std::nullopt;
   // From the innermost dim outwards: dims along which it is broadcast, dims that lie in memory like one, and again dims along which it is broadcast.
-  int64_t rows = 1, divisor = 1, period = 1, row_stride = 0;
+  int64_t rows = 1, rows_of_image = 1, divisor = 1, period = 1, row_stride = 0;
   bool again = false;
   for (size_t d = last; d-- > 0;) {
     if (domain[d] == 1) continue;
     rows *= domain[d];
+    if (int64_t(d) >= batch_dims) rows_of_image *= domain[d];
     const int64_t stride = stride_of(d);
     if (stride == 0 && period == 1) {
       divisor *= domain[d];
@@ -88,7 +151,8 @@ std::optional<Lies> describe(const std::vector<int64_t>& sizes, const std::vecto
     }
   }
   const bool varies = period > 1;
-  const Kind kind = !columns ? (varies ? kFactors : kScalar) : !varies ? kColumns : period == rows ? kRows : kGroups;
+  const Kind rows_kind = period == rows ? kRows : divisor % rows_of_image == 0 ? kImages : kGroups;
+  const Kind kind = columns ? (varies ? rows_kind : kColumns) : varies ? kFactors : kScalar;
   return Lies{kind, row_stride, varies ? divisor : 1, period};
 }
 
@@ -99,35 +163,8 @@ Division division_by(int64_t divisor) {
   return found;
 }
 
-Plan make_plan(const Variant& v, int64_t rows, int64_t columns, int multiprocessors) {
-  const int64_t width = columns / v.vector, at_once = v.rows_at_once();
-  const auto lay_out = [&](int threads, int tile_vectors) {
-    Plan plan{};
-    plan.tile_vectors = tile_vectors, plan.tiles = ceil_div(width, int64_t(tile_vectors));
-    plan.lanes = int(std::clamp<int64_t>(rows, 1, threads / tile_vectors));
-    plan.threads = int(round_up(int64_t(plan.lanes) * tile_vectors, int64_t(kWarp)));
-    plan.splits = 1;
-    return plan;
-  };
-  // Whether one block for some columns sums all rows before a second kernel could have begun.
-  const Plan whole = lay_out(kMostThreads, int(std::min<int64_t>(width, kTileVectors)));
-  if (v.adds() && ceil_div(rows, whole.lanes * at_once) <= kStepsOfAKernel) return whole;
-  // Smaller blocks where large ones, with a full step each, would not be enough for all multiprocessors.
-  int threads = kMostThreads;
-  while (threads > kLeastThreads && rows * width < threads * at_once * multiprocessors) threads /= 2;
-  // As many blocks as run at once, each with one full step. Of the tiles that may be, those that leave the fewest threads and blocks without work.
-  const int64_t blocks = int64_t(multiprocessors) * v.blocks_at_once() * (kMostThreads / threads);
-  Plan best{};
-  double best_busy = -1;
-  const int least = width <= kTileVectors ? int(width) : kLeastTileVectors;
-  for (int tile_vectors = int(std::min<int64_t>(width, kTileVectors)); tile_vectors >= least; tile_vectors -= kLine) {
-    Plan plan = lay_out(threads, tile_vectors);
-    plan.splits = std::clamp(blocks / plan.tiles, int64_t(1), std::max<int64_t>(rows / (plan.lanes * at_once), 1));
-    const double busy = double(width) / double(plan.tiles * tile_vectors) * double(plan.lanes * tile_vectors) / threads *
-                        double(plan.blocks()) / double(round_up(plan.blocks(), blocks));
-    if (busy > best_busy) best_busy = busy, best = plan;
-  }
-  return best;
+Plan make_plan(const Variant& v, int64_t batch, int64_t rows, int64_t columns, int multiprocessors) {
+  return batch == 1 ? plan_of_rows(v, rows, columns, multiprocessors) : plan_of_images(v, batch, rows, columns, multiprocessors);
 }
 
 }  // namespace fusebackend::computed_sums

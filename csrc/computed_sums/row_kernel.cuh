@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(kMostThreads, kBlocks) computed_row
   const int lane = threadIdx.x / p.tile_vectors, vector = threadIdx.x - lane * p.tile_vectors;
   const long long column = (static_cast<long long>(tile) * p.tile_vectors + vector) * kVector;
   if (lane >= p.lanes || column >= p.columns) return;
-  const Operands operands(p, column);
+  const Operands operands(p, column, 0);
   const auto compute = [&](const Row& row, unsigned at) {
     float outs[kVector][kOuts];
 #pragma unroll

@@ -1,5 +1,5 @@
 R"cuda(
-// The kernel that adds what a program gives. The order of the additions follows from the shape alone.
+// The kernel that adds what a program gives, of each image by itself. The order of the additions follows from the shape alone.
 
 constexpr int kStepsOfASum = 16;  // that are added one after the other, before they are added to a second sum: errors grow with these
 
@@ -13,14 +13,16 @@ extern "C" __global__ void __launch_bounds__(kMostThreads, kBlocks) computed_sum
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
-  const unsigned tile = blockIdx.x % p.tiles, split = blockIdx.x / p.tiles;
+  const unsigned tile = blockIdx.x % p.tiles, part = blockIdx.x / p.tiles, image = part / p.splits, split = part - image * p.splits;
   const int lane = threadIdx.x / p.tile_vectors, vector = threadIdx.x - lane * p.tile_vectors;
   const long long column = (static_cast<long long>(tile) * p.tile_vectors + vector) * kVector;
   const bool active = lane < p.lanes && column < p.columns;
   const auto second = [&](int s, int i) -> float& { return shared[(s * kVector + i) * blockDim.x + threadIdx.x]; };
 
   if (active) {
-    const Operands operands(p, column);
+    const unsigned end = (image + 1) * p.rows, stride = p.lanes * p.splits;
+    unsigned row = image * p.rows + split * p.lanes + lane;
+    const Operands operands(p, column, row);
     float sum[kOuts][kVector] = {};
 #pragma unroll
     for (int s = 0; s < kOuts; ++s) {
@@ -34,10 +36,8 @@ extern "C" __global__ void __launch_bounds__(kMostThreads, kBlocks) computed_sum
         for (int i = 0; i < kVector; ++i) second(s, i) += sum[s][i], sum[s][i] = 0.0f;
       }
     };
-    const unsigned stride = p.lanes * p.splits;
-    unsigned row = split * p.lanes + lane;
     int steps = 0;
-    for (; row + (kRowsAtOnce - 1) * stride < p.rows; row += kRowsAtOnce * stride) {
+    for (; row + (kRowsAtOnce - 1) * stride < end; row += kRowsAtOnce * stride) {
       Row rows[kRowsAtOnce];
 #pragma unroll
       for (int u = 0; u < kRowsAtOnce; ++u) operands.load_row(p, row + u * stride, rows[u]);
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(kMostThreads, kBlocks) computed_sum
     }
     if constexpr (kRowsAtOnce > 1) {  // fewer rows than a step has
 #pragma unroll 1
-      for (; row < p.rows; row += stride) {
+      for (; row < end; row += stride) {
         Row last;
         operands.load_row(p, row, last);
 #pragma unroll
@@ -92,9 +92,9 @@ extern "C" __global__ void __launch_bounds__(kMostThreads, kBlocks) computed_sum
   for (int s = 0; s < kOuts; ++s) {
     if (p.finished) {
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) store_result(p.out[s], column + i, second(s, i), p.results[s]);
+      for (int i = 0; i < kVector; ++i) store_result(p.out[s], image * p.columns + column + i, __fdiv_rn(second(s, i), p.divisor), p.results[s]);
     } else {
-      float* const sums = static_cast<float*>(p.out[0]) + (static_cast<long long>(s) * p.splits + split) * p.columns + column;
+      float* const sums = static_cast<float*>(p.out[0]) + ((static_cast<long long>(s) * p.batch + image) * p.splits + split) * p.columns + column;
 #pragma unroll
       for (int i = 0; i < kVector; ++i) sums[i] = second(s, i);
     }

@@ -107,10 +107,10 @@ def other_reductions(sums: Collection[fx.Node], tensors: Iterable[fx.Node]) -> l
                 pending.append(user)
             elif g.is_fusable(user) and user.target not in _SCATTERS and _elements(user) < elements:
                 found.add(user)
-    return sorted(found - _behind(sums, found))
+    return sorted(found - behind(sums, found))
 
 
-def _behind(sums: Collection[fx.Node], nodes: Collection[fx.Node]) -> set[fx.Node]:
+def behind(sums: Collection[fx.Node], nodes: Collection[fx.Node]) -> set[fx.Node]:
     """Those of ``nodes`` that need the result of one of the sums."""
     if not nodes:
         return set()

@@ -1,5 +1,6 @@
 """What ``python -m fusebackend bench kernels`` times of this family: the backward of batch norm with the function behind it, its sums and
-its gradient, and the result of a norm whose statistics are there; of images and of rows, random ones."""
+its gradient, and the result of a norm whose statistics are there, of images and of rows; squeeze and excitation's means of such results
+over each image, and the gradient of its gates; random ones."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from fusebackend.bench.case import Case
-from fusebackend.bench.random_shapes import FLOATS, LEAST_BYTES, MOST_BYTES, log_uniform, rows_or_image, tensor
+from fusebackend.bench.random_shapes import FLOATS, LEAST_BYTES, MOST_BYTES, log_uniform, rows_or_image, size, tensor
 from fusebackend.patterns.column_moments.bench import wide
 
 aten = torch.ops.aten
@@ -72,13 +73,31 @@ def norm_result(behind: str, upstream: str, tensors: int, *inputs: torch.Tensor)
     return BEHIND[behind][0](normalised).to(x.dtype)
 
 
-FORMS: dict[str, Callable] = {"sums": norm_sums, "gradient": norm_gradient, "result": norm_result}
+def squeezed(behind: str, upstream: str, tensors: int, *inputs: torch.Tensor):
+    """The means of such results over each image, (images, ..., channels) -> (images, channels)."""
+    return norm_result(behind, upstream, tensors, *inputs).mean(tuple(range(1, inputs[0].dim() - 1)))
+
+
+def gate_gradient(behind: str, upstream: str, tensors: int, *inputs: torch.Tensor):
+    """The gradient of what such results were multiplied by, (images, ..., channels) -> (images, channels)."""
+    *dy, x = inputs[:tensors]
+    gradient = UPSTREAM[upstream][2](*dy, *inputs[tensors + 6 :])
+    result = norm_result(behind, "", 1, x, *inputs[tensors:])
+    return (gradient * wide(result)).sum(tuple(range(1, x.dim() - 1))).to(x.dtype)
+
+
+FORMS: dict[str, Callable] = {
+    **{"sums": norm_sums, "gradient": norm_gradient, "result": norm_result},
+    **{"squeezed": squeezed, "gate gradient": gate_gradient},
+}
+#: Those that have no gradient of a result, and those that sum each image.
+_FORWARD, _OF_IMAGES = frozenset({"result", "squeezed"}), frozenset({"squeezed", "gate gradient"})
 
 
 def _case(form: str, behind: str, kind: str, shape: tuple[int, ...], upstream: str = "", narrow: bool = False) -> Case:
     """``narrow``: vectors are of the dtype of the tensors, as in inference, and not of fp32."""
     more, of_images, _ = UPSTREAM[upstream]
-    tensors = more + (form != "result")
+    tensors = more + (form not in _FORWARD)
 
     def inputs(device: torch.device) -> tuple:
         vector = FLOATS[kind] if narrow else torch.float32
@@ -100,17 +119,24 @@ def cases() -> list[Case]:
     found += [_case(form, behind, "bf16", (256 // few, 56, 56, 64)) for form in FORMS for behind in BEHIND if behind != "silu"]
     found += [_case(form, "none", "bf16", (256 // few, 56, 56, 64), "masked") for form in FORMS]
     found += [_case(form, "silu", "bf16", (max(2, 256 // few), 28, 28, 240), "gated") for form in ("sums", "gradient")]
+    found.append(_case("squeezed", "gelu", "bf16", (8, 50, 80, 384)))
     return found + [_case(form, "relu", "fp32", (128 // min(few, 128), 56, 56, 64)) for form in FORMS]
 
 
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
-    """Of rows and of images whose channels lie innermost."""
+    """Of rows and of images whose channels lie innermost; of forms that sum each image, the rows are sequences."""
     while True:
         kind = draw.choice(list(FLOATS))
-        form, behind = draw.choice(("sums", "sums", "gradient", "gradient", "result", "result")), draw.choice(list(BEHIND))
+        form, behind = draw.choice(("sums", "gradient", "result", "squeezed", "gate gradient")), draw.choice(list(BEHIND))
         upstream, narrow = draw.choice(("", *UPSTREAM)), draw.random() < 0.3
         elements = scale * log_uniform(draw, LEAST_BYTES, MOST_BYTES) / FLOATS[kind].itemsize
         shape = rows_or_image(draw, elements)
+        if form in _OF_IMAGES and len(shape) == 2:
+            rows, columns = shape
+            sequences = size(draw, 1, rows)
+            shape = sequences, rows // sequences, columns
+        needs_batch, is_batch = form in _OF_IMAGES or upstream == "gated", len(shape) > 2 and shape[0] > 1
+        if (needs_batch and not is_batch) or (upstream == "gated" and form in _FORWARD):
+            continue
         if LEAST_BYTES * min(scale, 1) <= math.prod(shape) * FLOATS[kind].itemsize <= MOST_BYTES * scale:
-            if upstream != "gated" or (form != "result" and len(shape) > 2 and shape[0] > 1):
-                yield _case(form, behind, kind, shape, upstream, narrow)
+            yield _case(form, behind, kind, shape, upstream, narrow)

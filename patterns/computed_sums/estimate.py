@@ -10,8 +10,9 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.column_sum.producers import Tensors
+from fusebackend.patterns.column_sum.producers import Tensors, behind
 from fusebackend.patterns.column_sum.work import is_dynamic, shape_of
+from fusebackend.patterns.computed_sums import expression
 from fusebackend.patterns.computed_sums.program import parse
 from fusebackend.patterns.computed_sums.reading import Reading
 from fusebackend.patterns.computed_sums.row_sites import Rows
@@ -28,17 +29,46 @@ def of_sums(site: Site) -> Estimate | Workload:
         return Estimate(False, "an empty tensor: nothing to gain")
     if value.device.type == "cpu":
         return Estimate(False, _NO_KERNEL)
-    columns = float(math.prod(site.sizes[site.sums[0].end :]))
-    written = columns * sum(g.value(s.node).itemsize for s in site.sums)
+    written = _written(site)
     kernel = _kernel(site.reading, site.expression.program, len(site.sums))
     quantities = {**kernel.quantities, "written": written, "launches": 1.0 + (kernel.quantities["partial"] > 0)}
-    shape = {**kernel.shape, **_shape(value, site.sizes, site.sums[0].end), "sums": float(len(site.sums))}
+    shape = {**kernel.shape, **_shape(value, site.sizes, site.begin, site.end), "sums": float(len(site.sums))}
     ours = [dataclasses.replace(kernel, quantities=quantities, shape=shape)]
     nodes = [s.node for s in site.sums]
     reader = next((n for node in nodes for n in g.consumers(node) if g.is_fusable(n)), None)
     if reader is not None:  # Inductor computes it at the end of the kernel that finishes the sums: it becomes a kernel of its own
         ours.append(streamed(2.0 * written, value))
-    return Workload(tuple(ours), (_generated({*nodes, *site.nodes}, nodes, _inductor_sums(site, kernel.quantities["read"])),), reader)
+    beside = _beside(site)
+    if beside is not None:
+        ours.append(stream(beside))
+    generated = _generated({*nodes, *site.nodes}, nodes, _inductor_sums(site, kernel.quantities["read"]))
+    return Workload(tuple(ours), (generated,), reader or beside)
+
+
+def _beside(site: Site) -> fx.Node | None:
+    """Of the loops over all elements, and the other reductions of each image, that read what sums of each image read, or what is computed
+    for these, one that does not need their results: Inductor would compute it along. Sums over all rows it divides among kernels."""
+    if site.reading.batch == 1:
+        return None
+    elements, results = math.prod(site.sizes), math.prod(_sizes(site.sums[0].node))
+    sums, tensors = {s.node for s in site.sums}, Tensors()
+    pending = [*site.nodes, *(leaf.node for leaf in site.expression.leaves if expression.is_full(_sizes(leaf.node), elements))]
+    seen, found = {*sums, *site.nodes}, set[fx.Node]()
+    while pending:
+        for user in pending.pop().users:
+            if user in seen or not g.is_tensor(user):
+                continue
+            seen.add(user)
+            is_full = expression.is_full(_sizes(user), elements)
+            if g.is_view(user) or (is_full and not tensors.is_one(user)):
+                pending.append(user)
+            elif g.is_fusable(user) and (is_full or math.prod(_sizes(user)) == results):
+                found.add(user)
+    return min(found - behind(sums, found), default=None)
+
+
+def _sizes(node: fx.Node) -> list[int]:
+    return g.hints(g.value(node).shape) or [0]
 
 
 def of_rows(rows: Rows) -> Estimate | Workload:
@@ -50,7 +80,7 @@ def of_rows(rows: Rows) -> Estimate | Workload:
     end = len(rows.sizes) - 1
     kernel = _kernel(rows.reading, rows.expression.program, 1, [value.dtype])
     quantities = {**kernel.quantities, "written": float(math.prod(rows.sizes) * value.itemsize), "launches": 1.0}
-    shape = {**kernel.shape, **_shape(value, rows.sizes, end), "stored": log2(value.itemsize)}
+    shape = {**kernel.shape, **_shape(value, rows.sizes, 0, end), "stored": log2(value.itemsize)}
     ours = [dataclasses.replace(kernel, quantities=quantities, shape=shape)]
     inside = {rows.node, *rows.expression.nodes}
     neighbour = _fused_neighbour(rows.node, inside)
@@ -76,7 +106,7 @@ _LONG_FUNCTIONS = frozenset({"log1p", "expm1", "tanh", "erf", "sin", "cos", "pow
 def _kernel(reading: Reading, program: str, outs: int, stored: Sequence[torch.dtype] = ()) -> Work:
     """The work of the kernel of sums, or of rows, without what it writes. ``outs``, ``stored``: as for :meth:`Reading.plan`."""
     facts, counts = reading.plan(outs, stored), _operations(program, reading.kinds, outs)
-    elements = float(reading.rows) * reading.columns
+    elements = float(reading.batch) * reading.rows * reading.columns
     quantities = {
         "read": reading.read,
         "loads": elements * sum(kind in "rg" for kind in reading.kinds) / facts["vector"],
@@ -110,8 +140,13 @@ def _operations(program: str, kinds: str, outs: int) -> tuple[int, int, int]:
     return simple, functions, long_ones
 
 
-def _shape(value: torch.Tensor, sizes: list[int], end: int) -> dict[str, float]:
-    return shape_of(sizes, 0, end, value.dtype, is_dynamic(value))
+def _shape(value: torch.Tensor, sizes: list[int], begin: int, end: int) -> dict[str, float]:
+    return shape_of(sizes, begin, end, value.dtype, is_dynamic(value))
+
+
+def _written(site: Site) -> float:
+    """Bytes of the sums."""
+    return float(math.prod((*site.sizes[: site.begin], *site.sizes[site.end :])) * sum(g.value(s.node).itemsize for s in site.sums))
 
 
 def _generated(nodes: Collection[fx.Node], results: Sequence[fx.Node], otherwise: Work) -> Generated:
@@ -131,13 +166,14 @@ def _generated(nodes: Collection[fx.Node], results: Sequence[fx.Node], otherwise
 
 def _inductor_sums(site: Site, read: float) -> Work:
     """By what they read and compute, where Inductor can't be asked."""
-    value, end = g.value(site.sums[0].source), site.sums[0].end
+    value = g.value(site.sums[0].source)
     elements, nodes = float(math.prod(site.sizes)), float(site.expression.statements)
     quantities = {
-        "written": float(math.prod(site.sizes[end:])) * sum(g.value(s.node).itemsize for s in site.sums),
+        "written": _written(site),
         "read": read,
         "gathered": 0.0,
         "computed": elements * nodes,
         "launches": 1.0,
     }
-    return Work("inductor column sum", quantities, _shape(value, site.sizes, end) | {"nodes": log2(1 + nodes), "gathers": 0.0})
+    shape = _shape(value, site.sizes, site.begin, site.end) | {"nodes": log2(1 + nodes), "gathers": 0.0}
+    return Work("inductor column sum", quantities, shape)

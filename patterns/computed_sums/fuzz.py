@@ -34,14 +34,16 @@ def _computed(b: Builder) -> str | None:
 
 
 def computed_sums(b: Builder) -> bool | None:
-    """One to three sums of such values, over the same dims or not, some of which need one another's results."""
+    """One to three sums or means of such values, over the same dims or not, or of each image, some of which need one another's results."""
     x = _computed(b)
     if x is None:
         return False
     dims = b[x].dim()
-    last = b.integer(1, dims - 1)
+    first = b.integer(0, dims - 2) if b.chance(40) else 0
+    last = b.integer(first + 1, dims - 1)
     for _ in range(b.integer(1, 3)):
-        found = b.emit(f"{x}.sum({tuple(range(last if b.chance(80) else b.integer(1, dims - 1)))}, keepdim={b.chance(30)})")
+        end = last if b.chance(80) else b.integer(first + 1, dims - 1)
+        found = b.emit(f"{x}.{'mean' if b.chance(20) else 'sum'}({tuple(range(first, end))}, keepdim={b.chance(30)})")
         if found is None:
             return None
         if b.chance(30) and b[found].dim() == dims:

@@ -35,7 +35,7 @@ aten = torch.ops.aten
 
 
 class ComputedSums(Pattern):
-    """``aten.sum`` over dims outside of the innermost one, of what is computed element by element -> ``computed_sums``."""
+    """``aten.sum`` or ``aten.mean`` over dims outside of the innermost one, of what is computed element by element -> ``computed_sums``."""
 
     name = "computed_sums"
     anchors = SUMS
@@ -49,7 +49,7 @@ class ComputedSums(Pattern):
         if unavailable:
             return Reject(unavailable, node, "no_kernel")
         ends = [(s.node, *views_behind(s.node)) for s in site.sums]
-        note = f"{len(site.sums)} sums of {_described(site.expression)}"
+        note = f"{len(site.sums)} {'means' if site.is_mean else 'sums'} of {_described(site.expression)}"
         interior = _interior([n for end in ends for n in end], site.nodes) + tuple(n for end in ends for n in end[:-1])
         return Match(tuple(end[-1] for end in ends), lambda emitter: _emit_sums(emitter, site), interior, note, site=site)
 
@@ -65,10 +65,13 @@ class ComputedSums(Pattern):
         def masked(dy, x, mean, scale):
             return torch.where(x > mean, dy * scale, 0.0).sum((0, 1))
 
+        def squeezed(dy, x, mean, scale):
+            return torch.nn.functional.silu((x - mean) * scale).mean(1)
+
         found: list[tuple[Callable, tuple]] = []
         for dtype in (torch.float32, torch.bfloat16):
             inputs = (*(torch.randn(3, 70, 33, dtype=dtype) for _ in range(2)), *(torch.randn(33) for _ in range(2)))
-            found += [(fn, inputs) for fn in (batch_norm, masked)]
+            found += [(fn, inputs) for fn in (batch_norm, masked, squeezed)]
         return found
 
 
@@ -146,15 +149,14 @@ def _emit_sums(emitter: Emitter, site: Site) -> list[fx.Node]:
     _compile(site.reading, site.expression.program, len(site.sums))
     inputs = [_flat(emitter, site, _input(emitter, site.order, leaf)) for leaf in site.expression.leaves]
     dtypes = [g.value(s.node).dtype for s in site.sums]
-    made = emitter.call(computed_sums, inputs, site.expression.program, letters(dtypes))
+    batch, means = {"batch_dims": site.begin} if site.begin else {}, {"means": True} if site.is_mean else {}
+    made = emitter.call(computed_sums, inputs, site.expression.program, letters(dtypes), **batch, **means)
     results = []
     for i, one in enumerate(site.sums):
         out = emitter.call(operator.getitem, made, i)
-        kept = [g.value(one.source).shape[d] for d in one.order[one.end :]]
-        if len(kept) > 1:
-            out = emitter.call(aten.reshape.default, out, kept)
-        for _ in range(one.begin):  # dims of size 1 outside of those that are summed
-            out = emitter.call(aten.unsqueeze.default, out, 0)
+        if len(one.order) - one.end > 1:
+            shape = g.value(one.source).shape
+            out = emitter.call(aten.reshape.default, out, [shape[d] for d in (*one.order[: one.begin], *one.order[one.end :])])
         results.append(viewed(emitter, one, out))
     return results
 
@@ -171,5 +173,5 @@ def _input(emitter: Emitter, order: Sequence[int], leaf: Leaf) -> fx.Node:
 
 def _flat(emitter: Emitter, site: Site, x: fx.Node) -> fx.Node:
     """With the dims that stay as one."""
-    end = site.sums[0].end
+    end = site.end
     return x if end == len(site.order) - 1 else emitter.call(aten.reshape.default, x, [*g.value(x).shape[:end], -1])

@@ -20,7 +20,9 @@ MOST_ROWS = 2**31 - 1
 _LETTERS = {torch.float32: "f", torch.float16: "h", torch.bfloat16: "b"}
 
 
-def reference(inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+def reference(
+    inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[torch.dtype], batch_dims: int = 0, means: bool = False
+) -> list[torch.Tensor]:
     """What the kernels compute.
 
     Args:
@@ -29,14 +31,16 @@ def reference(inputs: Sequence[torch.Tensor], program: str, dtypes: Sequence[tor
             the last one side by side; copied otherwise.
         program: what is summed (:mod:`fusebackend.patterns.computed_sums.program`).
         dtypes: of the sums.
+        batch_dims: how many of the outermost dims are kept, as that of images of which each is summed by itself.
+        means: whether the sums are divided by the number of their terms.
 
     Returns:
-        The sums over all dims but the last one, contiguous. Sums are made in fp32, what blocks of threads leave is added in fp64, and
-        rounded once. The order of the additions depends on the shape, the strides and the device alone.
+        The sums over all dims but the first ``batch_dims`` and the last one, contiguous. Sums are made in fp32, what blocks of threads
+        leave is added in fp64, and rounded once. The order of the additions depends on the shape, the strides and the device alone.
     """
     shape = torch.broadcast_shapes(*(t.shape for t in inputs))
-    dims = list(range(len(shape) - 1))
-    return [t.expand(shape).sum(dims).to(dtype) for t, dtype in zip(programs.evaluate(program, inputs, len(dtypes)), dtypes)]
+    dims, add = list(range(batch_dims, len(shape) - 1)), torch.mean if means else torch.sum
+    return [add(t.expand(shape), dims).to(dtype) for t, dtype in zip(programs.evaluate(program, inputs, len(dtypes)), dtypes)]
 
 
 def letters(dtypes: Iterable[torch.dtype]) -> str:
@@ -75,9 +79,11 @@ def _domain(inputs: Sequence[torch.Tensor], program: str, types: str) -> list[An
     return domain
 
 
-def _fake(inputs: Sequence[torch.Tensor], program: str, types: str) -> list[torch.Tensor]:
-    columns = _domain(inputs, program, types)[-1]
-    return [inputs[0].new_empty([columns], dtype=dtype) for dtype in _dtypes(types)]
+def _fake(inputs: Sequence[torch.Tensor], program: str, types: str, batch_dims: int = 0, means: bool = False) -> list[torch.Tensor]:
+    domain = _domain(inputs, program, types)
+    fits = 0 <= batch_dims <= len(domain) - 2
+    torch._check(fits, lambda: f"computed_sums: batch_dims = {batch_dims}; of {len(domain)} dims 0 to {len(domain) - 2} are accepted")
+    return [inputs[0].new_empty([*domain[:batch_dims], domain[-1]], dtype=dtype) for dtype in _dtypes(types)]
 
 
 def rows_reference(
@@ -122,9 +128,9 @@ def _rows_fake(inputs: Sequence[torch.Tensor], program: str, types: str, keeps_o
     return [inputs[0].new_empty(domain, dtype=dtype) for dtype in _dtypes(types)]
 
 
-def _on_cpu(inputs: Sequence[torch.Tensor], program: str, types: str) -> list[torch.Tensor]:
-    _domain(inputs, program, types)
-    return reference(inputs, program, _dtypes(types))
+def _on_cpu(inputs: Sequence[torch.Tensor], program: str, types: str, batch_dims: int = 0, means: bool = False) -> list[torch.Tensor]:
+    _fake(inputs, program, types, batch_dims)
+    return reference(inputs, program, _dtypes(types), batch_dims, means)
 
 
 def _rows_on_cpu(inputs: Sequence[torch.Tensor], program: str, types: str, keeps_order: bool = False) -> list[torch.Tensor]:
@@ -134,7 +140,9 @@ def _rows_on_cpu(inputs: Sequence[torch.Tensor], program: str, types: str, keeps
 
 # Implemented by csrc/computed_sums on GPUs. Any layout is read.
 computed_sums = ops.define(
-    "computed_sums(Tensor[] inputs, str program, str types) -> Tensor[]", fake=_fake, python_kernels={"CPU": _on_cpu}
+    "computed_sums(Tensor[] inputs, str program, str types, int batch_dims=0, bool means=False) -> Tensor[]",
+    fake=_fake,
+    python_kernels={"CPU": _on_cpu},
 )
 computed_rows = ops.define(
     "computed_rows(Tensor[] inputs, str program, str types, bool keeps_order=False) -> Tensor[]",
@@ -143,14 +151,15 @@ computed_rows = ops.define(
 )
 
 
-def kind(sizes: Sequence[int], strides: Sequence[int], domain: Sequence[int]) -> str | None:
+def kind(sizes: Sequence[int], strides: Sequence[int], domain: Sequence[int], batch_dims: int = 0) -> str | None:
     """How an input lies, as a letter (csrc/computed_sums/computed_sums.h, ``Kind``); None if it is copied first.
 
     Args:
         sizes, strides: of the input.
         domain: the sizes to which those of all inputs broadcast, none of them 0.
+        batch_dims: as for :func:`reference`.
     """
-    return ops.ask("computed_sums_kind", tuple(sizes), tuple(strides), tuple(domain)) or None
+    return ops.ask("computed_sums_kind", tuple(sizes), tuple(strides), tuple(domain), batch_dims) or None
 
 
 def plan_facts(
@@ -162,6 +171,7 @@ def plan_facts(
     multiprocessors: int,
     misaligned: int = 0,
     stored: Sequence[torch.dtype] = (),
+    batch: int = 1,
 ) -> Mapping[str, float]:
     """How a GPU computes it (csrc/computed_sums/computed_sums.h, ``Plan``), of inputs that need not exist.
 
@@ -170,8 +180,9 @@ def plan_facts(
         outs: how many results the program has.
         stored: as what they are stored; none if they are added.
         misaligned: how many bytes behind an aligned address they begin. Full rows follow one another without a gap.
+        batch: how many times so many rows there are, each added by themselves.
     """
-    return _plan(list(dtypes), kinds, outs, list(stored), rows, columns, multiprocessors, misaligned)
+    return _plan(list(dtypes), kinds, outs, list(stored), batch, rows, columns, multiprocessors, misaligned)
 
 
 def compile_kernel(
@@ -205,10 +216,10 @@ def compilations() -> int:
 
 
 # Implemented by csrc/computed_sums/bind.cpp.
-ops.define_facts("computed_sums_kind(int[] sizes, int[] strides, int[] domain) -> str")
+ops.define_facts("computed_sums_kind(int[] sizes, int[] strides, int[] domain, int batch_dims) -> str")
 _plan = ops.define_facts(
-    "computed_sums_plan(ScalarType[] dtypes, str kinds, int outs, ScalarType[] stored, int rows, int columns, int multiprocessors,"
-    " int misaligned) -> str"
+    "computed_sums_plan(ScalarType[] dtypes, str kinds, int outs, ScalarType[] stored, int batch, int rows, int columns,"
+    " int multiprocessors, int misaligned) -> str"
 )
 ops.define_facts(
     "computed_sums_compile(str program, ScalarType[] dtypes, str kinds, int outs, ScalarType[] stored, int vector, str architecture) -> str"

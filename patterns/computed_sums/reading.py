@@ -20,7 +20,7 @@ class Reading:
 
     Attributes:
         dtypes, kinds: of each: a letter says how it lies (:func:`fusebackend.patterns.computed_sums.ops.kind`).
-        rows, columns: of what is computed.
+        batch, rows, columns: of what is computed; the rows of each image, where images are summed by themselves.
         misaligned: how many bytes behind an aligned address some rows begin.
         read, rest: bytes of what has a row for each row, and of the other inputs.
         device: where.
@@ -28,6 +28,7 @@ class Reading:
 
     dtypes: tuple[torch.dtype, ...]
     kinds: str
+    batch: int
     rows: int
     columns: int
     misaligned: int
@@ -36,35 +37,38 @@ class Reading:
     device: torch.device
 
     @classmethod
-    def of(cls, expression: Expression, order: Sequence[int], sizes: Sequence[int], end: int, is_relaid: bool = False) -> Reading:
+    def of(
+        cls, expression: Expression, order: Sequence[int], sizes: Sequence[int], begin: int, end: int, is_relaid: bool = False
+    ) -> Reading:
         """Of the inputs of a program.
 
         Args:
-            order, sizes: the dims of what is computed in the order of memory, and their sizes; those from ``end`` on are columns.
+            order, sizes: the dims of what is computed in the order of memory, and their sizes; those before ``begin`` are of the batch, and
+                those from ``end`` on columns.
             is_relaid: as for :func:`laid_out`.
         """
-        rows, columns = math.prod(sizes[:end]), math.prod(sizes[end:])
+        batch, rows, columns = (math.prod(part) for part in (sizes[:begin], sizes[begin:end], sizes[end:]))
         kinds, misaligned, read, rest = "", 0, 0.0, 0.0
         for leaf in expression.leaves:
             value = g.value(leaf.node)
             laid = laid_out(order, leaf, is_relaid) or ([], [])
-            kinds += ops.kind(*as_matrix(*laid, end), [*sizes[:end], columns]) or "r"  # or copied, so that it is
+            kinds += ops.kind(*as_matrix(*laid, end), [*sizes[:end], columns], begin) or "r"  # or copied, so that it is
             if kinds[-1] == "r":
-                read += rows * columns * value.itemsize
+                read += batch * rows * columns * value.itemsize
                 misaligned |= (g.hint(value.storage_offset()) or 0) * value.itemsize % 16
             else:
                 rest += math.prod(laid[0]) * value.itemsize
         values = [g.value(leaf.node) for leaf in expression.leaves]
-        return cls(tuple(v.dtype for v in values), kinds, rows, columns, misaligned, read, rest, values[0].device)
+        return cls(tuple(v.dtype for v in values), kinds, batch, rows, columns, misaligned, read, rest, values[0].device)
 
     def plan(self, outs: int, stored: Sequence[torch.dtype] = ()) -> Mapping[str, float]:
         """How the device computes it (:func:`fusebackend.patterns.computed_sums.ops.plan_facts`)."""
         multiprocessors = device_facts(self.device).multiprocessors
-        return ops.plan_facts(self.dtypes, self.kinds, outs, self.rows, self.columns, multiprocessors, self.misaligned, stored)
+        return ops.plan_facts(self.dtypes, self.kinds, outs, self.rows, self.columns, multiprocessors, self.misaligned, stored, self.batch)
 
     def why_not_compiled(self, program: str, outs: int, stored: Sequence[torch.dtype] = ()) -> str | None:
         """Why there will be no kernel when the operator is called; None if it is compiled."""
-        if self.device.type != "cuda" or not torch.cuda.is_available() or self.rows * self.columns == 0:
+        if self.device.type != "cuda" or not torch.cuda.is_available() or self.batch * self.rows * self.columns == 0:
             return None
         major, minor = torch.cuda.get_device_capability(self.device)
         vector = int(self.plan(outs, stored)["vector"])

@@ -50,7 +50,7 @@ class Rows:
 
     @functools.cached_property
     def reading(self) -> Reading:
-        return Reading.of(self.expression, self.order, self.sizes, len(self.order) - 1, self.is_relaid)
+        return Reading.of(self.expression, self.order, self.sizes, 0, len(self.order) - 1, self.is_relaid)
 
     @property
     def sizes(self) -> list[int]:

@@ -12,7 +12,7 @@ _MASKED = "t0=where(i1,i0,0.0);t1=mul(t0,i2);t2=mul(t1,i3);t3=add(t2,i4);out(t3)
 
 
 def launch_every_kernel() -> None:
-    """Vectors of each length, rows with gaps, blocks side by side, inputs of each kind; with one kernel and with two."""
+    """Vectors of each length, rows with gaps, blocks side by side, inputs of each kind, images one by one; with one kernel and with two."""
 
     def check(program: str, *inputs: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
         wide = [t.cpu() if t.dtype is torch.bool else t.cpu().double() for t in inputs]
@@ -22,6 +22,12 @@ def launch_every_kernel() -> None:
             close(found, wanted, 4 * tolerance(dtype))
         for found, wanted, dtype in zip(computed_rows(inputs, program, letters(dtypes)), exact_rows, dtypes):
             close(found, wanted, 4 * tolerance(dtype))
+
+    def check_images(program: str, *inputs: torch.Tensor) -> None:
+        wide = [t.cpu() if t.dtype is torch.bool else t.cpu().double() for t in inputs]
+        for means in (False, True):
+            (exact,) = reference(wide, program, [torch.float64], 1, means)
+            close(computed_sums(inputs, program, "f", 1, means)[0], exact, 4 * tolerance(torch.float32))
 
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         f32, both = torch.float32, (torch.float32, dtype)
@@ -34,4 +40,9 @@ def launch_every_kernel() -> None:
         check(_SILU, *wide, random((1, 1032), f32).cuda(), random((1, 1032), f32).cuda(), dtypes=both)
         image, gates = (random((5, 200, 24), dtype) + 1).cuda(), (random((5, 1, 24), dtype) + 2).cuda()
         mask = (random((5, 200, 24), f32) > 0).cuda()
-        check(_MASKED, image, mask, gates, random((1, 200, 1), f32).cuda() + 2, random((1, 1, 1), dtype).cuda(), dtypes=(f32,))
+        masked = image, mask, gates, random((1, 200, 1), f32).cuda() + 2, random((1, 1, 1), dtype).cuda()
+        check(_MASKED, *masked, dtypes=(f32,))
+        check_images(_MASKED, *masked)
+        check_images(_MASKED, *(t[..., :7] for t in masked))
+        few = [(random((2, 4000, 24), dtype) + 1).cuda() for _ in range(2)]  # which blocks share
+        check_images("t0=mul(i0,i1);out(t0)", *few)

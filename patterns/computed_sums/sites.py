@@ -1,4 +1,5 @@
-"""Sums over outer dims of computed values, read from the graph: those that one pass computes together."""
+"""Sums and means over outer dims, or over those of each image, of computed values, read from the graph: those that one pass computes
+together."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from fusebackend import fx_utils as g
 from fusebackend.patterns.column_sum import sites as sums
 from fusebackend.patterns.column_sum.groups import can_stand_together
 from fusebackend.patterns.column_sum.producers import other_reductions
+from fusebackend.patterns.column_sum.sites import SUMS
 from fusebackend.patterns.computed_sums import expression
 from fusebackend.patterns.computed_sums.expression import Expression, Unreadable, laid_out
 from fusebackend.patterns.computed_sums.ops import MOST_ROWS, RESULTS
@@ -22,12 +24,10 @@ from fusebackend.rewriting.pattern import Reject
 
 aten = torch.ops.aten
 
-SUMS = (aten.sum.dim_IntList,)
-
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """Sums over the same dims of values that are computed of the same tensors.
+    """Sums over the same dims, or means, of values that are computed of the same tensors.
 
     Attributes:
         sums: each with its place in memory, which is that of all; in the order of the graph.
@@ -42,6 +42,20 @@ class Site:
         return self.sums[0].order
 
     @property
+    def begin(self) -> int:
+        """Of the summed dims in memory order; those before them are a batch."""
+        return self.sums[0].begin
+
+    @property
+    def end(self) -> int:
+        """Of the summed dims in memory order; those from there on are columns."""
+        return self.sums[0].end
+
+    @property
+    def is_mean(self) -> bool:
+        return self.sums[0].is_mean
+
+    @property
     def nodes(self) -> tuple[fx.Node, ...]:
         """What is computed, and casts before the sums, but not these."""
         behind = set[fx.Node]().union(*(sums.between(one, [one.source]) for one in self.sums))
@@ -49,7 +63,7 @@ class Site:
 
     @functools.cached_property
     def reading(self) -> Reading:
-        return Reading.of(self.expression, self.order, self.sizes, self.sums[0].end)
+        return Reading.of(self.expression, self.order, self.sizes, self.begin, self.end)
 
     @property
     def sizes(self) -> list[int]:
@@ -66,8 +80,6 @@ def read(node: fx.Node) -> Site | Reject | None:
     first = sums.read(node)
     if not isinstance(first, sums.Site):
         return first
-    if not _is_of_rows(first):
-        return Reject("sums of several matrices, one by one, are left to Inductor", node)
     try:
         alone = _site((first,))
         if isinstance(alone, Reject):
@@ -79,12 +91,6 @@ def read(node: fx.Node) -> Site | Reject | None:
         return Reject(reason, where or node)
     found = together if isinstance(together, Site) else alone
     return found if _is_computed(found) else None
-
-
-def _is_of_rows(site: sums.Site) -> bool:
-    """Whether one matrix is summed: dims outside of those that go have size 1."""
-    shape = g.value(site.source).shape
-    return all(g.same_size(shape[d], 1) for d in site.order[: site.begin])
 
 
 def _together(first: sums.Site, alone: Site) -> tuple[sums.Site, ...]:
@@ -103,10 +109,10 @@ def _together(first: sums.Site, alone: Site) -> tuple[sums.Site, ...]:
 
 
 def _is_alike(first: sums.Site, other: sums.Site) -> bool:
-    """Whether two sums are over the same dims of tensors of the same size and order."""
+    """Whether two sums, or means, are over the same dims of tensors of the same size and order."""
     a, b = g.value(first.source).shape, g.value(other.source).shape
-    same = (first.order, first.begin, first.end) == (other.order, other.begin, other.end)
-    return same and len(a) == len(b) and all(map(g.same_size, a, b)) and not other.is_mean
+    same = (first.order, first.begin, first.end, first.is_mean) == (other.order, other.begin, other.end, other.is_mean)
+    return same and len(a) == len(b) and all(map(g.same_size, a, b))
 
 
 def _site(group: tuple[sums.Site, ...]) -> Site | Reject:
@@ -135,8 +141,8 @@ def _is_computed(site: Site) -> bool:
 
 def _why_not_laid_out(site: Site) -> str | None:
     """Why what is read in full would have to be copied, or none of it is: the first dim in memory must not depend on the tensor."""
-    domain, begin = site.sizes, len(site.order) - _columns(site)
-    if math.prod(domain[:begin]) > MOST_ROWS:
+    domain, end = site.sizes, site.end
+    if math.prod(domain[:end]) > MOST_ROWS:
         return f"more than {MOST_ROWS} rows are not supported"
     is_read = False
     for leaf in site.expression.leaves:
@@ -146,11 +152,6 @@ def _why_not_laid_out(site: Site) -> str | None:
         if not expression.is_full(found[0], math.prod(domain)):
             continue
         is_read |= math.prod(found[0]) == math.prod(domain)
-        if not expression.collapses(*expression.as_matrix(*found, begin), tuple([*domain[:begin], math.prod(domain[begin:])])):
+        if not expression.collapses(*expression.as_matrix(*found, end), tuple([*domain[:end], math.prod(domain[end:])])):
             return f"{g.describe(leaf.node)} ({g.spec(g.value(leaf.node))}) lies in memory in another order than what is summed"
     return None if is_read else "no tensor is read element by element"
-
-
-def _columns(site: Site) -> int:
-    """How many dims stay."""
-    return len(site.order) - site.sums[0].end

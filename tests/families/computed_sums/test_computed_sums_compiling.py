@@ -51,12 +51,12 @@ def test_more_threads_have_fewer_registers_where_rows_are_stored():
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90"])
 @pytest.mark.parametrize("vector", [1, 2, 4, 8])
 def test_every_kind_and_type_compiles(vector, architecture):
-    text = "t0=mul(i0,i1);t1=mul(t0,i2);t2=where(i3,t1,i4);t3=add(t2,i5);out(t3);out(i0);t4=mul(t3,i4);out(t4);t5=sub(t4,1.0);out(t5)"
-    facts = compiled(text, [bf16, f16, f32, torch.bool, torch.uint8, f32], "rgfrcs", 4, architecture, vector=vector)
+    text = "t0=mul(i0,i1);t1=mul(t0,i2);t2=where(i3,t1,i4);t3=add(t2,i5);out(t3);out(i0);t4=mul(t3,i4);out(t4);t5=sub(t4,i6);out(t5)"
+    facts = compiled(text, [bf16, f16, f32, torch.bool, torch.uint8, f32, bf16], "rgfrcsi", 4, architecture, vector=vector)
     assert facts["vector"] == vector and facts["spill_bytes"] == 0
 
 
-@pytest.mark.parametrize("kinds", ["cc", "cs", "ss", "ff", "gg", "cf"])
+@pytest.mark.parametrize("kinds", ["cc", "cs", "ss", "ff", "gg", "cf", "ii", "if"])
 def test_no_input_needs_rows_of_its_own(kinds):
     assert compiled(PRODUCT, [bf16, f32], kinds, 1)["registers"] > 0
 
@@ -176,6 +176,11 @@ def test_the_fake_tells_what_comes_and_refuses_what_the_kernel_refuses():
         ):
             with pytest.raises(RuntimeError, match=why):
                 computed_sums(inputs, text, dtypes)
+        (of_images,) = computed_sums([column, x], PRODUCT, [bf16], batch_dims=1, means=True)
+        assert (of_images.shape, of_images.dtype, of_images.stride()) == ((4, 8), bf16, (8, 1))
+        for batch_dims in (-1, 2):
+            with pytest.raises(RuntimeError, match="of 3 dims 0 to 1 are accepted"):
+                computed_sums([x], SELF, [f32], batch_dims)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +209,25 @@ def test_how_inputs_lie(sizes, strides, domain, kind):
     assert ops.kind(sizes, strides, domain) == kind
 
 
+@pytest.mark.parametrize(
+    ("sizes", "batch_dims", "kind"),
+    [
+        ((2, 1, 1, 8), 1, "i"),
+        ((2, 1, 1, 8), 2, "i"),
+        ((1, 3, 1, 8), 2, "i"),
+        ((2, 3, 1, 8), 2, "i"),
+        ((2, 3, 1, 8), 1, "g"),
+        ((1, 3, 4, 8), 1, "g"),
+        ((2, 3, 4, 8), 1, "r"),
+        ((1, 1, 1, 8), 1, "c"),
+        ((2, 1, 1, 1), 1, "f"),
+    ],
+    ids=str,
+)
+def test_how_inputs_of_a_batch_lie(sizes, batch_dims, kind):
+    assert ops.kind(sizes, torch.empty(sizes).stride(), (2, 3, 4, 8), batch_dims) == kind
+
+
 def test_plans_give_every_row_to_one_block_and_fit_the_device():
     for rows in (1, 7, 100, 3000, 12544, 802816, 2**31 - 1):
         for columns in (1, 3, 8, 67, 96, 480, 1152, 2304, 100_000):
@@ -219,5 +243,24 @@ def test_plans_give_every_row_to_one_block_and_fit_the_device():
                 assert facts["partials"] == (2 * facts["splits"] * columns if facts["splits"] > 1 else 0)
                 if rows * columns > 10_000_000 and columns < 10_000:
                     assert 0.85 * 132 < facts["blocks"] <= 132
+
+
+@pytest.mark.parametrize("batch", [2, 31, 132, 133, 256, 1000, 40_000])
+def test_plans_of_images_keep_the_device_busy(batch):
+    for rows in (1, 9, 49, 784, 12544):
+        for columns in (1, 3, 67, 96, 144, 672, 1152, 5000, 100_000):
+            facts = ops.plan_facts([bf16, bf16, f32], "rrc", 1, rows, columns, 132, batch=batch)
+            vectors = columns / facts["vector"]
+            assert facts["tile_vectors"] * (facts["tiles"] - 1) < vectors <= facts["tile_vectors"] * facts["tiles"]
+            assert 1 <= facts["lanes"] <= rows and facts["lanes"] * facts["tile_vectors"] <= facts["threads"] <= 512
+            assert facts["splits"] == 1 or facts["lanes"] * facts["splits"] <= rows
+            assert facts["blocks"] == batch * facts["tiles"] * facts["splits"]
+            assert facts["partials"] == (facts["blocks"] * columns / facts["tiles"] if facts["splits"] > 1 else 0)
+            if batch * rows * columns > 10_000_000 and columns >= 67:
+                threads = facts["blocks"] * facts["lanes"] * facts["tile_vectors"]
+                assert threads > 0.7 * 132 * 512 or facts["rows_at_once"] * facts["lanes"] * facts["splits"] > rows / 2
+
+
+def test_plans_depend_on_alignment():
     aligned, odd = (ops.plan_facts([bf16], "r", 1, 1000, 64, 132, misaligned)["vector"] for misaligned in (0, 2))
     assert (aligned, odd) == (8, 1)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from pointwise_programs import EVERY_NAME, GELU, PRODUCT, RELU, SELF, SILU, computed_rows, computed_sums, types_of
+from pointwise_programs import EVERY_NAME, GATE, GELU, PRODUCT, RELU, SELF, SILU, SQUEEZED, computed_rows, computed_sums, types_of
 
 from fusebackend.patterns.computed_sums import ops, program
 from fusebackend.patterns.computed_sums.ops import reference, rows_reference
@@ -18,18 +18,19 @@ f64, f32, f16, bf16 = torch.float64, torch.float32, torch.float16, torch.bfloat1
 HALVES = [f16, bf16]
 
 
-def check(text, inputs, dtypes, scale=1.0, rows=True):
+def check(text, inputs, dtypes, scale=1.0, rows=True, batch_dims=0, means=False):
     """The sums are those of fp64, but for rounding, and for errors in fp32 that do not grow with the number of rows."""
-    found = computed_sums(inputs, text, dtypes)
+    found = computed_sums(inputs, text, dtypes, batch_dims, means)
     wide = [t if t.dtype is torch.bool else t.double() for t in inputs]
-    exact = reference(wide, text, [f64] * len(dtypes))
+    exact = reference(wide, text, [f64] * len(dtypes), batch_dims, means)
     shape = torch.broadcast_shapes(*(t.shape for t in inputs))
-    amounts = [t.abs().expand(shape).sum(list(range(len(shape) - 1))) for t in program.evaluate(text, wide, len(dtypes))]
+    add, summed = torch.mean if means else torch.sum, list(range(batch_dims, len(shape) - 1))
+    amounts = [add(t.abs().expand(shape), summed) for t in program.evaluate(text, wide, len(dtypes))]
     assert len(found) == len(dtypes)
     for ours, right, amount, dtype in zip(found, exact, amounts, dtypes):
-        assert ours.dtype == dtype and ours.shape == right.shape == shape[-1:] and ours.is_contiguous()
+        assert ours.dtype == dtype and ours.shape == right.shape == (*shape[:batch_dims], shape[-1]) and ours.is_contiguous()
         # What is computed may be a small difference of large numbers: an error of the other columns' size is none.
-        largest = max([0.0, *amount.nan_to_num(0, 0, 0).tolist()])
+        largest = max([0.0, *amount.nan_to_num(0, 0, 0).flatten().tolist()])
         bound = torch.finfo(dtype).eps * right.abs() + scale * 2e-6 * (amount + largest) + torch.finfo(dtype).tiny
         error = (ours.double() - right).abs()
         assert bool((error <= bound).all()), f"{(error / bound).max():.3g} times the bound"
@@ -84,6 +85,40 @@ def test_other_programs(dtype):
         mask = torch.randn(shape, device="cuda") > 0
         check("t0=not(i1);t1=where(t0,i0,0.0);out(t1)", [dy, mask], [f32])
         check("t0=mul(i0,i1);out(t0)", [dy, (x * 10).abs().to(torch.uint8)], [f32])
+
+
+@cuda
+@pytest.mark.parametrize("means", [False, True])
+@pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
+@pytest.mark.parametrize("columns", [1, 3, 8, 33, 96, 144, 1152, 2304])
+def test_sums_of_each_image(columns, dtype, means):
+    """Few images of many rows, which blocks share, and many of few; of one row, and of one pixel."""
+    for images in ((2, 112, 112), (3, 5, 7), (200, 7, 7), (40, 28, 28), (1, 9, 9), (5, 1, 1), (700, 4, 1)):
+        shape = (*images, columns)
+        if math.prod(shape) < 1 << 24:
+            dy, x, *vectors = batch_norm(shape, dtype)
+            check(SQUEEZED, [x, *vectors], [dtype if means else f32], rows=False, batch_dims=1, means=means)  # few fp16 hold sums
+            check(GATE, [dy, x, *vectors], [f32], rows=False, batch_dims=1, means=means)
+            check(SILU, [dy, x, *vectors], [bf16, f32], rows=False, batch_dims=1, means=means)
+
+
+@cuda
+@pytest.mark.parametrize("batch_dims", [0, 1, 2, 3])
+def test_kinds_of_inputs_of_a_batch(batch_dims):
+    n, t, h, w, c = 3, 4, 6, 5, 40
+    full = torch.randn(n, t, h, w, c, device="cuda").bfloat16()
+    others = [
+        (1, 1, 1, 1, c), (n, 1, 1, 1, c), (n, t, 1, 1, c), (1, t, 1, 1, c), (n, t, h, 1, c), (1, 1, h, w, c), (1, 1, 1, w, c),
+        (1, t, h, w, c), (n, 1, 1, 1, 1), (n, t, 1, 1, 1), (1, 1, h, w, 1), (n, t, h, w, 1), (1, t, 1, 1, 1), (n, 1, h, 1, c),
+    ]  # fmt: skip
+    for shape in others:
+        for other in (bf16, f32):
+            factor = torch.randn(shape, device="cuda").to(other)
+            check(PRODUCT, [full, factor], [f32], rows=False, batch_dims=batch_dims)
+            check(PRODUCT, [factor[..., 3:36] if shape[-1] > 1 else factor, full[..., 3:36]], [f32], rows=False, batch_dims=batch_dims)
+    gates = [torch.randn(n, t, 1, 1, c, device="cuda").bfloat16() for _ in range(2)]
+    check("t0=mul(i0,i1);t1=add(t0,i2);out(t1)", [full, *gates], [f32], rows=False, batch_dims=batch_dims)
+    check(PRODUCT, [full[:, :, 1:], full[:, :, 1:]], [f32], rows=False, batch_dims=batch_dims)  # which are copied
 
 
 POSITIVE = {"log", "sqrt", "rsqrt", "reciprocal", "pow", "div", "log1p"}
@@ -175,6 +210,11 @@ def test_empty():
         assert torch.equal(found[0], torch.zeros(8, dtype=bf16, device="cuda"))
         assert computed_rows([torch.empty(shape, device="cuda")], SELF, [bf16])[0].shape == shape
     assert computed_sums([torch.empty(7, 0, device="cuda")], SELF, [f32])[0].shape == (0,)
+    none = [torch.empty(4, 0, 5, 8, device="cuda")]
+    for dtype in (f32, f16, bf16):
+        assert torch.equal(computed_sums(none, SELF, [dtype], 1)[0], torch.zeros(4, 8, dtype=dtype, device="cuda"))
+        assert computed_sums(none, SELF, [dtype], 1, means=True)[0].isnan().all()
+    assert computed_sums(none, SELF, [f32], 2)[0].shape == (4, 0, 8)
     with pytest.raises(RuntimeError, match="there is no function"):
         computed_sums([torch.empty(0, 8, device="cuda")], "t0=foo(i0);out(t0)", [f32])
 
@@ -193,6 +233,9 @@ def test_bits_repeat():
     first = computed_sums(inputs, SILU, [f32, f32])
     for _ in range(5):
         assert all(torch.equal(a, b) for a, b in zip(computed_sums(inputs, SILU, [f32, f32]), first))
+    of_images = computed_sums(inputs, SILU, [f32, f32], 1)
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(computed_sums(inputs, SILU, [f32, f32], 1), of_images))
 
 
 @cuda
@@ -300,6 +343,9 @@ def test_wrong_tensors_are_refused():
     ):
         with pytest.raises(RuntimeError, match=why):
             computed_sums(inputs, text, dtypes)
+    for batch_dims in (-1, 1):
+        with pytest.raises(RuntimeError, match="of 2 dims 0 to 0 are accepted"):
+            computed_sums([x], SELF, [f32], batch_dims)
 
 
 @cuda
