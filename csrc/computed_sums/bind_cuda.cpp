@@ -94,7 +94,7 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
   int64_t batch = 1, rows = 1;
   for (int64_t d = 0; d <= most_dims; ++d) (d < batch_dims ? batch : rows) *= domain[d];
   p.columns = domain.back();
-  p.divisor = addition && addition->means ? float(rows) : 1.0f;
+  p.scale = addition && addition->means ? 1.0f / float(rows) : 1.0f;
   std::vector<int64_t> sizes = domain;  // of a result
   if (addition) sizes.erase(sizes.begin() + batch_dims, sizes.end() - 1);
   std::copy(prepared.numbers.begin(), prepared.numbers.end(), p.numbers);

@@ -83,7 +83,7 @@ struct Arguments {
   void* out[kMostOuts];   // the results; of a kernel that is followed by another, `out[0]` are sums in fp32, [sum][image][split][column]
   int64_t columns;
   uint32_t batch, rows, tiles, splits;  // `rows` of each image
-  float divisor;                        // of sums: 1, or `rows` for means
+  float scale;                          // of sums: 1, or 1 / `rows` for means
   int32_t tile_vectors, lanes, finished;
   int32_t results[kMostOuts];  // their types
   float numbers[kMostNumbers];

@@ -20,7 +20,7 @@ struct Arguments {
   void* out[kMostOuts];
   long long columns;
   unsigned batch, rows, tiles, splits;
-  float divisor;
+  float scale;
   int tile_vectors, lanes, finished;
   int results[kMostOuts];
   float numbers[kMostNumbers];

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) computed_sums_partials(const Argumen
   if (lane != 0 || column >= p.columns) return;
 #pragma unroll
   for (int s = 0; s < kMostOuts; ++s)
-    if (s == which / p.batch) store(p.out[s], image * p.columns + column, sum / p.divisor, p.results[s]);
+    if (s == which / p.batch) store(p.out[s], image * p.columns + column, sum * p.scale, p.results[s]);
 }
 
 }  // namespace

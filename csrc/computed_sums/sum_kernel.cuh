@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kMostThreads, kBlocks) computed_sum
   for (int s = 0; s < kOuts; ++s) {
     if (p.finished) {
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) store_result(p.out[s], image * p.columns + column + i, __fdiv_rn(second(s, i), p.divisor), p.results[s]);
+      for (int i = 0; i < kVector; ++i) store_result(p.out[s], image * p.columns + column + i, second(s, i) * p.scale, p.results[s]);
     } else {
       float* const sums = static_cast<float*>(p.out[0]) + ((static_cast<long long>(s) * p.batch + image) * p.splits + split) * p.columns + column;
 #pragma unroll

@@ -39,11 +39,11 @@ def computed_sums(b: Builder) -> bool | None:
     if x is None:
         return False
     dims = b[x].dim()
-    first = b.integer(0, dims - 2) if b.chance(40) else 0
-    last = b.integer(first + 1, dims - 1)
+    last = b.integer(1, dims - 1)
     for _ in range(b.integer(1, 3)):
-        end = last if b.chance(80) else b.integer(first + 1, dims - 1)
-        found = b.emit(f"{x}.{'mean' if b.chance(20) else 'sum'}({tuple(range(first, end))}, keepdim={b.chance(30)})")
+        end = last if b.chance(80) else b.integer(1, dims - 1)
+        first = b.integer(0, end - 1)  # of the summed dims: those before it are a batch
+        found = b.emit(f"{x}.{b.pick(('sum', 'sum', 'mean'))}({tuple(range(first, end))}, keepdim={b.chance(30)})")
         if found is None:
             return None
         if b.chance(30) and b[found].dim() == dims:

@@ -32,7 +32,7 @@ def reference(
         program: what is summed (:mod:`fusebackend.patterns.computed_sums.program`).
         dtypes: of the sums.
         batch_dims: how many of the outermost dims are kept, as that of images of which each is summed by itself.
-        means: whether the sums are divided by the number of their terms.
+        means: whether the sums are multiplied by the reciprocal of the number of their terms.
 
     Returns:
         The sums over all dims but the first ``batch_dims`` and the last one, contiguous. Sums are made in fp32, what blocks of threads
