@@ -51,7 +51,7 @@ def _beside(site: Site) -> fx.Node | None:
     if site.reading.batch == 1:
         return None
     elements, results = math.prod(site.sizes), math.prod(_sizes(site.sums[0].node))
-    sums, tensors = {s.node for s in site.sums}, Tensors()
+    sums = {s.node for s in site.sums}
     pending = [*site.nodes, *(leaf.node for leaf in site.expression.leaves if expression.is_full(_sizes(leaf.node), elements))]
     seen, found = {*sums, *site.nodes}, set[fx.Node]()
     while pending:
@@ -60,7 +60,7 @@ def _beside(site: Site) -> fx.Node | None:
                 continue
             seen.add(user)
             is_full = expression.is_full(_sizes(user), elements)
-            if g.is_view(user) or (is_full and not tensors.is_one(user)):
+            if g.is_view(user) or (is_full and not expression.is_tensor_anyway(user)):
                 pending.append(user)
             elif g.is_fusable(user) and (is_full or math.prod(_sizes(user)) == results):
                 found.add(user)

@@ -323,6 +323,13 @@ def test_the_work_of_sums_of_each_image(kernels_for_every_device):
     assert ours == [("computed sums", False), ("stream", True)] and found.neighbour.target is aten.sin.default
     ours, _ = works(lambda x, m, s: (F.silu((x - m) * s).mean((1, 2)), x.amax((1, 2))), x, vector, vector)
     assert ours == [("computed sums", False), ("stream", True)], "one pass of Inductor's has both"
+
+    def kept(x, m, s, a, b, w):  # a tensor that Inductor makes for loops that come later
+        mean, t = F.silu((x - m) * s).mean((1, 2)), (x - m) * s * a + b
+        return t.sigmoid() * t * torch.mm(mean, w)[:, None, None]
+
+    ours, _ = works(kept, x, *[vector] * 4, (48, 48, bf16))
+    assert ours == [("computed sums", False)]
     ours, _ = works(lambda x, m, s: (F.silu((x - m) * s).mean((0, 1, 2)), x * 2), x, vector, vector)
     assert ours == [("computed sums", False)], "which Inductor divides among kernels"
 
