@@ -216,7 +216,7 @@ struct PlaneConvolution {
     }
     if ((finite & 0x7fff7fff) != 0) {
       for (int half = 0; half < 2; ++half) {
-        if (!stores[half]) continue;
+        if (!stores[half] || image[half] >= stage.images) continue;  // whatever lies where there is no image need not be finite
         char* const y = results + image[half] * pitch + 2 * column[half] + place_in_16(result(stage, image[half]));
         mend_column<T>(p, stage.first_image + image[half], channel, stage.first_row, stage.rows, column[half], reinterpret_cast<T*>(y), params.out_w);
       }
