@@ -71,7 +71,10 @@ CALLS = {
     "causal_conv1d_backward": [(floats(2, 4, 9), floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0.0, True, False, True, True, True)],
     "column_sum": [(floats(4, 5), 0, 1, False, torch.float32), (floats(3, 4, 5, 6), 1, 3, True, torch.float64)],
     "computed_rows": [([floats(4, 5), floats(1, 5)], "t0=mul(i0,i1);out(t0)", "f", False)],
-    "computed_sums": [([floats(4, 5), floats(1, 5)], "t0=mul(i0,i1);out(t0);out(i0)", "fb")],
+    "computed_sums": [
+        ([floats(4, 5), floats(1, 5)], "t0=mul(i0,i1);out(t0);out(i0)", "fb", 0, False),
+        ([floats(3, 4, 5), floats(3, 1, 5)], "t0=mul(i0,i1);out(t0);out(i0)", "fb", 1, True),
+    ],
     "column_moments": [(floats(4, 5), 0, 1, 0.0, 1e-5, torch.float32), (floats(3, 4, 5, 6), 1, 3, 1.0, 0.0, torch.float64)],
     "column_sums": [
         (floats(4, 5), floats(4, 5), 0, 1, torch.float32, False, torch.float32, True, False),
