@@ -22,6 +22,9 @@ from fusebackend.rewriting.workload import log2, stream, streamed
 
 _NO_KERNEL = "on CPUs there is no kernel but the reference"
 
+#: A thread block sums up an image, or a part of it: of fewer rows it is set up for little.
+_LEAST_ROWS = 16
+
 
 def of_sums(site: Site) -> Estimate | Workload:
     value = g.value(site.sums[0].source)
@@ -29,11 +32,14 @@ def of_sums(site: Site) -> Estimate | Workload:
         return Estimate(False, "an empty tensor: nothing to gain")
     if value.device.type == "cpu":
         return Estimate(False, _NO_KERNEL)
+    is_of_images = site.reading.batch > 1
+    if is_of_images and site.reading.rows < _LEAST_ROWS:
+        return Estimate(False, f"images of {site.reading.rows} rows: too few for a thread block each")
     written = _written(site)
     kernel = _kernel(site.reading, site.expression.program, len(site.sums))
     quantities = {**kernel.quantities, "written": written, "launches": 1.0 + (kernel.quantities["partial"] > 0)}
     shape = {**kernel.shape, **_shape(value, site.sizes, site.begin, site.end), "sums": float(len(site.sums))}
-    ours = [dataclasses.replace(kernel, quantities=quantities, shape=shape)]
+    ours = [Work("computed sums of images" if is_of_images else kernel.kind, quantities, shape)]
     nodes = [s.node for s in site.sums]
     reader = next((n for node in nodes for n in g.consumers(node) if g.is_fusable(n)), None)
     if reader is not None:  # Inductor computes it at the end of the kernel that finishes the sums: it becomes a kernel of its own

@@ -316,22 +316,29 @@ def works(function, *inputs):
 def test_the_work_of_sums_of_each_image(kernels_for_every_device):
     x, vector = (64, 14, 14, 48, bf16), (48, f32)
     ours, found = works(squeeze_and_excitation, (64, 14, 14, 48, f32), vector, vector, (48, 4, f32), (4, 48, f32))
-    assert ours == [("computed sums", False)], "what is gated needs the means: Inductor can't compute it along"
+    assert ours == [("computed sums of images", False)], "what is gated needs the means: Inductor can't compute it along"
     assert found.ours[0].shape["batch"] == 6 and 2 ** found.ours[0].shape["rows"] == pytest.approx(196)
     assert found.ours[0].quantities["read"] == 64 * 196 * 48 * 4 and found.ours[0].quantities["written"] == 64 * 48 * 4
     ours, found = works(lambda x, m, s: (F.silu((x - m) * s).mean((1, 2)), (x * 2).sin()), x, vector, vector)
-    assert ours == [("computed sums", False), ("stream", True)] and found.neighbour.target is aten.sin.default
+    assert ours == [("computed sums of images", False), ("stream", True)] and found.neighbour.target is aten.sin.default
     ours, _ = works(lambda x, m, s: (F.silu((x - m) * s).mean((1, 2)), x.amax((1, 2))), x, vector, vector)
-    assert ours == [("computed sums", False), ("stream", True)], "one pass of Inductor's has both"
+    assert ours == [("computed sums of images", False), ("stream", True)], "one pass of Inductor's has both"
 
     def kept(x, m, s, a, b, w):  # a tensor that Inductor makes for loops that come later
         mean, t = F.silu((x - m) * s).mean((1, 2)), (x - m) * s * a + b
         return t.sigmoid() * t * torch.mm(mean, w)[:, None, None]
 
     ours, _ = works(kept, x, *[vector] * 4, (48, 48, bf16))
-    assert ours == [("computed sums", False)]
+    assert ours == [("computed sums of images", False)]
     ours, _ = works(lambda x, m, s: (F.silu((x - m) * s).mean((0, 1, 2)), x * 2), x, vector, vector)
     assert ours == [("computed sums", False)], "which Inductor divides among kernels"
+
+
+def test_images_of_few_rows_are_left(kernels_for_every_device):
+    graph = traced(lambda x, m, s: F.silu((x - m) * s).mean((1, 2)), (64, 3, 5, 48, bf16), (48, f32), (48, f32))
+    (match,) = [m for n in graph.nodes if n.target in ComputedSums.anchors and isinstance(m := ComputedSums().match(n), Match)]
+    found = ComputedSums().estimate(match)
+    assert found.pays is False and "images of 15 rows" in found.reason
 
 
 def behind_a_convolution(monkeypatch, optimised, fn=lambda y, m, s: (y - m.view(-1, 1, 1)) * s.view(-1, 1, 1)):
