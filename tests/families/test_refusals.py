@@ -86,6 +86,10 @@ CALLS = {
     ],
     "sdpa": [(*seen, floats(2, 1, 1, 7), 0.25, False, False), (*seen, None, 0.25, True, True)],
     "small_bmm": [(floats(5, 3, 4), floats(5, 4, 6)), (floats(2, 8, 4).mT, floats(2, 4, 8).mT)],
+    "strided_bmm": [
+        (floats(2, 8, 4, 8), floats(2, 8, 12, 8), [0, 2, 3, 1]),
+        (heads(2, 3, 4, 8), heads(2, 3, 16, 8), [0, 1, 2, 3]),
+    ],
     "depthwise_conv": [
         (floats(2, 4, 9, 9), floats(8, 1, 3, 3), floats(8), [1, 2], [1, 1, 0, 2], [1, 2], None, *(floats(8),) * 4, 1e-5, "silu"),
         (floats(2, 4, 9, 9), floats(4, 1, 3, 3), None, [1, 1], [0, 0, 0, 0], [1, 1], True, *(None,) * 4, 0.0, ""),
@@ -120,6 +124,9 @@ FACTS = {
     "row_scatter_plan",
     "small_bmm_most_size",
     "small_bmm_plan",
+    "strided_bmm_plan",
+    "strided_bmm_refusal",
+    "strided_bmm_shared_bytes",
 }
 
 

@@ -1,0 +1,104 @@
+// A block's products in fp32, by fused multiply-adds, one term after another. A thread has four columns side by side of four rows, or of eight, for
+// one batch entry or for eight. Eight entries are a sector of memory, whether x has them side by side or the result has.
+#pragma once
+
+#include "strided_bmm/tiles.cuh"
+
+namespace fusebackend::strided_bmm {
+
+template <typename Traits>
+struct FmaProducts {
+  using TileX = typename Traits::TileX;
+  using TileY = typename Traits::TileY;
+  static constexpr bool kIsStaged = false;
+  static constexpr int kFours = Traits::kTileRows / 32;  // of rows of a thread
+  static_assert(Traits::kTileColumns == Traits::kThreads / 32 * 16);
+  static __host__ __device__ constexpr int staged_bytes(int span) { return 0; }
+
+  float sums[Traits::kEntries][4 * kFours][4] = {};
+  const int lane_row = threadIdx.x % 32 / 4, column = threadIdx.x / 32 * 16 + threadIdx.x % 4 * 4;
+
+  // Of the i-th of four rows: where lanes read vectors of terms or of batch entries these are of eight neighbouring rows.
+  __device__ __forceinline__ int row(int four, int i) const { return four * 32 + (Traits::kX == Inner::kRows ? lane_row * 4 + i : lane_row + 8 * i); }
+
+  // Four rows' four terms from 4 * k4 on.
+  template <typename Tile, Inner kInner, typename RowOf>
+  static __device__ __forceinline__ void read_block(float (&x)[4][4], uint32_t tile, int k4, RowOf row) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float v[4];
+      read_vector(v, tile + (kInner == Inner::kTerms ? Tile::term_offset(row(i), k4) : Tile::row_offset(4 * k4 + i, row(0) / 4)));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) (kInner == Inner::kTerms ? x[i][j] : x[j][i]) = v[j];
+    }
+  }
+
+  __device__ __forceinline__ void add_entry(int e, uint32_t stage, int terms) {
+#pragma unroll(Traits::kEntries > 1 ? 1 : 2)
+    for (int k4 = 0; k4 < Traits::kDepth / 4; ++k4) {
+      if (k4 * 4 >= terms) break;
+      float y[4][4];
+      read_block<TileY, Traits::kY>(y, stage + TileX::kBytes, k4, [&](int j) { return column + j; });
+#pragma unroll
+      for (int four = 0; four < kFours; ++four) {
+        float x[4][4];
+        read_block<TileX, Traits::kX>(x, stage, k4, [&](int i) { return row(four, i); });
+#pragma unroll
+        for (int t = 0; t < 4; ++t)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sums[e][4 * four + i][j] = fmaf(x[i][t], y[j][t], sums[e][4 * four + i][j]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_all(uint32_t stage) {
+    static_assert(!Traits::kAllEntries || kFours == 1);
+#pragma unroll 1
+    for (int t = 0; t < Traits::kDepth; ++t) {
+#pragma unroll
+      for (int e = 0; e < Traits::kEntries; e += 4) {
+        float x[4][4];  // of four entries
+#pragma unroll
+        for (int i = 0; i < 4; ++i) read_vector(x[i], stage + TileX::batch_offset(row(0, i), t, e / 4));
+#pragma unroll
+        for (int own = 0; own < 4; ++own) {
+          float y[4];
+          read_vector(y, stage + TileX::kBytes + (e + own) * TileY::kEntryBytes + TileY::row_offset(t, column / 4));
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sums[e + own][i][j] = fmaf(x[i][own], y[j], sums[e + own][i][j]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(const Problem& p, const Place<Traits>& place) const {
+    float* const out = static_cast<float*>(p.out.data) + place.outer * p.out.outer + int64_t(place.group) * Traits::kEntries * p.out.batch;
+#pragma unroll
+    for (int r = 0; r < 4 * kFours; ++r) {
+      const int m = place.row + row(r / 4, r % 4), n = place.column + column;
+      if (m >= p.m) continue;
+      if constexpr (Traits::kRoute == Route::kToBatch) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (n + j >= p.n) continue;
+#pragma unroll
+          for (int e = 0; e < Traits::kEntries; e += 4)
+            write(out + m * p.out.row + (n + j) * p.out.column + e, sums[e][r][j], sums[e + 1][r][j], sums[e + 2][r][j], sums[e + 3][r][j]);
+        }
+      } else {
+        if (n >= p.n) continue;
+#pragma unroll
+        for (int e = 0; e < Traits::kEntries; ++e) write(out + e * p.out.batch + m * p.out.row + n, sums[e][r][0], sums[e][r][1], sums[e][r][2], sums[e][r][3]);
+      }
+    }
+  }
+  static __device__ __forceinline__ void write(float* to, float a, float b, float c, float d) {
+    write_vector(to, __float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
+  }
+};
+
+}  // namespace fusebackend::strided_bmm

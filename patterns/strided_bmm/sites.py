@@ -1,0 +1,151 @@
+"""Matrix products of operands that were copied into the order that a library reads: where they lie, read from the graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from fusebackend import fx_utils as g
+from fusebackend.patterns.contraction.sites import FOLLOWED
+from fusebackend.patterns.strided_bmm.layout import Layout, Strided, layout_of
+from fusebackend.patterns.strided_bmm.ops import ALIGNED_BYTES
+from fusebackend.rewriting.pattern import Emitter
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """An operand of ``aten.bmm``, a batch of matrices.
+
+    Attributes:
+        source: the node that is read.
+        copy: the clone behind which ``source`` stands, of which the operand is a view; None if ``source`` is the operand.
+        groups: for each of the operand's three dims the axes of ``source`` that it runs along, as (axis, size, stride), outermost first.
+    """
+
+    source: fx.Node
+    copy: fx.Node | None
+    groups: tuple[tuple[tuple[int, int, int], ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """``aten.bmm``, and how ``strided_bmm`` computes it.
+
+    Attributes:
+        node: the call.
+        operands: both.
+        strided: the same as the operator's.
+        shapes: of each source, with the axes apart that ``strided`` has apart.
+        layout: how the operator computes it.
+    """
+
+    node: fx.Node
+    operands: tuple[Operand, Operand]
+    strided: tuple[Strided, Strided]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    layout: Layout
+
+    @property
+    def copies(self) -> tuple[fx.Node, ...]:
+        return tuple(operand.copy for operand in self.operands if operand.copy is not None)
+
+    def emit(self, emitter: Emitter) -> fx.Node:
+        sources = []
+        for operand, shape in zip(self.operands, self.shapes):
+            same = list(shape) == list(g.value(operand.source).shape)
+            sources.append(operand.source if same else emitter.call(aten.reshape.default, operand.source, list(shape)))
+        product = self.layout.emit(emitter, *sources, self.strided)
+        return emitter.call(aten.reshape.default, product, list(g.value(self.node).shape))
+
+
+def read(node: fx.Node) -> Site | None:
+    """The product at ``node``, an ``aten.bmm`` of static sizes, if an operand was copied for it and the kernels read it where it lies."""
+    x, y = (_read_operand(operand) for operand in node.args[:2])  # type: ignore[arg-type]
+    if x is None or y is None or (x.copy is None and y.copy is None):
+        return None
+    y = dataclasses.replace(y, groups=(y.groups[0], y.groups[2], y.groups[1]))  # batch, columns, terms
+    aligned = [_with_sizes(*pair) for pair in zip(x.groups, y.groups)]
+    if aligned[0] is None or aligned[2] is None:
+        return None
+    batches, terms = aligned[0], aligned[2]
+    groups = [(batches[0], x.groups[1], terms[0]), (batches[1], y.groups[1], terms[1])]
+    counts = [len(batches[0]), len(x.groups[1]), len(y.groups[1]), len(terms[0])]
+    batch, rows, columns, summed = ([*range(sum(counts[:i]), sum(counts[: i + 1]))] for i in range(4))
+    found = [_strided(operand, own, (batch, free, summed)) for operand, own, free in zip((x, y), groups, (rows, columns))]
+    sizes = {d: size for own, free in zip(groups, (rows, columns)) for d, (_, size, _) in zip((*batch, *free, *summed), sum(own, ()))}
+    strided = found[0][0], found[1][0]
+    layout = layout_of(strided, sizes, batch, summed, [*batch, *rows, *columns], g.value(node).dtype)
+    if layout is None or layout.swapped:
+        return None
+    return Site(node, (x, y), strided, (found[0][1], found[1][1]), layout)
+
+
+def _read_operand(node: fx.Node) -> Operand | None:
+    """``node`` seen through the views behind a copy; as it is if there is none. None if its data do not begin in whole vectors."""
+    views, source = [], node
+    while source.target in FOLLOWED and g.is_view(source):
+        views.append(source)
+        before = source.args[0]
+        assert isinstance(before, fx.Node)
+        source = before
+    copied = source.args[0] if source.target is aten.clone.default else None
+    if isinstance(copied, fx.Node) and g.mutation_between(source, node) is None:
+        value = g.value(copied)
+        dims = [[d] if size != 1 else [] for d, size in enumerate(value.shape)]
+        for view in reversed(views):
+            moved = FOLLOWED[view.target](view, dims)
+            if moved is None:
+                return None
+            dims = moved
+        return _aligned(Operand(copied, source, tuple(_runs(value, axes) for axes in dims)))
+    value = g.value(node)
+    return _aligned(Operand(node, None, tuple(_runs(value, [d] if size != 1 else []) for d, size in enumerate(value.shape))))
+
+
+def _runs(value: torch.Tensor, axes: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((axis, value.shape[axis], value.stride(axis)) for axis in axes)
+
+
+def _aligned(operand: Operand) -> Operand | None:
+    value = g.value(operand.source)
+    return None if value.storage_offset() * value.itemsize % ALIGNED_BYTES else operand
+
+
+_Group = tuple[tuple[int, int, int], ...]
+
+
+def _with_sizes(x: _Group, y: _Group) -> tuple[_Group, _Group] | None:
+    """Both groups with the same sizes: one that is a single axis is taken apart as the other is. None if they do not agree."""
+    if len(x) == 1 and len(y) > 1:
+        x = _apart(x[0], [size for _, size, _ in y])
+    elif len(y) == 1 and len(x) > 1:
+        y = _apart(y[0], [size for _, size, _ in x])
+    return (x, y) if [size for _, size, _ in x] == [size for _, size, _ in y] else None
+
+
+def _apart(run: tuple[int, int, int], sizes: Sequence[int]) -> _Group:
+    axis, size, stride = run
+    if math.prod(sizes) != size:
+        return (run,)
+    return tuple((axis, n, stride * math.prod(sizes[i + 1 :])) for i, n in enumerate(sizes))
+
+
+def _strided(operand: Operand, groups: Sequence[_Group], dims: Sequence[Sequence[int]]) -> tuple[Strided, tuple[int, ...]]:
+    """The operand as the operator's, and its source's shape with the axes apart that ``groups`` have apart."""
+    runs = [(axis, size, stride, d) for group, own in zip(groups, dims) for (axis, size, stride), d in zip(group, own)]
+    shape: list[int] = []
+    axes: dict[int, int] = {}
+    for axis, whole in enumerate(g.value(operand.source).shape):
+        own = [(size, d) for a, size, _, d in runs if a == axis]
+        for size, d in own:
+            axes[d] = len(shape)
+            shape.append(size)
+        if not own:
+            shape.append(whole)
+    return Strided(axes, {d: stride for _, _, stride, d in runs}), tuple(shape)
