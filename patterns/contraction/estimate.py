@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.column_sum.work import sum_over_rows
 from fusebackend.patterns.contraction.factors import Folded
+from fusebackend.patterns.contraction.in_place import InPlace
 from fusebackend.patterns.contraction.legality import goes_away
-from fusebackend.patterns.contraction.operands import Operand, operands
+from fusebackend.patterns.contraction.operands import Operand, is_in_order, operands
 from fusebackend.patterns.contraction.sites import Site
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
@@ -24,6 +26,10 @@ _INLINED = (
     *(aten.cat.default, aten.constant_pad_nd.default, aten.clone.default, aten.full.default),
     *(prims.iota.default, prims.convert_element_type.default),
 )
+#: Rows and columns of the result that a block of a library's kernel computes.
+_LIBRARY_TILE = 128
+#: What a product in place moves at most of what it would save to pay: a library's kernel is the faster one by itself.
+_CLEARLY_LESS = 2 / 3
 #: Of longer chains Inductor keeps a part in memory.
 _MOST_NODES = 64
 
@@ -44,14 +50,17 @@ def estimate(site: Site) -> Estimate | Workload:
 
 
 def _matrix_product(site: Site) -> Work:
-    """The product itself, and a kernel for each operand that is copied or computed first, and for a result in another order."""
+    """The product itself, and a kernel for each operand that is copied or computed first, and for a result in another order.
+
+    What is computed in place (:mod:`fusebackend.patterns.contraction.in_place`) moves less: for that it is a bound.
+    """
     both = operands(site)
     groups = ((*site.batch, *site.chunked), site.free_x, site.free_y, site.summed)
     batch, m, n, k = (site.count(dims) for dims in groups)
     size, result = site.dtype.itemsize, batch * m * n
     copied = [operand for operand in both if not operand.is_view]
     computed = [operand for operand in both if operand.is_view and _is_computed_in_loop(site, operand)]
-    reordered = result * site.count(site.repeated) if not site.chunked and not _is_in_order(site) else 0
+    reordered = result * site.count(site.repeated) if not site.chunked and not is_in_order(site) else 0
     quantities = {
         f"flops in {8 * size} bits": 2.0 * batch * m * n * k,
         "bytes": float(size * (batch * (m * k + n * k) + result)),
@@ -78,6 +87,30 @@ def _matrix_product(site: Site) -> Work:
             shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
             shape[f"log2 padded to {tile}"] = log2(tiles * tile * tile / (batch * m * n))
     return Work(f"contraction{_suffix(site)}", quantities, shape)
+
+
+def moves_less(site: Site, found: InPlace) -> bool:
+    """Whether a product in place moves clearly less than the library's with the copies that it saves.
+
+    An operand is read once for each tile along the other's free dim: here by small tiles, which are computed whole, by a library behind
+    copies. Where Inductor computes an operand, it writes it as the library reads it; and it reads a result in any order.
+    """
+    tile, library = found.layout.tile, (_LIBRARY_TILE, _LIBRARY_TILE)
+    counts = [site.count(dims) for dims in (found.layout.rows, found.layout.columns)]
+    sizes = [site.count(operand.factor.dims) for operand in found.operands]
+    if found.layout.swapped:
+        sizes.reverse()
+    padded = [size * side * -(-count // side) / count for size, count, side in zip(sizes, counts, tile)]
+
+    def moved(elements: Sequence[float], sides: tuple[int, int]) -> float:
+        return sum(n * -(-count // side) for n, count, side in zip(elements, reversed(counts), reversed(sides)))
+
+    result = site.count((*site.batch, *site.free_x, *site.free_y))
+    copied = sum(
+        2 * site.count(operand.factor.dims) for operand in found.operands if not operand.is_view and not _is_computed_in_loop(site, operand)
+    )
+    reordered = 0 if is_in_order(site) or g.is_read_by_loops(site.node) else 2 * result
+    return moved(padded, tile) + result <= _CLEARLY_LESS * (moved(sizes, library) + result + copied + reordered)
 
 
 def _sum_of_chunks(site: Site) -> Work:
@@ -165,11 +198,6 @@ def _is_computed_in_loop(site: Site, operand: Operand) -> bool:
         return True
     source = g.through_views(factor.source)
     return g.is_fusable(source) and all(user in (site.product, *site.parts, *factor.elementwise) for user in g.consumers(source))
-
-
-def _is_in_order(site: Site) -> bool:
-    """Whether the matrix product's result is the sum's as it lies."""
-    return [d for dims in site.result_dims for d in dims] == [*site.batch, *site.free_x, *site.free_y]
 
 
 def _is_dynamic(site: Site) -> float:

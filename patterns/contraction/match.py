@@ -19,8 +19,9 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.estimate import estimate
+from fusebackend.patterns.contraction.estimate import estimate, moves_less
 from fusebackend.patterns.contraction.factors import size_of
+from fusebackend.patterns.contraction.in_place import InPlace, in_place
 from fusebackend.patterns.contraction.legality import accept
 from fusebackend.patterns.contraction.operands import operands, permuted, prims, product_of
 from fusebackend.patterns.contraction.sites import SUMS, Site
@@ -65,10 +66,14 @@ class Contraction(Pattern):
 
 
 def emit_contraction(emitter: Emitter, site: Site) -> fx.Node:
-    left, right = (operand.emit(emitter, site.node) for operand in operands(site))
-    batch = (*site.batch, *site.chunked)
-    node = emitter.call(aten.bmm.default if batch else aten.mm.default, left, right)
-    dims = [*batch, *site.free_x, *site.free_y]
+    found = _in_place(site)
+    if found is not None:
+        node, dims = found.emit(emitter), list(found.layout.result_dims)
+    else:
+        left, right = (operand.emit(emitter, site.node) for operand in operands(site))
+        batch = (*site.batch, *site.chunked)
+        node = emitter.call(aten.bmm.default if batch else aten.mm.default, left, right)
+        dims = [*batch, *site.free_x, *site.free_y]
     if len(dims) != g.value(node).dim():
         node = emitter.call(aten.reshape.default, node, [_size(emitter, site, d) for d in dims])
     if site.chunked:
@@ -81,6 +86,12 @@ def emit_contraction(emitter: Emitter, site: Site) -> fx.Node:
     if g.value(node).dtype != g.value(site.node).dtype:
         node = emitter.call(prims.convert_element_type.default, node, g.value(site.node).dtype)
     return _in_place_of(emitter, site, node, dims)
+
+
+def _in_place(site: Site) -> InPlace | None:
+    """The product by a kernel that copies nothing, where that moves less."""
+    found = in_place(site)
+    return found if found is not None and moves_less(site, found) else None
 
 
 def _summed_elements(site: Site) -> int:
@@ -134,7 +145,7 @@ def _is_contiguous(value: torch.Tensor) -> bool:
 
 
 def _note(site: Site) -> str:
-    copies = sum(not operand.is_view for operand in operands(site))
+    copies = 0 if _in_place(site) is not None else sum(not operand.is_view for operand in operands(site))
     if site.sizes is None:
         return f"as a matrix product; {copies} factors are copied"
     m, n, k = site.count(site.free_x), site.count(site.free_y), site.count(site.summed)

@@ -115,6 +115,11 @@ def operands(site: Site) -> tuple[Operand, Operand]:
     )
 
 
+def is_in_order(site: Site) -> bool:
+    """Whether the matrix product's result is the sum's as it lies."""
+    return [d for dims in site.result_dims for d in dims] == [*site.batch, *site.free_x, *site.free_y]
+
+
 def permuted(emitter: Emitter, node: fx.Node, order: list[int]) -> fx.Node:
     return node if order == list(range(len(order))) else emitter.call(aten.permute.default, node, order)
 
