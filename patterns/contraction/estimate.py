@@ -93,8 +93,11 @@ def moves_less(site: Site, found: InPlace) -> bool:
     """Whether a product in place moves clearly less than the library's with the copies that it saves.
 
     An operand is read once for each tile along the other's free dim: here by small tiles, which are computed whole, by a library behind
-    copies. Where Inductor computes an operand, it writes it as the library reads it; and it reads a result in any order.
+    copies. Where Inductor computes an operand, it writes it as the library reads it; and it reads a result in any order. In fp32 a result
+    whose batch is innermost takes the kernel longer than a library with its copies.
     """
+    if site.dtype == torch.float32 and found.layout.is_batch_innermost:
+        return False
     tile, library = found.layout.tile, (_LIBRARY_TILE, _LIBRARY_TILE)
     counts = [site.count(dims) for dims in (found.layout.rows, found.layout.columns)]
     sizes = [site.count(operand.factor.dims) for operand in found.operands]

@@ -63,6 +63,11 @@ class Layout:
         return (*self.outer, *self.batch, *self.rows, *self.columns)
 
     @property
+    def is_batch_innermost(self) -> bool:
+        """Whether neighbours in the result's memory are entries of the batch."""
+        return self.order[-1] == 1
+
+    @property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of the result that a block computes, for which it reads both operands once."""
         facts = plan_facts(self.sizes, self.x_strides, self.y_strides, self.order, self.dtype)

@@ -82,8 +82,10 @@ def test_contractions_copy_nothing():
             fakes = [(*x.shape, dtype) for x in inputs]
             graph = traced(fn, *fakes)
             rewritten(graph, Contraction())
-            assert len(calls(graph, op)) == 1, equation
-            assert not calls(graph, aten.bmm.default, aten.clone.default)
+            # Scores have the heads innermost: fp32 is slower in place then.
+            in_place = dtype == bf16 or not equation.endswith("h")
+            assert len(calls(graph, op)) == in_place, equation
+            assert bool(calls(graph, aten.bmm.default, aten.clone.default)) is not in_place
             given = [x.to(dtype) for x in inputs]
             wanted = torch.einsum(equation, *(x.double() for x in given))
             found = run(graph, *given)
