@@ -175,14 +175,14 @@ struct Operators {
       STD_TORCH_CHECK(t->scalar_type() == q.scalar_type() && on_same_device(*t, q), "attention_backward: grad and out must be as q");
       STD_TORCH_CHECK(same_leading(*t, q, 4) && size_at(*t, 4) == p.size.dv, "attention_backward: the sizes of grad and out do not fit");
     }
-    STD_TORCH_CHECK(statistics.scalar_type() == ScalarType::Float && on_same_device(statistics, q) && statistics.is_contiguous() &&
+    STD_TORCH_CHECK(statistics.scalar_type() == ScalarType::Float && on_same_device(statistics, q) &&
                         to_vector(statistics.sizes()) == statistics_sizes(q),
                     "attention_backward: these are not the statistics of attention");
     STD_TORCH_CHECK(bias_grads.size() == biases.size() && (wide_bias_grads.empty() || wide_bias_grads.size() == biases.size()),
                     "attention_backward: bias_grads must have a flag a bias");
-    const Tensor inputs[5] = {aligned(grad), aligned(q), aligned(k), aligned(v), aligned(out)};
+    const Tensor inputs[5] = {aligned(grad), aligned(q), aligned(k), aligned(v), aligned(out)}, by_row = torch::stable::contiguous(statistics);
     p.grad = rows(inputs[0]), p.q = rows(inputs[1]), p.k = rows(inputs[2]), p.v = rows(inputs[3]), p.out = rows(inputs[4]);
-    p.statistics = static_cast<const float*>(statistics.data_ptr());
+    p.statistics = static_cast<const float*>(by_row.data_ptr());
     Tensor dq = empty_by_tokens(q, p.size.t, p.size.d), dk = empty_by_tokens(k, p.size.s, p.size.d),
            dv = empty_by_tokens(v, p.size.s, p.size.dv);
     p.dq = rows(dq), p.dk = rows(dk), p.dv = rows(dv);

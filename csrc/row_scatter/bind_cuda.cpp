@@ -4,7 +4,7 @@
 namespace fusebackend::row_scatter {
 namespace {
 
-Tensor row_scatter(const Tensor& source, const Tensor& index, int64_t bins, const std::optional<Tensor>& self) {
+Tensor row_scatter(const Tensor& source, const Tensor& index, int64_t bins, std::optional<Tensor> self) {
   Tensor out = source;
   const Problem p = describe(source, index, bins, self, out);
   if (out.numel() == 0) return out;

@@ -46,8 +46,8 @@ inline Problem describe(const Sizes& sizes, const Sizes& strides, const Sizes& i
   return p;
 }
 
-// The same of tensors. `out` is the result, which is contiguous.
-inline Problem describe(const Tensor& source, const Tensor& index, int64_t bins, const std::optional<Tensor>& self, Tensor& out) {
+// The same of tensors. `self` becomes contiguous; `out` is the result, which is contiguous.
+inline Problem describe(const Tensor& source, const Tensor& index, int64_t bins, std::optional<Tensor>& self, Tensor& out) {
   STD_TORCH_CHECK(index.scalar_type() == ScalarType::Long || index.scalar_type() == ScalarType::Int,
                   "row_scatter: the index must be int32 or int64");
   STD_TORCH_CHECK(on_same_device(source, index) && (!self || on_same_device(source, *self)), "row_scatter: tensors on several devices");
@@ -56,8 +56,9 @@ inline Problem describe(const Tensor& source, const Tensor& index, int64_t bins,
   Sizes sizes = to_vector(source.sizes());
   sizes.back() = bins;
   if (self) {
-    STD_TORCH_CHECK(self->scalar_type() == source.scalar_type() && to_vector(self->sizes()) == sizes && self->is_contiguous(),
-                    "row_scatter: self must be contiguous, with the dtype of the source and the shape of the result");
+    STD_TORCH_CHECK(self->scalar_type() == source.scalar_type() && to_vector(self->sizes()) == sizes,
+                    "row_scatter: self must have the dtype of the source and the shape of the result");
+    self = torch::stable::contiguous(*self);
   }
   out = empty_like_sized(source, sizes);
   p.source = source.data_ptr(), p.index = index.data_ptr(), p.self = self ? self->data_ptr() : nullptr, p.out = out.data_ptr();

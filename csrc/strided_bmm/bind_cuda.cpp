@@ -15,13 +15,16 @@ Tensor strided_bmm(const Tensor& x, const Tensor& y, const std::vector<int64_t>&
   const std::optional<DType> dtype = to_dtype(x.scalar_type());
   STD_TORCH_CHECK(dtype && x.scalar_type() == y.scalar_type(), "strided_bmm: x and y must have one dtype, float16, bfloat16 or float32");
   STD_TORCH_CHECK(on_same_device(x, y), "strided_bmm: x and y must be on one device");
-  Problem p{};
+  const Order memory = to_array<Order>(order, "order");
+  STD_TORCH_CHECK(is_permutation(memory), "strided_bmm: order is no permutation of the result's four dims");
   const Sizes sizes{x.size(0), x.size(1), x.size(2), y.size(2), x.size(3)};
+  const Strides steps = result_strides(sizes, memory);
+  Tensor out = empty_strided_like(x, {sizes[0], sizes[1], sizes[2], sizes[3]}, {steps[0], steps[1], steps[2], steps[3]});
+  Problem p{};
   const char* refusal = describe(sizes, to_array<Strides>(to_vector(x.strides()), "strides of x"),
-                                 to_array<Strides>(to_vector(y.strides()), "strides of y"), to_array<Order>(order, "order"), *dtype, p);
-  STD_TORCH_CHECK(!refusal, "strided_bmm: ", refusal);
-  Tensor out = empty_strided_like(x, {sizes[0], sizes[1], sizes[2], sizes[3]}, {p.out.outer, p.out.batch, p.out.row, p.out.column});
-  if (!is_aligned(x) || !is_aligned(y)) {  // a graph's input may begin anywhere
+                                 to_array<Strides>(to_vector(y.strides()), "strides of y"), memory, *dtype, p);
+  // A graph's input may begin anywhere, and Inductor may lay out anew what a match has seen.
+  if (refusal || !is_aligned(x) || !is_aligned(y)) {
     torch::stable::copy_(out, torch::stable::matmul(x, torch::stable::transpose(y, 2, 3)));
     return out;
   }

@@ -45,6 +45,18 @@ const char* describe_operand(const Strides& strides, int64_t outer, int64_t batc
 
 }  // namespace
 
+bool is_permutation(Order order) {
+  std::sort(order.begin(), order.end());
+  return order == Order{0, 1, 2, 3};
+}
+
+Strides result_strides(const Sizes& sizes, const Order& order) {
+  Strides strides;
+  int64_t step = 1;
+  for (int i = 3; i >= 0; --i) strides[order[i]] = step, step *= std::max<int64_t>(sizes[order[i]], 1);
+  return strides;
+}
+
 const char* describe(const Sizes& sizes, const Strides& x, const Strides& y, const Order& order, DType dtype, Problem& p) {
   const auto [outer, batch, m, n, k] = sizes;
   if (!is_half(dtype) && dtype != DType::kFloat32) return "a dtype that is neither 16 bits wide nor fp32";
@@ -54,11 +66,8 @@ const char* describe(const Sizes& sizes, const Strides& x, const Strides& y, con
     if (size < 1 || size > kMostSize) return "a product without elements, or a dim of more than 2^30";
   if (const char* reason = describe_operand(x, outer, batch, m, k, vector, p.x)) return reason;
   if (const char* reason = describe_operand(y, outer, batch, n, k, vector, p.y)) return reason;
-  Order sorted = order;
-  std::sort(sorted.begin(), sorted.end());
-  if (sorted != Order{0, 1, 2, 3}) return "an order that is no permutation of the result's dims";
-  int64_t strides[4], step = 1;
-  for (int i = 3; i >= 0; --i) strides[order[i]] = step, step *= sizes[order[i]];
+  if (!is_permutation(order)) return "an order that is no permutation of the result's dims";
+  const Strides strides = result_strides(sizes, order);
   p.out.outer = strides[0], p.out.batch = strides[1], p.out.row = strides[2], p.out.column = strides[3];
   p.outer = int(outer), p.batch = int(batch), p.m = int(m), p.n = int(n), p.k = int(k);
   if (p.y.inner == Inner::kBatch) return "a batch that is innermost in y";

@@ -63,6 +63,11 @@ using Sizes = std::array<int64_t, 5>;
 using Strides = std::array<int64_t, 4>;
 using Order = std::array<int64_t, 4>;
 
+bool is_permutation(Order order);
+
+// Of the result: outer, batch, row, column.
+Strides result_strides(const Sizes& sizes, const Order& order);
+
 // Why the kernels do not compute such a product; null if they do. `p` then says what it is, but for pointers.
 const char* describe(const Sizes& sizes, const Strides& x, const Strides& y, const Order& order, DType dtype, Problem& p);
 

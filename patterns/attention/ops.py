@@ -99,7 +99,7 @@ def reference_backward(
 
     Args:
         grad: that of ``out``; any strides.
-        out, statistics: what ``attention`` returned.
+        out, statistics: what ``attention`` returned; any strides.
         bias_grads: for each bias, whether its gradient is wanted.
         wide_bias_grads: for each bias, whether its gradient is wanted in fp32, if any is; others have the bias's dtype.
 
@@ -225,10 +225,7 @@ def _fake_backward(grad, q, k, v, biases, out, statistics, scale, causal, bias_g
         fits = arguments.same_sizes(tensor.shape, (*q.shape[:-1], v.shape[-1]))
         torch._check(fits, lambda: f"{name}: the sizes of grad and out do not fit")
     right = (
-        statistics.dtype == torch.float32
-        and arguments.same_sizes(statistics.shape, (*q.shape[:-1], 2))
-        and arguments.is_contiguous(statistics)
-        and statistics.device == q.device
+        statistics.dtype == torch.float32 and arguments.same_sizes(statistics.shape, (*q.shape[:-1], 2)) and statistics.device == q.device
     )
     torch._check(right, lambda: f"{name}: these are not the statistics of attention")
     flags = len(bias_grads) == len(biases) and len(wide_bias_grads) in (0, len(biases))

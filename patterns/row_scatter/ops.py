@@ -22,7 +22,7 @@ def reference(source: torch.Tensor, index: torch.Tensor, bins: int, self: torch.
         index: int32 or int64, of the source's sizes, or 1 where it repeats. Any strides: rows of the source along dims of stride 0
             share a row of the index, too. An index out of range is an error: on CUDA a device assertion.
         bins: elements of a row of the result; not more than a row may have.
-        self: contiguous, what is added to; None for zeros.
+        self: what is added to, of any strides; None for zeros.
 
     Returns:
         A contiguous tensor. Sums are made in fp32 and rounded once. The order of the additions depends on the index alone.
@@ -54,8 +54,8 @@ def _fake(source: torch.Tensor, index: torch.Tensor, bins: int, self: torch.Tens
     torch._check(rows[0] != 0 or is_empty, lambda: "row_scatter: every index is out of range of a dimension of size 0")
     shape = [*source.shape[:-1], bins]
     if self is not None:
-        fits = self.dtype == source.dtype and arguments.same_sizes(self.shape, shape) and arguments.is_contiguous(self)
-        torch._check(fits, lambda: "row_scatter: self must be contiguous, with the dtype of the source and the shape of the result")
+        fits = self.dtype == source.dtype and arguments.same_sizes(self.shape, shape)
+        torch._check(fits, lambda: "row_scatter: self must have the dtype of the source and the shape of the result")
     return source.new_empty(shape)
 
 

@@ -214,6 +214,31 @@ def test_kernel_and_fake_refuse_the_same(name):
     assert refused
 
 
+#: What only operators of ours make, whose results Inductor does not lay out: a position a call.
+MADE_BY_OPERATORS = {"attention": {6}, "attention_backward": {12}, "matmul": {5}}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_may_lie_in_any_order(name, device):
+    """Inductor lays out anew what it computes, what a forward keeps for the backward, too: an operator in the backward's graph must take
+    it in another order than the one in which it was matched."""
+    op = getattr(ops, name).default
+    for right in CALLS[name]:
+        right = [tree_map_only(torch.Tensor, lambda t: (torch.rand_like(t) if t.is_floating_point() else t).to(device), a) for a in right]
+        for i, argument in enumerate(right):
+            if i in MADE_BY_OPERATORS.get(name, ()) or is_written(op, i):
+                continue
+            moved = tree_map_only(torch.Tensor, lambda t: t.mT.contiguous().mT if t.dim() > 1 else t, argument)
+            args = [*right[:i], moved, *right[i + 1 :]]
+            with FakeTensorMode() as mode:
+                fake = outcome(op, faked(args, mode))
+            kernel, wanted = outcome(op, args), outcome(op, right)
+            assert not isinstance(wanted, str), wanted
+            assert spec(kernel) == spec(fake), (i, kernel, fake)
+            torch.testing.assert_close(kernel, wanted)
+
+
 def written(tensor):
     """Memory that a kernel may write, laid out as the tensor."""
     return None if tensor is None else torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

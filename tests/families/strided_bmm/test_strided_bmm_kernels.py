@@ -50,12 +50,8 @@ def test_every_order_of_every_tensor(device, sizes, dtype):
     taken = 0
     for x_order, y_order, order in itertools.product(ORDERS, repeat=3):
         x, y = operands(sizes, x_order, y_order, device, dtype)
-        if refusal(sizes, x.stride(), y.stride(), order, dtype):
-            with pytest.raises(RuntimeError, match="strided_bmm: "):
-                op(x, y, order)
-            continue
-        check(x, y, order)
-        taken += 1
+        check(x, y, order)  # by a library, where the kernels refuse it
+        taken += not refusal(sizes, x.stride(), y.stride(), order, dtype)
     assert taken >= 16
 
 
@@ -136,7 +132,6 @@ def test_in_fp32_a_batch_of_any_number_of_vectors_is_written():
         (torch.ones(2, 8, 8, 8), torch.ones(2, 8, 8, 8, dtype=f16), [0, 1, 2, 3], "dtype"),
         (torch.ones(2, 8, 8, 8).double(), torch.ones(2, 8, 8, 8).double(), [0, 1, 2, 3], "float64"),
         (torch.ones(2, 8, 8, 8), torch.ones(2, 8, 8, 8), [0, 1, 2], "permutation"),
-        (torch.ones(2, 8, 8, 8), torch.ones(2, 8, 8, 8), [1, 2, 3, 0], "innermost dim"),
     ],
     ids=lambda v: "" if isinstance(v, torch.Tensor) else str(v),
 )
@@ -145,6 +140,17 @@ def test_what_the_kernel_refuses_its_fake_refuses(x, y, order, reason):
     for a, b in ((x, y), (mode.from_tensor(x), mode.from_tensor(y))):
         with pytest.raises(RuntimeError, match=reason):
             op(a, b, order)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (1, 2, 3, 0)], ids=str)
+def test_a_library_multiplies_what_the_kernels_refuse(order):
+    x, y = operands((3, 8, 17, 24, 8), (0, 1, 2, 3), (0, 1, 2, 3), "cuda", bf16)
+    gaps = torch.stack([x, x], -1).select(-1, 0)
+    assert refusal((3, 8, 17, 24, 8), gaps.stride(), y.stride(), order, bf16)
+    found, wanted = op(gaps, y, order), reference(x, y, order)
+    assert found.stride() == wanted.stride()
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.cuda
