@@ -359,7 +359,7 @@ depthwise_plane_ring(const __grid_constant__ PlaneRingParams params) {
   const int first = int(int64_t{plan.stages} * split / plan.splits), last = int(int64_t{plan.stages} * (split + 1) / plan.splits);
   if (threadIdx.x < kPlaneRingStages) {
     mbarrier::init(shared_address(full + threadIdx.x), 1);
-    mbarrier::init(shared_address(left + threadIdx.x), kPlaneRingSumWarps);
+    mbarrier::init(shared_address(left + threadIdx.x), 32 * kPlaneRingSumWarps);
     mbarrier::init_fence();
   }
   if (threadIdx.x < 32) zeros[lane] = 0;
@@ -397,8 +397,7 @@ depthwise_plane_ring(const __grid_constant__ PlaneRingParams params) {
     PlaneProducts<T, kTaps> sums;
     for_each_stage([&](int, int slot, int, const PlaneStage& stage, char* at) {
       sums(params, channel, stage, shared_address(at), zero, warp - 1);
-      __syncwarp();
-      if (lane == 0) mbarrier::arrive(shared_address(left + slot));
+      mbarrier::arrive(shared_address(left + slot));
     });
     sums.store(params, channel, split * kPlaneRingSumWarps + warp - 1, products[warp - 1]);
   }

@@ -66,8 +66,7 @@ __global__ void __launch_bounds__(kRingThreads, 1) depthwise_row_ring(const __gr
     if (row < s.height) {
       position.wait(ring.full);
       pixels.read(ring.slots + position.slot * plan.slot_bytes + t.offset, s);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) mbarrier::arrive(ring.empty + 8 * position.slot);
+      mbarrier::arrive(ring.empty + 8 * position.slot);
       position.step(plan.slots);
     }
     float window[kRingWindow][kRingChannels], done[kRingColumns][kRingChannels];

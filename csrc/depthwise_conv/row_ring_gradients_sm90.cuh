@@ -95,8 +95,7 @@ __global__ void __launch_bounds__(kRingThreads, 1) depthwise_row_ring_gradients(
           for (int c = 0; c < kRingChannels; ++c) db[c] += window[j + kRingBeside][c];
       }
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0 && read >= 0) mbarrier::arrive(ring.empty + 8 * position.before(kRingTaps - 1, plan.slots));
+    if (read >= 0) mbarrier::arrive(ring.empty + 8 * position.before(kRingTaps - 1, plan.slots));
     ++read, position.step(plan.slots);
 #pragma unroll
     for (int a = 0; a < kRingTaps; ++a) rows[a] = a + 1 < kRingTaps ? rows[a + 1] : rows[a] + plan.slot_bytes == past_slots ? first_slot : rows[a] + plan.slot_bytes;

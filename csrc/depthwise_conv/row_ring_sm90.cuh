@@ -64,7 +64,7 @@ struct RingMemory {
   // All threads of the block call it.
   __device__ __forceinline__ void init(const RowRingPlan& plan) const {
     const int i = threadIdx.x, warps = plan.threads / 32;
-    if (i < plan.slots) mbarrier::init(full + 8 * i, 1), mbarrier::init(empty + 8 * i, warps);
+    if (i < plan.slots) mbarrier::init(full + 8 * i, 1), mbarrier::init(empty + 8 * i, 32 * warps);
     if (i < kPlaces) mbarrier::init(place_full + 8 * i, warps), mbarrier::init(place_empty + 8 * i, 1);
     mbarrier::init_fence();
     __syncthreads();
