@@ -83,6 +83,9 @@ def of_rows(rows: Rows) -> Estimate | Workload:
         return Estimate(False, "an empty tensor: nothing to gain")
     if value.device.type == "cpu":
         return Estimate(False, _NO_KERNEL)
+    summed = _sum_of_rows(rows)
+    if summed is not None:
+        return Estimate(False, f"Inductor computes it in the kernel of {g.describe(summed)}, which has each row at hand")
     end = len(rows.sizes) - 1
     kernel = _kernel(rows.reading, rows.expression.program, 1, [value.dtype])
     quantities = {**kernel.quantities, "written": float(math.prod(rows.sizes) * value.itemsize), "launches": 1.0}
@@ -92,6 +95,9 @@ def of_rows(rows: Rows) -> Estimate | Workload:
     neighbour = _fused_neighbour(rows.node, inside)
     if neighbour is not None:
         ours.append(stream(neighbour))
+    at_hand = _bytes_at_hand(rows)
+    if at_hand:
+        ours.append(dataclasses.replace(streamed(at_hand, value), around=True))
     described = streamed(quantities["read"] + quantities["written"], value)
     read = [leaf.node for leaf in rows.expression.leaves] if rows.is_relaid else []
     orders = {n: rows.order for n in read if g.value(n).shape == value.shape}
@@ -102,6 +108,23 @@ def of_rows(rows: Rows) -> Estimate | Workload:
 def _fused_neighbour(node: fx.Node, inside: Collection[fx.Node]) -> fx.Node | None:
     """Of the loops that Inductor computes beside ``node``, one that would be fused with it: what reads it too."""
     return next((n for n in g.fused_neighbours(node) if n > node and n not in inside), None)
+
+
+def _sum_of_rows(rows: Rows) -> fx.Node | None:
+    """A reduction of each row of a tensor of the same size that is read, as in a layer norm: Inductor computes both in one kernel."""
+    elements, columns = math.prod(rows.sizes), rows.sizes[-1]
+    for leaf in rows.expression.leaves:
+        made, count = g.through_views(leaf.node), math.prod(_sizes(leaf.node))
+        if count * columns == elements and g.is_fusable(made) and not expression.is_pointwise(made):
+            if any(g.is_tensor(x) and math.prod(_sizes(x)) == elements for x in made.all_input_nodes):
+                return made
+    return None
+
+
+def _bytes_at_hand(rows: Rows) -> float:
+    """Of what is read in full, that which loops of Inductor compute: these would compute the result along."""
+    full = {leaf.node for leaf in rows.expression.leaves if math.prod(_sizes(leaf.node)) == math.prod(rows.sizes)}
+    return float(sum(math.prod(rows.sizes) * g.value(n).itemsize for n in full if g.is_fusable(g.through_views(n))))
 
 
 #: Functions for which the hardware has an instruction of its own, and those that take many.

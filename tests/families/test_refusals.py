@@ -223,6 +223,8 @@ MADE_BY_OPERATORS = {"attention": {6}, "attention_backward": {12}, "matmul": {5}
 def test_tensors_may_lie_in_any_order(name, device):
     """Inductor lays out anew what it computes, what a forward keeps for the backward, too: an operator in the backward's graph must take
     it in another order than the one in which it was matched."""
+    if (name, device) == ("sdpa", "cuda"):
+        pytest.skip("a kernel for CPUs")
     op = getattr(ops, name).default
     for right in CALLS[name]:
         right = [tree_map_only(torch.Tensor, lambda t: (torch.rand_like(t) if t.is_floating_point() else t).to(device), a) for a in right]

@@ -341,6 +341,39 @@ def test_images_of_few_rows_are_left(kernels_for_every_device):
     assert found.pays is False and "images of 15 rows" in found.reason
 
 
+def of_rows(function, *inputs):
+    graph = traced(function, *inputs)
+    graph.eliminate_dead_code()  # which Inductor's decomposition of products leaves
+    (match,) = [m for n in graph.nodes if n.target in ComputedRows.anchors and isinstance(m := ComputedRows().match(n), Match)]
+    return ComputedRows().estimate(match)
+
+
+def test_rows_that_inductor_sums_up_are_left(kernels_for_every_device):
+    """A layer norm is one kernel of Inductor's: MLP-Mixer was slower in inference where its second half was computed here."""
+
+    def normalised(x, a, b, w):
+        return torch.mm(F.layer_norm(x, x.shape[-1:], a, b), w)
+
+    x, vector, w = (640, 48, bf16), (48, bf16), (48, 16, bf16)
+    found = of_rows(normalised, x, vector, vector, w)
+    assert found.pays is False and "var_mean" in found.reason
+    found = of_rows(lambda x, m, a, b, w: torch.mm((x - m) * a + b, w), x, (640, 1, bf16), vector, vector, w)
+    assert isinstance(found, Workload), "the means are there already"
+
+
+def test_what_inductor_has_at_hand_is_read_once_more(kernels_for_every_device):
+    def added(x, y, a, b, w):
+        z = torch.mm(x, w) + y
+        return z, torch.mm(z, w), torch.mm(z * a + b, w)
+
+    x, vector, w = (640, 48, bf16), (48, bf16), (48, 48, bf16)
+    found = of_rows(added, x, x, vector, vector, w)
+    assert [(work.kind, work.around) for work in found.ours] == [("computed rows", False), ("stream", True)]
+    assert found.ours[1].quantities["bytes"] == 640 * 48 * 2
+    found = of_rows(lambda x, a, b, w: torch.mm(torch.mm(x, w) * a + b, w), x, vector, vector, w)
+    assert [work.kind for work in found.ours] == ["computed rows"], "a library has computed what is read"
+
+
 def behind_a_convolution(monkeypatch, optimised, fn=lambda y, m, s: (y - m.view(-1, 1, 1)) * s.view(-1, 1, 1)):
     """The rows that are found behind a convolution of contiguous images, before another one."""
     monkeypatch.setattr(convolution_layout, "is_channels_last_optimised", lambda graph: optimised)
