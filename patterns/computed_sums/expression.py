@@ -29,7 +29,9 @@ aten, prims = torch.ops.aten, torch.ops.prims
 #: Dtypes of what programs read.
 READ = RESULTS | {torch.bool}
 _MOST_STATEMENTS = 64
-_MOST_NODES = 2 * _MOST_STATEMENTS  # casts and views among them; behind more no node is looked at, before Python recurses too deep
+#: Casts and views among them, a node once for each view of it that is read: behind more no node is looked at. Python does not recurse too
+#: deep then, nor is a node looked at over and over, by each of the paths through transposes that lead to it.
+_MOST_VALUES = 2 * _MOST_STATEMENTS
 _FULL = 0.5  # the part of all elements from which on a tensor counts as one that is read in full
 #: A tensor that Inductor makes is read where it is so many times smaller than what it is computed of: sums and a gradient would read
 #: that twice, instead of once, and this tensor is written once and read twice.
@@ -187,6 +189,7 @@ class _Reader:
         self._writer = Writer()
         self._leaves: dict[Leaf, str] = {}
         self._nodes: set[fx.Node] = set()
+        self._values = 0
         self._known: dict[tuple[fx.Node, tuple[fx.Node, ...]], str] = {}
 
     def read(self, results: Sequence[fx.Node]) -> Expression:
@@ -209,7 +212,7 @@ class _Reader:
 
     def compute(self, node: fx.Node, views: tuple[fx.Node, ...]) -> str:
         if node.target in _VIEWS:
-            self._nodes.add(node)
+            self.add(node)
             source = node.args[0]
             assert isinstance(source, fx.Node)
             is_broadcast = node.target is aten.expand.default and not views  # as programs read all they read
@@ -219,12 +222,12 @@ class _Reader:
         is_cut = self._cuts.is_one(node) or not self.is_viewed_alike(node, views) or self.is_small_and_unreadable(node)
         if is_cut and node not in self._stored:
             return self.leaf(Leaf(node, views))
-        if len(self._writer) >= _MOST_STATEMENTS or len(self._nodes) >= _MOST_NODES:
-            raise Unreadable(f"more than {_MOST_STATEMENTS} functions are computed", node)
+        if len(self._writer) >= _MOST_STATEMENTS or self._values >= _MOST_VALUES:
+            raise Unreadable(f"more than {_MOST_STATEMENTS} functions or {_MOST_VALUES} values are computed", node)
         dtype = g.value(node).dtype
         if dtype not in READ:
             raise Unreadable(f"{g.describe(node)} computes {dtype}: programs compute fp32 of 32 and 16 bits, and truth values", node)
-        self._nodes.add(node)
+        self.add(node)
         call = g.arguments(node)
         if node.target in _OTHERS:
             found = _OTHERS[node.target](self, node, call, views)
@@ -236,6 +239,11 @@ class _Reader:
             name = _SIMPLE.get(node.target) or _ON_TRUTH_VALUES[node.target]
             found = self._writer.call(name, *(self.argument(a, views) for a in call.values()))
         return self.rounded(self._writer.truth(found) if dtype is torch.bool else found, dtype)
+
+    def add(self, node: fx.Node) -> None:
+        """Notes that a value of a node is computed, or viewed, in the program."""
+        self._nodes.add(node)
+        self._values += 1
 
     def is_small_and_unreadable(self, node: fx.Node) -> bool:
         """Whether a small tensor is computed by numbers that are, as the count of a mean whose size is symbolic, or in other dtypes."""

@@ -220,6 +220,19 @@ def test_a_long_chain_is_left(kernels_for_every_device):
     assert reasons and all("more than 64 functions" in r for r in reasons)
 
 
+def test_transposes_of_transposes_are_not_followed_along_every_path(kernels_for_every_device):
+    """Each is read twice, so that 2^40 paths lead to the first."""
+
+    def doubled(x):
+        for _ in range(40):
+            x = x.t() * 0.5 + x
+        return x.sum(0)
+
+    (node,) = traced(doubled, (8, 8, f32)).find_nodes(op="call_function", target=aten.sum.dim_IntList)
+    answer = ComputedSums().match(node)
+    assert isinstance(answer, Reject) and "128 values" in answer.reason
+
+
 def test_sums_that_need_one_another_are_passes_of_their_own(interpreted, device):
     def twice(x, y):
         first = torch.tanh(x).sum(0)
