@@ -11,8 +11,8 @@ from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.factors import Folded
 from fusebackend.patterns.contraction.operands import Operand, is_in_order, operands
 from fusebackend.patterns.contraction.sites import Site
-from fusebackend.patterns.strided_bmm.layout import Layout, Strided, layout_of
-from fusebackend.patterns.strided_bmm.ops import ALIGNED_BYTES, DTYPES, MOST_FP32_TERMS, unavailable
+from fusebackend.patterns.strided_bmm.layout import Layout, Strided, begins_with_whole_vectors, layout_of
+from fusebackend.patterns.strided_bmm.ops import DTYPES, MOST_FP32_TERMS, unavailable
 from fusebackend.rewriting.pattern import Emitter
 
 
@@ -54,8 +54,7 @@ def _strided(operand: Operand) -> Strided | None:
     if isinstance(factor, Folded) or factor.is_computed or factor.dtype != operand.dtype or operand.scalings:
         return None
     value = factor.value
-    offset = value.storage_offset()
-    if not all(isinstance(n, int) for n in (*value.shape, *value.stride(), offset)) or offset * value.itemsize % ALIGNED_BYTES:
+    if not begins_with_whole_vectors(value):
         return None
     emitted = factor.emitted_axes(list(factor.axes))
     return Strided(dict(zip(factor.axes, emitted)), {d: value.stride(axis) for d, axis in factor.axes.items()})

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.strided_bmm.ops import plan_facts, refusal, strided_bmm
+from fusebackend.patterns.strided_bmm.ops import ALIGNED_BYTES, plan_facts, refusal, strided_bmm
 from fusebackend.rewriting.pattern import Emitter
 
 aten = torch.ops.aten
@@ -91,6 +91,13 @@ class Layout:
                 node = emitter.call(aten.permute.default, node, axes)
             nodes.append(emitter.call(aten.reshape.default, node, [outer, batch, size, terms]))
         return emitter.call(strided_bmm, *nodes, list(self.order))
+
+
+def begins_with_whole_vectors(value: torch.Tensor) -> bool:
+    """Whether sizes, strides and offset of a tensor are no symbols, and its data begin where the kernels can read."""
+    offset = value.storage_offset()
+    is_known = all(isinstance(n, int) for n in (*value.shape, *value.stride(), offset))
+    return is_known and offset * value.itemsize % ALIGNED_BYTES == 0
 
 
 def layout_of(

@@ -11,8 +11,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.sites import FOLLOWED
-from fusebackend.patterns.strided_bmm.layout import Layout, Strided, layout_of
-from fusebackend.patterns.strided_bmm.ops import ALIGNED_BYTES
+from fusebackend.patterns.strided_bmm.layout import Layout, Strided, begins_with_whole_vectors, layout_of
 from fusebackend.rewriting.pattern import Emitter
 
 aten = torch.ops.aten
@@ -87,7 +86,8 @@ def read(node: fx.Node) -> Site | None:
 
 
 def _read_operand(node: fx.Node) -> Operand | None:
-    """``node`` seen through the views behind a copy; as it is if there is none. None if its data do not begin in whole vectors."""
+    """``node`` seen through the views behind a copy; as it is if there is none, or it is not known how what was copied lies. None if the
+    data do not begin in whole vectors."""
     views, source = [], node
     while source.target in FOLLOWED and g.is_view(source):
         views.append(source)
@@ -95,7 +95,7 @@ def _read_operand(node: fx.Node) -> Operand | None:
         assert isinstance(before, fx.Node)
         source = before
     copied = source.args[0] if source.target is aten.clone.default else None
-    if isinstance(copied, fx.Node) and g.mutation_between(source, node) is None:
+    if isinstance(copied, fx.Node) and g.mutation_between(source, node) is None and begins_with_whole_vectors(g.value(copied)):
         value = g.value(copied)
         dims = [[d] if size != 1 else [] for d, size in enumerate(value.shape)]
         for view in reversed(views):
@@ -103,18 +103,15 @@ def _read_operand(node: fx.Node) -> Operand | None:
             if moved is None:
                 return None
             dims = moved
-        return _aligned(Operand(copied, source, tuple(_runs(value, axes) for axes in dims)))
+        return Operand(copied, source, tuple(_runs(value, axes) for axes in dims))
     value = g.value(node)
-    return _aligned(Operand(node, None, tuple(_runs(value, [d] if size != 1 else []) for d, size in enumerate(value.shape))))
+    if not begins_with_whole_vectors(value):
+        return None
+    return Operand(node, None, tuple(_runs(value, [d] if size != 1 else []) for d, size in enumerate(value.shape)))
 
 
 def _runs(value: torch.Tensor, axes: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
     return tuple((axis, value.shape[axis], value.stride(axis)) for axis in axes)
-
-
-def _aligned(operand: Operand) -> Operand | None:
-    value = g.value(operand.source)
-    return None if value.storage_offset() * value.itemsize % ALIGNED_BYTES else operand
 
 
 _Group = tuple[tuple[int, int, int], ...]

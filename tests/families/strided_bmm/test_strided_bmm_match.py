@@ -6,10 +6,11 @@ from families.traced_graphs import traced, traced_joint
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.bench import CASES
 from fusebackend.patterns.contraction.match import Contraction
 from fusebackend.patterns.permute.match import Permute
-from fusebackend.patterns.strided_bmm.layout import Strided, layout_of
+from fusebackend.patterns.strided_bmm.layout import Strided, begins_with_whole_vectors, layout_of
 from fusebackend.patterns.strided_bmm.match import StridedBmm
 from fusebackend.rewriting import apply
 
@@ -195,3 +196,18 @@ def test_a_copy_from_before_a_mutation_is_read():
                     node.meta["val"] = torch.empty_strided(value.shape, value.stride(), device="cuda")
         rewritten(graph, StridedBmm())
         assert len(calls(graph, op)) == (not mutates)
+
+
+def test_parts_of_symbolic_sizes_are_looked_at_without_guards():
+    def scores(x, y):
+        return torch.einsum("clhn,cshn->clsh", *(t[:2, :24, :8, :16] for t in (x, y)))
+
+    graph = traced(scores, (6, 40, 10, 48, bf16), (7, 41, 11, 49, bf16), dynamic=True)
+    x = next(g.value(n) for n in graph.nodes)
+    before = len(x.fake_mode.shape_env.guards)
+    assert not rewritten(graph, StridedBmm()).rejections  # nothing was raised
+    assert calls(graph, aten.bmm.default)
+    with x.fake_mode:
+        last = x.new_empty(16, x.shape[0]).as_strided((8,), (1,), x.shape[0])
+    assert not begins_with_whole_vectors(last)
+    assert len(x.fake_mode.shape_env.guards) == before
