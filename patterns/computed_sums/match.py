@@ -29,6 +29,8 @@ from fusebackend.patterns.computed_sums.ops import computed_rows, computed_sums,
 from fusebackend.patterns.computed_sums.reading import Reading
 from fusebackend.patterns.computed_sums.row_sites import ENDS, Rows
 from fusebackend.patterns.computed_sums.sites import SUMS, Site, read
+from fusebackend.patterns.contraction.factors import size_of
+from fusebackend.patterns.contraction.operands import merged
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Refusal, Reject, Workload
 
 aten = torch.ops.aten
@@ -147,17 +149,19 @@ def _compile(reading: Reading, program: str, outs: int, stored: Sequence[torch.d
 
 def _emit_sums(emitter: Emitter, site: Site) -> list[fx.Node]:
     _compile(site.reading, site.expression.program, len(site.sums))
-    inputs = [_flat(emitter, site, _input(emitter, site.order, leaf)) for leaf in site.expression.leaves]
+    inputs = [_input(emitter, site.order, leaf) for leaf in site.expression.leaves]
+    columns = len(site.order) - site.end
+    flat = [merged(emitter, x, [*[1] * site.end, columns]) for x in inputs]
     dtypes = [g.value(s.node).dtype for s in site.sums]
     batch, means = {"batch_dims": site.begin} if site.begin else {}, {"means": True} if site.is_mean else {}
-    made = emitter.call(computed_sums, inputs, site.expression.program, letters(dtypes), **batch, **means)
+    made = emitter.call(computed_sums, flat, site.expression.program, letters(dtypes), **batch, **means)
+    full = next(x for x in inputs if g.hints(g.value(x).shape) == site.sizes)
+    kept = [*range(site.begin), *range(site.end, len(site.order))]
+    shape = [size_of(emitter, full, axis) for axis in kept] if columns > 1 else []
     results = []
     for i, one in enumerate(site.sums):
         out = emitter.call(operator.getitem, made, i)
-        if len(one.order) - one.end > 1:
-            shape = g.value(one.source).shape
-            out = emitter.call(aten.reshape.default, out, [shape[d] for d in (*one.order[: one.begin], *one.order[one.end :])])
-        results.append(viewed(emitter, one, out))
+        results.append(viewed(emitter, one, emitter.call(aten.reshape.default, out, shape) if columns > 1 else out))
     return results
 
 
@@ -169,9 +173,3 @@ def _input(emitter: Emitter, order: Sequence[int], leaf: Leaf) -> fx.Node:
     for _ in range(len(order) - g.value(x).dim()):
         x = emitter.call(aten.unsqueeze.default, x, 0)
     return x if list(order) == sorted(order) else emitter.call(aten.permute.default, x, list(order))
-
-
-def _flat(emitter: Emitter, site: Site, x: fx.Node) -> fx.Node:
-    """With the dims that stay as one."""
-    end = site.end
-    return x if end == len(site.order) - 1 else emitter.call(aten.reshape.default, x, [*g.value(x).shape[:end], -1])

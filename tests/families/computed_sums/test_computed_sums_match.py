@@ -127,6 +127,17 @@ def test_symbolic_sizes_compile_once(interpreted, device, name):
     assert fusebackend.last_report().counts() == {"computed_sums": 1}
 
 
+@pytest.mark.parametrize("sizes", [(4, 6, 5, 33), (0, 6, 5, 33)])
+def test_columns_of_several_dims(interpreted, device, sizes):
+    """Of sizes that are symbols, or 0."""
+
+    def two(x, y):
+        return torch.tanh(x - y).sum(1), torch.tanh(x + y).sum((0, 1))
+
+    inputs = torch.randn(sizes, device=device), torch.randn(sizes[2:], device=device)
+    check(interpreted, two, *inputs, sums=2, dynamic=0 not in sizes)
+
+
 LEFT = {
     "a tensor that is there": lambda x: x.sum(0),
     "a product alone": lambda x: (x * x.flip(0)).sum(0),
