@@ -152,6 +152,10 @@ class _Cuts:
             self._is_cut[node] = cut
         return self._is_cut[node]
 
+    def is_stored(self, node: fx.Node) -> bool:
+        """Whether Inductor makes a pointwise node a tensor."""
+        return self._tensors.is_one(node)
+
     def below(self, node: fx.Node) -> frozenset[fx.Node]:
         """The tensors of which a pointwise node is computed."""
         if node not in self._below:
@@ -238,7 +242,7 @@ class _Reader:
                 raise Unreadable(f"{g.describe(node)} of {dtype} is not supported", node)
             name = _SIMPLE.get(node.target) or _ON_TRUTH_VALUES[node.target]
             found = self._writer.call(name, *(self.argument(a, views) for a in call.values()))
-        return self.rounded(self._writer.truth(found) if dtype is torch.bool else found, dtype)
+        return self._writer.truth(found) if dtype is torch.bool else self.rounded(found, node)
 
     def add(self, node: fx.Node) -> None:
         """Notes that a value of a node is computed, or viewed, in the program."""
@@ -253,9 +257,13 @@ class _Reader:
         arguments = [a for a in g.arguments(node).values() if isinstance(a, (fx.Node, torch.SymInt, torch.SymFloat))]
         return value.dtype not in READ or not all(map(g.is_tensor, arguments))
 
-    def rounded(self, name: str, dtype: torch.dtype) -> str:
-        """Inductor keeps fp32 between nodes of 16 bits, unless it is told to round as eager mode does."""
-        if dtype.itemsize != 2 or not inductor_config.emulate_precision_casts:
+    def rounded(self, name: str, node: fx.Node) -> str:
+        """Inductor keeps fp32 between nodes of 16 bits, unless it stores them, for the statistics of a norm or a softmax, say, which would
+        not be those of other numbers; or is told to round as eager mode does."""
+        dtype = g.value(node).dtype
+        if dtype.itemsize != 2 or node in self._stored:
+            return name
+        if not inductor_config.emulate_precision_casts and not self._cuts.is_stored(node):
             return name
         return self._writer.call("bf16" if dtype is torch.bfloat16 else "fp16", name)
 

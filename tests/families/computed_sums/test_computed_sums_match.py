@@ -284,6 +284,23 @@ ROWS = {
 }
 
 
+@pytest.mark.parametrize("terms", [4, 6])
+def test_rows_are_rounded_where_their_statistics_are(kernels_for_every_device, terms):
+    """Inductor stores a sum of more than four tensors in 16 bits before it takes its mean and its variance. In fp32 it would be another
+    tensor, of another mean."""
+
+    def normalised(w, *x):
+        total = functools.reduce(torch.add, x)
+        centred = total.float() - total.float().mean(0)
+        return torch.mm((centred * torch.rsqrt(centred.square().mean(0) + 1e-5)).to(bf16), w)
+
+    graph = traced(normalised, (40, 12, bf16), (100, 40, bf16), *[(40, bf16)] * (terms - 1))
+    (product,) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    match = ComputedRows().match(product.args[0])
+    assert isinstance(match, Match)
+    assert match.site.expression.program.count("bf16(") == (terms > 4)
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_spellings_of_rows(interpreted, device, name):
     inputs = (*(torch.randn(72, 40, device=device) for _ in range(2)), *(torch.randn(40, device=device) for _ in range(2)))
