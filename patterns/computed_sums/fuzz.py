@@ -27,7 +27,8 @@ def _computed(b: Builder) -> str | None:
             x = b.emit(b.pick(_OF_ONE).format(x)) or x
             continue
         shape = tuple(b[x].shape)
-        broadcast = b.pick((shape[-1:], shape[-1:], shape, (*shape[:-1], 1), (shape[0], *[1] * (len(shape) - 2), shape[-1])))
+        image = (shape[0], *[1] * (len(shape) - 2), shape[-1])
+        broadcast = b.pick((shape[-1:], shape[-1:], shape, (*shape[:-1], 1), image, shape[-2:]))
         other = b.operand(broadcast)
         x = b.emit(b.pick(_OF_TWO).format(*((x, other) if b.chance(70) else (other, x)))) or x
     return x
