@@ -26,6 +26,14 @@ class DeviceFacts:
     block_shared_bytes: int
     l2_bytes: int
 
+    def why_not(self, block_shared_bytes: int) -> str | None:
+        """Why it runs no kernels for compute capability 8.0 whose blocks need so much shared memory; None if it does."""
+        if self.capability[0] < 8:
+            return "a GPU of compute capability 8.0 or later is needed, this one has {}.{}".format(*self.capability)
+        if self.block_shared_bytes < block_shared_bytes:
+            return f"a GPU with {block_shared_bytes} bytes of shared memory a block is needed, this one has {self.block_shared_bytes}"
+        return None
+
 
 #: Of the GPU that tests without one imagine: an H200.
 IMAGINED = DeviceFacts("NVIDIA H200", (9, 0), 132, 228 << 10, 227 << 10, 50 << 20)

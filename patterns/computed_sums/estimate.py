@@ -122,7 +122,7 @@ def _sum_of_rows(rows: Rows) -> fx.Node | None:
 
 
 def _bytes_at_hand(rows: Rows) -> float:
-    """Of what is read in full, that which loops of Inductor compute: these would compute the result along."""
+    """Bytes of the tensors read in full that Inductor's own loops compute: these would compute the result along, and not read them."""
     full = {leaf.node for leaf in rows.expression.leaves if math.prod(_sizes(leaf.node)) == math.prod(rows.sizes)}
     return float(sum(math.prod(rows.sizes) * g.value(n).itemsize for n in full if g.is_fusable(g.through_views(n))))
 

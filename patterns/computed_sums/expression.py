@@ -258,8 +258,8 @@ class _Reader:
         return value.dtype not in READ or not all(map(g.is_tensor, arguments))
 
     def rounded(self, name: str, node: fx.Node) -> str:
-        """Inductor keeps fp32 between nodes of 16 bits, unless it stores them, for the statistics of a norm or a softmax, say, which would
-        not be those of other numbers; or is told to round as eager mode does."""
+        """The value of ``node`` as Inductor has it: in fp32 between nodes of 16 bits, and rounded where it stores a node, or is told to
+        round as eager mode does. A norm's statistics are taken of what was stored: they do not fit to unrounded numbers."""
         dtype = g.value(node).dtype
         if dtype.itemsize != 2 or node in self._stored:
             return name

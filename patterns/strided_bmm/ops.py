@@ -51,12 +51,7 @@ def unavailable(device: torch.device) -> str | None:
     missing = loader.load().why_not(device, strided_bmm)
     if missing or device.type != "cuda":
         return missing or "strided products are computed on GPUs"
-    facts, needed = device_facts(device), ops.ask("strided_bmm_shared_bytes", default=0)
-    if facts.capability[0] < 8:
-        return "a GPU of compute capability 8.0 or later is needed, this one has {}.{}".format(*facts.capability)
-    if facts.block_shared_bytes < needed:
-        return f"a GPU with {needed} bytes of shared memory a block is needed, this one has {facts.block_shared_bytes}"
-    return None
+    return device_facts(device).why_not(ops.ask("strided_bmm_shared_bytes", default=0))
 
 
 def plan_facts(

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from families.sums_in_fp32 import assert_rounded_once
 
 from fusebackend.patterns.small_bmm.ops import DTYPES, most_size, plan_facts
 
@@ -34,12 +35,10 @@ def operands(batch, m, n, k, transposed=(False, False), device="cpu", dtype=f32)
 
 
 def check(a, b):
-    """Each element has the error of one rounding, and of a sum in fp32 of its terms."""
     got = op(a, b)
     exact, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
     assert got.shape == exact.shape and got.dtype == a.dtype and got.is_contiguous()
-    bound = torch.finfo(a.dtype).eps / 2 * exact.abs() + a.shape[2] * torch.finfo(f32).eps / 2 * magnitude + torch.finfo(a.dtype).tiny
-    assert bool(((got.double() - exact).abs() <= bound * 1.001).all())
+    assert_rounded_once(got, exact, magnitude, a.shape[2])
     return got
 
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from families.sums_in_fp32 import assert_rounded_once
 from torch._subclasses import FakeTensorMode
 
 from fusebackend.patterns.strided_bmm.ops import DTYPES, plan_facts, reference, refusal
@@ -34,13 +35,11 @@ def operands(sizes, x_order, y_order, device="cpu", dtype=f32):
 
 
 def check(x, y, order):
-    """Each element has the error of one rounding, and of a sum in fp32 of its terms."""
     got = op(x, y, order)
     exact, magnitude = x.double() @ y.double().mT, x.double().abs() @ y.double().abs().mT
     assert got.shape == exact.shape and got.dtype == x.dtype
     assert got.permute(order).is_contiguous()
-    bound = torch.finfo(x.dtype).eps / 2 * exact.abs() + x.shape[3] * torch.finfo(f32).eps / 2 * magnitude + torch.finfo(x.dtype).tiny
-    assert bool(((got.double() - exact).abs() <= bound * 1.001).all())
+    assert_rounded_once(got, exact, magnitude, x.shape[3])
     return got
 
 
