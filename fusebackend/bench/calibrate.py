@@ -123,7 +123,9 @@ def _time(
 def _write(provenance: Mapping[str, Any], measured: Sequence[Measured], is_part: bool, output: Path | None) -> None:
     host = {way: [m.us for m in measured if m.family == HOST and m.way == way] for way in ("ours", "inductor")}
     call = round(max(0.0, min(host["ours"], default=0.0) - min(host["inductor"], default=0.0)), 2)
-    models = {k: dataclasses.asdict(m) for k, m in fit_times.fit_all([m for m in measured if m.family != HOST]).items()}
+    bases = calibration.bases(provenance["type"], provenance["properties"])
+    fitted = fit_times.fit_all([m for m in measured if m.family != HOST], bases=bases)
+    models = {k: dataclasses.asdict(m) for k, m in fitted.items()}
     if not models:
         raise CommandError(f"too few sites were timed to fit anything ({_count(measured)}): give it more --minutes")
     print(table(models))

@@ -25,6 +25,7 @@ from unittest import mock
 import torch
 from torch._inductor.output_code import CompiledFxGraph
 
+from fusebackend.backend import fuse
 from fusebackend.bench.case import Case
 from fusebackend.bench.case_lists import CPU_SCALE
 from fusebackend.bench.kernel_time import KernelTimer
@@ -76,6 +77,7 @@ class Failure:
 
     @classmethod
     def of(cls, family: str, error: Exception) -> Failure:
+        error = getattr(error, "inner_exception", error)  # Dynamo's says only which backend it was
         return cls(f"{family}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
 
 
@@ -272,7 +274,7 @@ def _prepare(family: str, case: Case, dynamic: bool, device: torch.device) -> _P
         work = Work(kind, {"bytes": 2.0 * n.numel() * n.itemsize}, {"log2 itemsize": log2(n.itemsize)})
         prepared.kernels["inductor"] = [[work]]
     else:
-        prepared.calls["ours"], found = _compiled(case, "ours", device, {"backend": "fuse", **how})
+        prepared.calls["ours"], found = _compiled(case, "ours", device, {"backend": fuse, **how})
         if case.backward:
             prepared.whole_step = any(len(recorded.graphs) > 1 for recorded in found)
             found = [recorded for recorded in found if prepared.whole_step or "backward" in recorded.graphs]
@@ -309,7 +311,7 @@ def _host_call(device: torch.device) -> _Prepared:
     """A sum so small that its calls take as long as the host needs."""
     case = Case("a call", lambda x, y: x.t() + y, lambda device: (torch.ones(24, 8, device=device), torch.ones(8, 24, device=device)))
     prepared = _Prepared(HOST, case, case.name)
-    for way, how in (("ours", {"backend": "fuse"}), ("inductor", {})):
+    for way, how in (("ours", {"backend": fuse}), ("inductor", {})):
         prepared.calls[way], _ = _compiled(case, way, device, how)
         prepared.kernels[way] = []
     return prepared

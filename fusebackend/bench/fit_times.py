@@ -9,9 +9,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fusebackend.bench.calibration_sites import Measured
@@ -116,25 +117,40 @@ def _parts(sites: Sequence[_Together], models: Mapping[str, TimeModel]) -> dict[
     return dict(found)
 
 
-def fit_all(measured: Sequence[Measured], known: Mapping[str, TimeModel] | None = None) -> dict[str, TimeModel]:
-    """A model for each kind of work that has enough sites; ``known``: models of kinds that are not fitted again."""
+def fit_all(
+    measured: Sequence[Measured], known: Mapping[str, TimeModel] | None = None, bases: Mapping[str, TimeModel] | None = None
+) -> dict[str, TimeModel]:
+    """A model for each kind of work that has enough sites.
+
+    Args:
+        known: models of kinds that are not fitted again.
+        bases: models of another device, with rates that are a guess at this one's, to begin with where that errs less.
+    """
     models: dict[str, TimeModel] = dict(known or {})
     while True:
         new = samples(measured, models)
         if not new:
             return {k: m for k, m in models.items() if k not in (known or {})}
-        models |= {kind: fit(found) for kind, found in new.items()}
+        models |= {kind: fit(found, (bases or {}).get(kind)) for kind, found in new.items()}
 
 
-def fit(found: Sequence[Sample]) -> TimeModel:
-    """The model of one kind."""
+def fit(found: Sequence[Sample], basis: TimeModel | None = None) -> TimeModel:
+    """The model of one kind: with a basis or without, whichever errs least on sites that it was not fitted to."""
+    ways: list[Callable[[Sequence[Sample]], TimeModel]] = [_fit_once]
+    if basis is not None:  # few sites tell how fast the device is, but not how that depends on shapes
+        ways += [functools.partial(_fit_once, basis=basis), functools.partial(_fit_rates, basis=basis)]
+    return min((_judged(found, way) for way in ways), key=lambda model: model.error)
+
+
+def _judged(found: Sequence[Sample], way: Callable[[Sequence[Sample]], TimeModel]) -> TimeModel:
+    """The model that ``way`` fits to all, with its errors on what it did not see."""
     numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
     sites = dict.fromkeys(s.site for s in found)
     fold_of = dict(zip(sites, _shuffled(len(sites))))
     folds = numpy.array([fold_of[s.site] for s in found])
     errors, deviations = numpy.full(len(found), numpy.nan), numpy.zeros(len(found))
     for fold in range(_FOLDS):
-        model = _fit_once([s for s, f in zip(found, folds) if f != fold])
+        model = way([s for s, f in zip(found, folds) if f != fold])
         for i in numpy.flatnonzero(folds == fold):
             with contextlib.suppress(Unfit):  # the only site with some quantity
                 work = min(found[i].ways, key=model.physical)
@@ -144,8 +160,7 @@ def fit(found: Sequence[Sample]) -> TimeModel:
     # The least noise under which the trees' deviations explain the errors evenly, then how many of these the interval takes.
     noise = float(numpy.median(numpy.abs(errors)))
     spread = float(numpy.quantile(numpy.abs(errors) / numpy.hypot(deviations, noise), 2 * _INSIDE - 1))
-    whole = _fit_once(found)
-    return dataclasses.replace(whole, spread=spread, noise=noise, count=len(found), error=float(numpy.abs(errors).mean()))
+    return dataclasses.replace(way(found), spread=spread, noise=noise, count=len(found), error=float(numpy.abs(errors).mean()))
 
 
 def _shuffled(count: int) -> Any:
@@ -155,26 +170,19 @@ def _shuffled(count: int) -> Any:
     return folds
 
 
-def _fit_once(found: Sequence[Sample]) -> TimeModel:
+def _fit_once(found: Sequence[Sample], basis: TimeModel | None = None) -> TimeModel:
     numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
     ensemble: Any = optional("sklearn.ensemble", "fitting a calibration", "calibrate")
-    physical = _fit_rates(found)
+    physical = _fit_rates(found, basis)
     works = [min(s.ways, key=physical.physical) for s in found]
     base = [physical.physical(w) for w in works]
     points = [features(w, b) for w, b in zip(works, base)]
     names = sorted({n for p in points for n in p})
     X = numpy.array([[p.get(n, 0.0) for n in names] for p in points])
-    y = numpy.log([s.us for s in found]) - numpy.log(base)
+    y = numpy.log([s.us for s in found]) - numpy.log(base) - [physical.correction(w)[0] for w in works]
     forest = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=_LEAST_IN_LEAF, max_features=0.7, random_state=0).fit(X, y)
-    shapes = {n: [w.shape.get(n, 0.0) for w in works] for n in sorted({n for w in works for n in w.shape})}
-    seen = {n: [round(min(values), 3), round(max(values), 3)] for n, values in shapes.items()}
     trees = json.dumps([_as_lists(e.tree_, 0) for e in forest.estimators_], separators=(",", ":"))
-    rates, guessed = dict(physical.rates), []
-    for name in sorted({n for w in works for n in w.quantities} - set(rates)):
-        if "bytes" in name and "bytes" in rates:
-            rates[name] = rates["bytes"]
-            guessed.append(name)
-    return dataclasses.replace(physical, features=names, trees=trees, seen=seen, rates=rates, guessed=guessed)
+    return dataclasses.replace(physical, features=names, trees=trees)
 
 
 def _as_lists(tree: Any, node: int) -> Any:
@@ -184,35 +192,49 @@ def _as_lists(tree: Any, node: int) -> Any:
     return [int(tree.feature[node]), float(f"{tree.threshold[node]:.5g}"), low, high]
 
 
-def _fit_rates(found: Sequence[Sample]) -> TimeModel:
+def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None) -> TimeModel:
+    """The rates alone: with a basis near its own, and times its correction."""
     numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
     optimize: Any = optional("scipy.optimize", "fitting a calibration", "calibrate")
     names = sorted({n for s in found for w in s.ways for n, q in w.quantities.items() if q > 0})
     most = max(len(s.ways) for s in found)
-    amounts = numpy.full((len(found), most, len(names)), numpy.nan)
+    amounts, corrections = numpy.full((len(found), most, len(names)), numpy.nan), numpy.zeros((len(found), most))
     for i, s in enumerate(found):
         for j, w in enumerate(s.ways):
             amounts[i, j] = [w.quantities.get(n, 0.0) for n in names]
+            with contextlib.suppress(Unfit):  # a quantity that was not met there
+                corrections[i, j] = basis.correction(w)[0] if basis is not None else 0.0
     us = numpy.array([s.us for s in found])
     log_us = numpy.log(us)
     # Begin with each quantity explaining the slowest tenth of what it occurs in.
     typical = numpy.array(
         [numpy.nanquantile(numpy.where(amounts[:, 0, k] > 0, amounts[:, 0, k] / us, numpy.nan), 0.9) for k in range(len(names))]
     )
+    begin = numpy.concatenate([[math.log(max(us.min() * 0.9, 1e-3)), 0.0], numpy.log(typical) + 0.7])
+    near = numpy.zeros(len(begin))  # how much a logarithm's distance from the basis counts, where one site's error counts 1
+    if basis is not None:
+        begin[:2], near[:2] = [math.log(max(basis.start, 1e-3)), math.log(max(basis.power - 1, 1e-3))], 1.0
+        for k, name in enumerate(names):
+            if name in basis.rates:
+                begin[2 + k], near[2 + k] = math.log(basis.rates[name]), 1.0
 
-    def predicted(parameters: Any) -> Any:
+    def errors(parameters: Any) -> Any:
         start, power = numpy.exp(parameters[0]), 1 + numpy.exp(parameters[1])
         terms = amounts / numpy.exp(parameters[2:])
         largest = numpy.maximum(terms.max(axis=2, keepdims=True), 1e-9)
         sums = largest[..., 0] * ((terms / largest) ** power).sum(axis=2) ** (1 / power)
-        return numpy.log(start + numpy.nanmin(sums, axis=1))
+        expected = numpy.nanmin(numpy.log(start + sums) + corrections, axis=1)
+        return numpy.concatenate([expected - log_us, near * (parameters - begin)])
 
-    begin = numpy.concatenate([[math.log(max(us.min() * 0.9, 1e-3)), 0.0], numpy.log(typical) + 0.7])
     limits = begin - 12, begin + 12
-    limits[1][0] = math.log(us.min())
-    best = optimize.least_squares(
-        lambda p: predicted(p) - log_us, numpy.minimum(begin, limits[1] - 1e-6), bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=200
-    )
+    limits[1][0] = max(math.log(us.min()), begin[0] if basis is not None else -math.inf)
+    best = optimize.least_squares(errors, numpy.minimum(begin, limits[1] - 1e-6), bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=200)
     start, power = math.exp(best.x[0]), 1 + math.exp(best.x[1])
     rates = {n: float(f"{math.exp(r):.5g}") for n, r in zip(names, best.x[2:])}
-    return TimeModel(float(f"{start:.4g}"), rates, float(f"{power:.4g}"))
+    model = TimeModel(float(f"{start:.4g}"), rates, float(f"{power:.4g}"), basis=basis)
+    works = [min(s.ways, key=model.physical) for s in found]
+    guesses = {n: rates["bytes"] for w in works for n in w.quantities if "bytes" in n and "bytes" in rates}
+    guesses |= {n: float(f"{rate:.5g}") for n, rate in (basis.rates if basis is not None else {}).items()}
+    shapes = {n: [w.shape.get(n, 0.0) for w in works] for n in sorted({n for w in works for n in w.shape})}
+    seen = {n: [round(min(values), 3), round(max(values), 3)] for n, values in shapes.items()}
+    return dataclasses.replace(model, rates=guesses | rates, guessed=sorted(set(guesses) - set(rates)), seen=seen)

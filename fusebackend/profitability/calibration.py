@@ -136,11 +136,27 @@ def _widened(known: Calibration, running: str) -> Calibration:
     return dataclasses.replace(known, widened=widened)
 
 
-def _prior(other: Calibration, kind: str, running: str) -> Calibration:
-    """What is known of another device, as a guess at this one: times are scaled by the geometric mean of what the driver says of both."""
-    properties = device_properties(torch.device(kind))
+def bases(kind: str, properties: Mapping[str, float]) -> dict[str, TimeModel]:
+    """By kind of work, the shipped model of the device most like one with these properties, with rates that are a guess at that one's: to
+    begin a fit with. Models that have a basis are none."""
+    shipped = [c for path in sorted(FOLDER.glob("*.json")) if (found := _read(path)) is not None and found[0] == kind for c in found[1:]]
+    known: dict[str, TimeModel] = {}
+    for other in sorted(shipped, key=lambda c: abs(math.log(_scale(c, properties)))):
+        for name, model in other.models.items():
+            if model.basis is None:
+                known.setdefault(name, model.scaled(_scale(other, properties)))
+    return known
+
+
+def _scale(other: Calibration, properties: Mapping[str, float]) -> float:
+    """A time on a device with these properties over that on another: the geometric mean of what the driver says of both."""
     ratios = [math.log(value / properties[name]) for name, value in other.properties.items() if properties.get(name, 0) > 0]
-    scale = math.exp(sum(ratios) / len(ratios)) if ratios else 1.0
+    return math.exp(sum(ratios) / len(ratios)) if ratios else 1.0
+
+
+def _prior(other: Calibration, kind: str, running: str) -> Calibration:
+    """What is known of another device, as a guess at this one."""
+    scale = _scale(other, device_properties(torch.device(kind)))
     widened = _OTHER_DEVICE if running and other.architecture == running else _OTHER_KERNELS
     return dataclasses.replace(other, widened=widened, scale=scale, is_prior=True)
 

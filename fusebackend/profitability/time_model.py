@@ -3,11 +3,13 @@
     time = start + (sum_i (quantity_i / rate_i)^p)^(1/p), all times exp(correction)
 
 What limits a kernel, the memory, the caches, the arithmetic, overlaps with the rest: ``p`` says how well. The correction is the mean of
-regression trees (P. Geurts, D. Ernst, L. Wehenkel, Extremely randomized trees, 2006); how far the trees differ says how sure it is.
+regression trees (P. Geurts, D. Ernst, L. Wehenkel, Extremely randomized trees, 2006); how far the trees differ says how sure it is. Where
+sites of another device explain this one's, their correction is added.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -42,6 +44,8 @@ class TimeModel:
         spread: half the interval's width, as a logarithm, is this many times the trees' standard deviation and ``noise``, added as squares.
         noise: the error that is left where the trees agree, as a logarithm.
         count, error: how many sites it was fitted to, and the mean error on sites that it was not fitted to, as a logarithm.
+        basis: a model of this kind on another device, or under another torch, whose correction goes before this one's: how shapes make
+            kernels slower than their rates say differs less between GPUs than the rates do. It has no basis itself.
     """
 
     start: float
@@ -55,10 +59,16 @@ class TimeModel:
     noise: float = 0.0
     count: int = 0
     error: float = 0.0
+    basis: TimeModel | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TimeModel:
-        return cls(**data)
+        basis = data.get("basis")
+        return cls(**{**data, "basis": None if basis is None else cls.from_json(basis)})
+
+    def scaled(self, scale: float) -> TimeModel:
+        """This model of a device that takes ``scale`` times as long for everything."""
+        return dataclasses.replace(self, start=self.start * scale, rates={name: rate / scale for name, rate in self.rates.items()})
 
     def physical(self, work: Work) -> float:
         """Microseconds by the rates alone.
@@ -81,15 +91,27 @@ class TimeModel:
         Raises:
             Unfit: as for :meth:`physical`.
         """
-        physical = self.physical(work)
+        correction, deviation = self.correction(work)
+        half_width = widened * self._unlike(work) * self.spread * math.hypot(deviation, self.noise)
+        return Interval.around(self.physical(work) * math.exp(correction), half_width)
+
+    def correction(self, work: Work) -> tuple[float, float]:
+        """The logarithm by which the work takes longer than its rates say, and how far the trees differ about it.
+
+        Raises:
+            Unfit: as for :meth:`physical`.
+        """
         values = [0.0]
         if self.trees:
-            known = features(work, physical)
+            known = features(work, self.physical(work))
             point = [known.get(name, 0.0) for name in self.features]
             values = [_evaluate(tree, point) for tree in self._forest]
-        deviation = statistics.pstdev(values) if len(values) > 1 else 0.0
-        half_width = widened * self._unlike(work) * self.spread * math.hypot(deviation, self.noise)
-        return Interval.around(physical * math.exp(statistics.fmean(values)), half_width)
+        mean, deviation = statistics.fmean(values), statistics.pstdev(values)
+        if self.basis is not None:
+            with contextlib.suppress(Unfit):  # a quantity that was not met there
+                other_mean, other_deviation = self.basis.correction(work)
+                return mean + other_mean, math.hypot(deviation, other_deviation)
+        return mean, deviation
 
     @functools.cached_property
     def _forest(self) -> list[Tree]:

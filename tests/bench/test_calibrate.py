@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -134,6 +135,59 @@ def test_a_quantity_that_one_site_alone_has_does_not_stop_the_fit():
     work = found[3].ways[0]
     found[3] = Sample([Work(work.kind, {**work.quantities, "sorts": 1e4}, work.shape)], found[3].us + 100)
     assert set(fit_times.fit(found).rates) == {*RATES, "sorts"}
+
+
+# ---- the basis: another device's model ----
+
+
+def slower(found, times):
+    return [Sample(s.ways, s.us * times) for s in found]
+
+
+def test_few_sites_and_what_is_known_of_another_device_tell_how_shapes_matter():
+    """Of a device half as fast, whose kernels lose as much for short runs."""
+    other = fit_times.fit(samples(400, noise=0.02, hidden=0.7))
+    few = slower(samples(LEAST_SITES + 4, seed=2, noise=0.02, hidden=0.7), 2)
+    unseen = [(w, 2 * us) for w, us in drawn(100, seed=1, noise=0, hidden=0.7)]
+
+    def mean_error(model):
+        return sum(abs(math.log(model.time(w).expected / us)) for w, us in unseen) / len(unseen)
+
+    begun, alone = fit_times.fit(few, other.scaled(1.6)), fit_times.fit(few)
+    assert begun.basis is not None and alone.basis is None
+    assert mean_error(begun) < 0.12 and 1.5 * mean_error(begun) < mean_error(alone)
+
+
+def test_a_basis_that_misleads_is_not_taken():
+    other = fit_times.fit(samples(400, noise=0.02, hidden=-3.0))
+    found = samples(150, noise=0.02)
+    assert fit_times.fit(found, other) == fit_times.fit(found)
+
+
+def test_what_the_basis_alone_knows_is_a_guess():
+    other = TimeModel(START, {**RATES, "sorts": 10.0}, POWER)
+    model = fit_times.fit(samples(30, noise=0.02), other)
+    assert model.rates["sorts"] == 10.0 and "sorts" in model.guessed
+
+
+def test_a_fit_begins_with_the_nearest_of_those_that_ship(monkeypatch, timed, own_calibrations, tmp_path):
+    """Scaled by what the driver says of both; models that have a basis themselves are none."""
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    monkeypatch.setattr(calibration, "FOLDER", folder)
+    plain, nested = TimeModel(8.0, {"bytes": 100.0}, 2.0), TimeModel(1.0, {"bytes": 1.0}, 2.0, basis=TimeModel(1.0, {}, 2.0))
+    for name, threads, models in (("near", 1.0, {"a": plain, "b": nested}), ("far", 32.0, {"a": nested, "b": plain, "c": plain})):
+        data = {**PROVENANCE, "device": name, "sites": 9, "call": 0.0, "properties": {"threads": threads}}
+        (folder / f"{name}.json").write_text(json.dumps({**data, "models": {k: dataclasses.asdict(m) for k, m in models.items()}}))
+    found = calibration.bases("cpu", {"threads": 2.0})
+    starts = {kind: m.start for kind, m in found.items()}
+    assert starts == {"a": 4.0, "b": pytest.approx(128), "c": pytest.approx(128)} and found["a"].rates == {"bytes": 200.0}
+    assert calibration.bases("cuda", {}) == {}
+    assert main(["calibrate", "--from", str(timed(sites(40, kind="a")))]) == 0
+    _, written = calibration._read(own_calibrations / "own.json")
+    work = sites(1, kind="a")[0].kernels[0][0]
+    fitted = fit_times.fit([Sample(m.kernels[0], m.us) for m in sites(40, kind="a")], found["a"])
+    assert written.models["a"].time(work) == fitted.time(work)
 
 
 # ---- files ----
