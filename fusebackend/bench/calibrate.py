@@ -123,7 +123,11 @@ def _time(
 def _write(provenance: Mapping[str, Any], measured: Sequence[Measured], is_part: bool, output: Path | None) -> None:
     host = {way: [m.us for m in measured if m.family == HOST and m.way == way] for way in ("ours", "inductor")}
     call = round(max(0.0, min(host["ours"], default=0.0) - min(host["inductor"], default=0.0)), 2)
-    bases = calibration.bases(provenance["type"], provenance["properties"])
+    known = calibration.shipped(
+        *(provenance[n] for n in ("type", "device", "torch_version", "properties")), provenance.get("architecture", "")
+    )
+    # A basis stands by itself, so that calibrations do not grow by each other.
+    bases = {k: m for models in reversed(known) for k, m in models.items() if m.basis is None}
     fitted = fit_times.fit_all([m for m in measured if m.family != HOST], bases=bases)
     models = {k: dataclasses.asdict(m) for k, m in fitted.items()}
     if not models:
@@ -132,6 +136,8 @@ def _write(provenance: Mapping[str, Any], measured: Sequence[Measured], is_part:
     path = output or calibration.own_file(provenance["device"], provenance["torch_version"])
     if is_part and path.is_file():
         models = json.loads(path.read_text())["models"] | models
+    for others in known:  # kinds of which too few sites were drawn
+        models = {k: dataclasses.asdict(m) for k, m in others.items()} | models
     path.write_text(json.dumps({**provenance, "sites": _count(measured), "call": call, "models": models}, indent=1) + "\n")
     calibration.forget()
     print(f"{_count(measured)} sites of {provenance['device']}, torch {provenance['torch_version']}: {path}")

@@ -139,7 +139,14 @@ def fit(found: Sequence[Sample], basis: TimeModel | None = None) -> TimeModel:
     ways: list[Callable[[Sequence[Sample]], TimeModel]] = [_fit_once]
     if basis is not None:  # few sites tell how fast the device is, but not how that depends on shapes
         ways += [functools.partial(_fit_once, basis=basis), functools.partial(_fit_rates, basis=basis)]
-    return min((_judged(found, way) for way in ways), key=lambda model: model.error)
+    model = min((_judged(found, way) for way in ways), key=lambda model: model.error)
+    return model if basis is None else _guessing(model, basis.rates)
+
+
+def _guessing(model: TimeModel, rates: Mapping[str, float]) -> TimeModel:
+    """The model with guesses at the rates that it lacks."""
+    guessed = sorted({*model.guessed, *(set(rates) - set(model.rates))})
+    return dataclasses.replace(model, rates={**{n: float(f"{rate:.5g}") for n, rate in rates.items()}, **model.rates}, guessed=guessed)
 
 
 def _judged(found: Sequence[Sample], way: Callable[[Sequence[Sample]], TimeModel]) -> TimeModel:
@@ -150,11 +157,11 @@ def _judged(found: Sequence[Sample], way: Callable[[Sequence[Sample]], TimeModel
     folds = numpy.array([fold_of[s.site] for s in found])
     errors, deviations = numpy.full(len(found), numpy.nan), numpy.zeros(len(found))
     for fold in range(_FOLDS):
-        model = way([s for s, f in zip(found, folds) if f != fold])
+        model = dataclasses.replace(way([s for s, f in zip(found, folds) if f != fold]), spread=1.0)
         for i in numpy.flatnonzero(folds == fold):
             with contextlib.suppress(Unfit):  # the only site with some quantity
                 work = min(found[i].ways, key=model.physical)
-                time = dataclasses.replace(model, spread=1.0).time(work)
+                time = model.time(work)
                 errors[i], deviations[i] = math.log(time.expected / found[i].us), time.half_width
     errors, deviations = errors[~numpy.isnan(errors)], deviations[~numpy.isnan(errors)]
     # The least noise under which the trees' deviations explain the errors evenly, then how many of these the interval takes.
@@ -234,7 +241,6 @@ def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None) -> TimeM
     model = TimeModel(float(f"{start:.4g}"), rates, float(f"{power:.4g}"), basis=basis)
     works = [min(s.ways, key=model.physical) for s in found]
     guesses = {n: rates["bytes"] for w in works for n in w.quantities if "bytes" in n and "bytes" in rates}
-    guesses |= {n: float(f"{rate:.5g}") for n, rate in (basis.rates if basis is not None else {}).items()}
     shapes = {n: [w.shape.get(n, 0.0) for w in works] for n in sorted({n for w in works for n in w.shape})}
     seen = {n: [round(min(values), 3), round(max(values), 3)] for n, values in shapes.items()}
-    return dataclasses.replace(model, rates=guesses | rates, guessed=sorted(set(guesses) - set(rates)), seen=seen)
+    return _guessing(dataclasses.replace(model, seen=seen), guesses | (dict(basis.rates) if basis is not None else {}))

@@ -122,30 +122,31 @@ def _find(kind: str, name: str, own: Path | None) -> Calibration | None:
     ]
     of_kind = [c for device, c in found if device == kind]
     running = architecture(kind)
-    here = [_widened(c, running) for c in of_kind if c.device == name]
+    here = [_widened(c, running, torch.__version__) for c in of_kind if c.device == name]
     if here:
         return min(here, key=lambda c: c.widened)
-    return min((_prior(c, kind, running) for c in of_kind), key=lambda c: (c.widened, abs(math.log(c.scale))), default=None)
+    properties = device_properties(torch.device(kind))
+    return min((_prior(c, properties, running) for c in of_kind), key=lambda c: (c.widened, abs(math.log(c.scale))), default=None)
 
 
-def _widened(known: Calibration, running: str) -> Calibration:
+def _widened(known: Calibration, running: str, torch_version: str) -> Calibration:
     """What is known of this device, under the torch and with the kernels that it was made with, or others."""
-    widened = 1.0 if _minor(known.torch_version) == _minor(torch.__version__) else _OTHER_TORCH
+    widened = 1.0 if _minor(known.torch_version) == _minor(torch_version) else _OTHER_TORCH
     if known.architecture and running and known.architecture != running:
         widened = _OTHER_KERNELS
     return dataclasses.replace(known, widened=widened)
 
 
-def bases(kind: str, properties: Mapping[str, float]) -> dict[str, TimeModel]:
-    """By kind of work, the shipped model of the device most like one with these properties, with rates that are a guess at that one's: to
-    begin a fit with. Models that have a basis are none."""
-    shipped = [c for path in sorted(FOLDER.glob("*.json")) if (found := _read(path)) is not None and found[0] == kind for c in found[1:]]
-    known: dict[str, TimeModel] = {}
-    for other in sorted(shipped, key=lambda c: abs(math.log(_scale(c, properties)))):
-        for name, model in other.models.items():
-            if model.basis is None:
-                known.setdefault(name, model.scaled(_scale(other, properties)))
-    return known
+def shipped(kind: str, device: str, torch_version: str, properties: Mapping[str, float], architecture: str) -> list[dict[str, TimeModel]]:
+    """What the calibrations that ship say of a device, by kind of work, the most likely first: that of the device itself, and guesses by
+    others, with rates that are scaled and intervals that are as wide as :func:`of_device` makes them."""
+    files = [found for path in sorted(FOLDER.glob("*.json")) if (found := _read(path)) is not None]
+    guesses = []
+    for other in [c for of_kind, c in files if of_kind == kind]:
+        known = _widened(other, architecture, torch_version) if other.device == device else _prior(other, properties, architecture)
+        guesses.append(known)
+    guesses.sort(key=lambda c: (c.widened, abs(math.log(c.scale))))
+    return [{name: m.scaled(c.scale, c.widened) for name, m in c.models.items()} for c in guesses]
 
 
 def _scale(other: Calibration, properties: Mapping[str, float]) -> float:
@@ -154,9 +155,9 @@ def _scale(other: Calibration, properties: Mapping[str, float]) -> float:
     return math.exp(sum(ratios) / len(ratios)) if ratios else 1.0
 
 
-def _prior(other: Calibration, kind: str, running: str) -> Calibration:
-    """What is known of another device, as a guess at this one."""
-    scale = _scale(other, device_properties(torch.device(kind)))
+def _prior(other: Calibration, properties: Mapping[str, float], running: str) -> Calibration:
+    """What is known of another device, as a guess at one with these properties."""
+    scale = _scale(other, properties)
     widened = _OTHER_DEVICE if running and other.architecture == running else _OTHER_KERNELS
     return dataclasses.replace(other, widened=widened, scale=scale, is_prior=True)
 

@@ -66,9 +66,10 @@ class TimeModel:
         basis = data.get("basis")
         return cls(**{**data, "basis": None if basis is None else cls.from_json(basis)})
 
-    def scaled(self, scale: float) -> TimeModel:
-        """This model of a device that takes ``scale`` times as long for everything."""
-        return dataclasses.replace(self, start=self.start * scale, rates={name: rate / scale for name, rate in self.rates.items()})
+    def scaled(self, scale: float, widened: float = 1.0) -> TimeModel:
+        """This model of a device that takes ``scale`` times as long for everything, with intervals that are ``widened``."""
+        rates = {name: rate / scale for name, rate in self.rates.items()}
+        return dataclasses.replace(self, start=self.start * scale, rates=rates, spread=self.spread * widened)
 
     def physical(self, work: Work) -> float:
         """Microseconds by the rates alone.

@@ -165,29 +165,32 @@ def test_a_basis_that_misleads_is_not_taken():
 
 
 def test_what_the_basis_alone_knows_is_a_guess():
-    other = TimeModel(START, {**RATES, "sorts": 10.0}, POWER)
-    model = fit_times.fit(samples(30, noise=0.02), other)
-    assert model.rates["sorts"] == 10.0 and "sorts" in model.guessed
+    for rates in (RATES, {"bytes": 1.0, "flops": 1.0}):  # the basis is taken, or misleads
+        model = fit_times.fit(samples(30, noise=0.02), TimeModel(START, {**rates, "sorts": 10.0}, POWER))
+        assert model.rates["sorts"] == 10.0 and model.guessed == ["sorts"]
 
 
 def test_a_fit_begins_with_the_nearest_of_those_that_ship(monkeypatch, timed, own_calibrations, tmp_path):
-    """Scaled by what the driver says of both; models that have a basis themselves are none."""
+    """Scaled by what the driver says of both. Models that have a basis themselves are none, but serve where no sites were drawn."""
     folder = tmp_path / "shipped"
     folder.mkdir()
     monkeypatch.setattr(calibration, "FOLDER", folder)
-    plain, nested = TimeModel(8.0, {"bytes": 100.0}, 2.0), TimeModel(1.0, {"bytes": 1.0}, 2.0, basis=TimeModel(1.0, {}, 2.0))
+    plain, nested = TimeModel(8.0, {"bytes": 100.0}, 2.0), TimeModel(6.0, {"bytes": 1.0}, 2.0, basis=TimeModel(1.0, {}, 2.0))
     for name, threads, models in (("near", 1.0, {"a": plain, "b": nested}), ("far", 32.0, {"a": nested, "b": plain, "c": plain})):
         data = {**PROVENANCE, "device": name, "sites": 9, "call": 0.0, "properties": {"threads": threads}}
         (folder / f"{name}.json").write_text(json.dumps({**data, "models": {k: dataclasses.asdict(m) for k, m in models.items()}}))
-    found = calibration.bases("cpu", {"threads": 2.0})
-    starts = {kind: m.start for kind, m in found.items()}
-    assert starts == {"a": 4.0, "b": pytest.approx(128), "c": pytest.approx(128)} and found["a"].rates == {"bytes": 200.0}
-    assert calibration.bases("cuda", {}) == {}
+    began = []
+    fit_all = fit_times.fit_all
+    monkeypatch.setattr(fit_times, "fit_all", lambda measured, bases: began.append(bases) or fit_all(measured, bases=bases))
     assert main(["calibrate", "--from", str(timed(sites(40, kind="a")))]) == 0
+    (bases,) = began
+    assert {kind: m.start for kind, m in bases.items()} == {"a": 4.0, "b": pytest.approx(128), "c": pytest.approx(128)}
+    assert bases["a"].rates == {"bytes": 200.0}
     _, written = calibration._read(own_calibrations / "own.json")
-    work = sites(1, kind="a")[0].kernels[0][0]
-    fitted = fit_times.fit([Sample(m.kernels[0], m.us) for m in sites(40, kind="a")], found["a"])
-    assert written.models["a"].time(work) == fitted.time(work)
+    assert written.models["a"].count == 40 and written.models["b"].start == 3.0 and written.models["c"].start == pytest.approx(128)
+    assert (
+        written.models["b"].spread == 4 * nested.spread  # another device's, and kernels may be others
+    )
 
 
 # ---- files ----
