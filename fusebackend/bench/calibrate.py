@@ -123,9 +123,8 @@ def _time(
 def _write(provenance: Mapping[str, Any], measured: Sequence[Measured], is_part: bool, output: Path | None) -> None:
     host = {way: [m.us for m in measured if m.family == HOST and m.way == way] for way in ("ours", "inductor")}
     call = round(max(0.0, min(host["ours"], default=0.0) - min(host["inductor"], default=0.0)), 2)
-    known = calibration.shipped(
-        *(provenance[n] for n in ("type", "device", "torch_version", "properties")), provenance.get("architecture", "")
-    )
+    named = {n: provenance[n] for n in ("device", "torch_version", "properties")}
+    known = calibration.shipped(provenance["type"], **named, architecture=provenance.get("architecture", ""))
     # A basis stands by itself, so that calibrations do not grow by each other.
     bases = {k: m for models in reversed(known) for k, m in models.items() if m.basis is None}
     fitted = fit_times.fit_all([m for m in measured if m.family != HOST], bases=bases)
