@@ -15,10 +15,12 @@ def as_tuples(pattern: str, given: Sequence[Any]) -> list[tuple]:
     """The examples of a pattern: ``given`` is the arguments of one call, the only one, or a list of several such tuples.
 
     Raises:
-        RegistrationError: an example without a tensor.
+        RegistrationError: an example without a tensor, or what is no tuple or list.
     """
     if isinstance(given, torch.Tensor):
         return [(given,)]
+    if not isinstance(given, (tuple, list)):
+        raise RegistrationError(f"pattern {pattern!r}: example_inputs={given!r}; a tuple of arguments is needed, or a list of such tuples")
     several = isinstance(given, list) and given and all(isinstance(e, (tuple, list)) for e in given)
     examples = [tuple(e) for e in given] if several else [tuple(given)]
     for example in examples:

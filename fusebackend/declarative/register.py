@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 
+from fusebackend.declarative.arguments import check_functions, check_kinds, name_of
 from fusebackend.declarative.errors import RegistrationError
 from fusebackend.declarative.module_function import ModuleFunction
 from fusebackend.declarative.traced_pattern import TracedPattern
@@ -111,6 +112,7 @@ def register_pattern(
         devices=devices,
         verify=verify,
     )
+    _check_name(name)
     return lambda search_fn: SearchFunction(name, search_fn, options)
 
 
@@ -139,16 +141,26 @@ def register_replacement(
     ``search_fn`` may be a module, and ``example_inputs`` the arguments of its ``forward``: the replacement then takes what it needs of
     these, of the parameters and buffers, and of the floating-point settings, by name.
     """
-    if isinstance(search_fn, torch.nn.Module):
-        name = name or type(search_fn).__name__
-        module = ModuleFunction(search_fn)
-        search_fn, replace_fn, example_inputs = module.call, module.taking(name, replace_fn), module.examples(example_inputs)
-    name = name or search_fn.__name__
+    if name is None:
+        name = type(search_fn).__name__ if isinstance(search_fn, torch.nn.Module) else name_of(search_fn)
+    _check_name(name)
     try:
         registry.check_level(name, level)
         registry.check_priority(name, priority)
     except ValueError as error:
         raise RegistrationError(str(error)) from None
+    check_functions(name, {"search_fn": search_fn, "replace_fn": replace_fn})
+    check_kinds(
+        name,
+        when=extra_check if when is None else when,
+        spellings=spellings,
+        names={"pin": pin, "optional": optional},
+        flags={"derive_backward": derive_backward, "verify": verify},
+        devices=devices,
+    )
+    if isinstance(search_fn, torch.nn.Module):
+        module = ModuleFunction(search_fn)
+        search_fn, replace_fn, example_inputs = module.call, module.taking(name, replace_fn), module.examples(example_inputs)
     if name in registry.known_names():
         raise _taken(name)
     if when is not None and extra_check is not None:
@@ -158,7 +170,7 @@ def register_replacement(
         search_fn,
         replace_fn,
         example_inputs,
-        when=when or extra_check,
+        when=extra_check if when is None else when,
         level=level,
         priority=priority,
         pin=pin,
@@ -181,6 +193,13 @@ def register_replacement(
     except ValueError as error:
         raise RegistrationError(str(error)) from None
     return pattern
+
+
+def _check_name(name: Any) -> None:
+    try:
+        registry.check_name("name", name)
+    except ValueError as error:
+        raise RegistrationError(str(error)) from None
 
 
 def _taken(name: str) -> RegistrationError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +39,14 @@ def replace_module(
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise RegistrationError(f"replace_module: {kind!r} is no class of modules, e.g. torch.nn.RMSNorm")
     if not isinstance(example, tuple) or len(example) < 2 or not isinstance(example[0], kind):
-        raise RegistrationError(f"replace_module: example={example!r}; a {kind.__name__} and the arguments of its forward are needed")
+        given = f"({', '.join(type(e).__name__ for e in example)})" if isinstance(example, tuple) else type(example).__name__
+        needed = f"in a tuple a {kind.__name__} and the arguments of its forward are needed"
+        raise RegistrationError(f"replace_module: example={given}; {needed}")
+    unknown = [n for n in settings if n not in inspect.signature(register_replacement).parameters]
+    if unknown:
+        known = ", ".join(inspect.getfullargspec(register_replacement).kwonlyargs)
+        raise RegistrationError(f"replace_module: there is no argument {unknown[0]!r}; further ones are {known}")
     module, *inputs = example
     return register_replacement(
-        module, replace_fn, tuple(inputs), name=name or kind.__name__, **{"dtypes": "any", "ranks": "any", **settings}
+        module, replace_fn, tuple(inputs), name=kind.__name__ if name is None else name, **{"dtypes": "any", "ranks": "any", **settings}
     )

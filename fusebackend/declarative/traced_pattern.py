@@ -68,7 +68,9 @@ class TracedPattern(Pattern):
         self.on = None if on is None else frozenset(_names(on))
         self.accepted = Accepted.parse(name, dtypes, ranks)
         self._check_arguments()
-        examples = [e for given in as_tuples(name, example_inputs) for e in without_optional(self._by_name(given), self.optional)]
+        given = [self._by_name(example) for example in as_tuples(name, example_inputs)]
+        self._check_pinned(given)
+        examples = [e for example in given for e in without_optional(example, self.optional)]
         # An example that requires grad is traced a second time: training graphs hold forward and backward.
         examples = [*map(without_grad, examples), *filter(requires_grad, examples)]
         try:
@@ -273,6 +275,11 @@ class TracedPattern(Pattern):
         if self.roundings not in ("fewer", "exact"):
             raise RegistrationError(f"pattern {self.name!r}: roundings={self.roundings!r}; 'fewer' or 'exact' is accepted")
         self._identity_of_check()
+
+    def _check_pinned(self, examples: Sequence[dict[str, Any]]) -> None:
+        tensor = next((n for n in self.pin for e in examples if isinstance(e.get(n), torch.Tensor)), None)
+        if tensor is not None:
+            raise RegistrationError(f"pattern {self.name!r}: pin names {tensor!r}, a tensor; numbers can be pinned")
 
     def _arguments_of(self, what: str, function: Callable) -> list[str]:
         try:

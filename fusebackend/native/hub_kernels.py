@@ -53,15 +53,18 @@ def load_hub_kernel(
     Raises:
         KernelError: a name or schema that is not of the form, a name that is taken, a repository without a version.
     """
-    check_new_operator("load_hub_kernel", name, schema, fake=fake, call=call)
+    check_new_operator("load_hub_kernel", name, schema, backward, setup_context, fake=fake, call=call)
     devices = (devices,) if isinstance(devices, str) else tuple(devices)
     unknown = [d for d in devices if d not in _KEYS]
     if unknown or not devices:
         raise KernelError(f"load_hub_kernel: devices={devices!r}; some of {', '.join(_KEYS)} are accepted")
+    if not isinstance(kernel, (str, Path)):
+        raise KernelError(f"load_hub_kernel: kernel={kernel!r}; a repository's name is needed, or a Path of a folder")
     local = isinstance(kernel, Path)
     if local and not kernel.is_dir():  # type: ignore[union-attr]
         raise KernelError(f"load_hub_kernel: kernel={str(kernel)!r}; there is no such folder")
-    if not local and (version is None) == (revision is None):
+    of_kind = isinstance(version, (int, type(None))) and isinstance(revision, (str, type(None)))
+    if not local and ((version is None) == (revision is None) or not of_kind):
         raise KernelError(f"load_hub_kernel: version={version!r}, revision={revision!r}; give one of them for {kernel!r}, e.g. version=1")
 
     def runner(device: str) -> Callable:

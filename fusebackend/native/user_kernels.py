@@ -53,10 +53,10 @@ def load_kernel(
         The operator, ``torch.ops.namespace.operator.default``.
 
     Raises:
-        KernelError: a name or schema that is not of the form, a name that is taken, a source that is not there.
+        KernelError: a name or schema that is not of the form, a name that is taken, a source that is not there, no function.
         fusebackend.native.build.BuildError: the sources do not compile; the message ends with the compiler's output.
     """
-    check_new_operator("load_kernel", name, schema, fake=fake, reference=reference)
+    check_new_operator("load_kernel", name, schema, backward, setup_context, fake=fake, reference=reference)
     namespace, _, operator = name.partition("::")
 
     # Built before anything is registered: after an error, or Ctrl-C, the name is free for another try.
@@ -77,21 +77,34 @@ def load_kernel(
                 dynamic_library.load(found.descriptor, found.path)
         except (OSError, manifest.DamagedError, trust.UntrustedError) as error:
             raise build.BuildError(f"load_kernel: {error}") from error
+        if not any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in ("CPU", "CUDA")):
+            form = f'STABLE_TORCH_LIBRARY_IMPL({namespace}, CPU, m) {{ m.impl("{operator}", ...); }}'
+            log.warning("load_kernel: the sources register no kernel of %s; the reference is used. It is registered by %s", name, form)
     remember(name, plan.key if plan else "reference")
     ops.defined.append(getattr(getattr(torch.ops, namespace), operator).default)
     return ops.defined[-1]
 
 
-def check_new_operator(caller: str, name: str, schema: str, **functions: Any) -> None:
+def check_new_operator(
+    caller: str, name: str, schema: str, backward: Callable | None, setup_context: Callable | None, **functions: Any
+) -> None:
     """Raises KernelError, naming ``caller``, if no operator of that name and schema can be defined, or one of the functions is none."""
-    namespace, separator, operator = name.partition("::")
+    namespace, separator, operator = name.partition("::") if isinstance(name, str) else ("", "", "")
     if not (separator and namespace.isidentifier() and operator.isidentifier()):
         raise KernelError(f"{caller}: name={name!r}; give 'namespace::operator'")
-    if not schema.lstrip().startswith("(") or "->" not in schema:
-        raise KernelError(f"{caller}: schema={schema!r}; give arguments and results, e.g. '(Tensor x, float eps) -> Tensor'")
+    wanted = f"{caller}: schema={schema!r}; give arguments and results, e.g. '(Tensor x, float eps) -> Tensor'"
+    if not isinstance(schema, str) or not schema.lstrip().startswith("(") or "->" not in schema:
+        raise KernelError(wanted)
+    try:
+        torch._C.parse_schema(name + schema)
+    except RuntimeError as error:
+        raise KernelError(f"{wanted}: {' '.join(str(error).split())}") from None
     if name in _keys or hasattr(getattr(torch.ops, namespace), operator):
         raise KernelError(f"{caller}: the operator {name!r} is there already; choose another name")
-    for argument, value in functions.items():
+    if backward is None and setup_context is not None:
+        raise KernelError(f"{caller}: setup_context={setup_context!r} without a backward; give both, or backward alone")
+    given = {"backward": backward, "setup_context": setup_context}
+    for argument, value in {**functions, **{n: f for n, f in given.items() if f is not None}}.items():
         if not callable(value):
             raise KernelError(f"{caller}: {argument}={value!r}; a function is needed")
 
@@ -116,6 +129,9 @@ def library_key(op: torch._ops.OpOverload) -> str:
 def _collect(sources: Sequence[str | Path] | Mapping[str, str]) -> Path:
     """The sources, and the headers beside them, in a folder of their own named by their content."""
     texts: dict[str, bytes] = {}
+    if not _are_sources(sources):
+        needed = "a list of paths, or a mapping from file names to their text, is needed"
+        raise KernelError(f"load_kernel: sources={sources!r}; {needed}")
     if isinstance(sources, Mapping):
         texts = {file: text.encode() for file, text in sources.items()}
     else:
@@ -140,6 +156,12 @@ def _collect(sources: Sequence[str | Path] | Mapping[str, str]) -> Path:
             if not _holds(folder / file, text):
                 cache.write_atomically(folder / file, text)
     return folder
+
+
+def _are_sources(given: Any) -> bool:
+    if isinstance(given, Mapping):
+        return all(isinstance(s, str) for s in (*given.keys(), *given.values()))
+    return isinstance(given, (tuple, list)) and all(isinstance(s, (str, Path)) for s in given)
 
 
 def _holds(path: Path, text: bytes) -> bool:

@@ -75,14 +75,19 @@ def check(pattern: Any) -> None:
     if not isinstance(pattern, Pattern):
         raise ValueError(f"register: {pattern!r} is a {type(pattern).__name__}; an instance of a subclass of fusebackend.Pattern is needed")
     name = getattr(pattern, "name", None)
-    if not isinstance(name, str) or not name or name == "all" or name.startswith("-"):
-        raise ValueError(f"register: {type(pattern).__name__}.name is {name!r}; a string is needed, not 'all', and without a '-' in front")
+    check_name(f"register: {type(pattern).__name__}.name", name)
     check_level(name, pattern.level)
     anchors: Any = getattr(pattern, "anchors", None)
     packets = torch._ops.OpOverloadPacket
     if not isinstance(anchors, (tuple, list)) or not anchors or not all(callable(a) and not isinstance(a, packets) for a in anchors):
         raise ValueError(f"pattern {name!r}: anchors={anchors!r}; a tuple of operators is needed, e.g. (torch.ops.aten.relu.default,)")
     check_priority(name, pattern.priority)
+
+
+def check_name(whose: str, name: Any) -> None:
+    """Raises ValueError if options and reports could not call a pattern so."""
+    if not isinstance(name, str) or not name.strip() or not name.isprintable() or name == "all" or name.startswith("-"):
+        raise ValueError(f"{whose} is {name!r}; a string is needed, printable and not empty, not 'all', and without a '-' in front")
 
 
 def check_level(name: str, level: Any) -> None:

@@ -57,13 +57,14 @@ def enable(*names: str) -> Switch:
 def select(names: Sequence[str], among: Sequence[Pattern] | None = None) -> list[Pattern]:
     """The patterns that the option ``fuse.patterns`` asks for: names, ``"all"``, and ``"-name"`` to leave one out.
 
-    A list that only leaves out starts from all; an empty one asks for none. Naming a pattern switches it on.
+    A list that only leaves out starts from all; an empty one asks for none, and one with ``"-all"`` for those that it names. Naming a
+    pattern switches it on.
 
     Args:
         among: the known patterns (:func:`fusebackend.rewriting.registry.all_patterns`) at the time that counts; None is now.
     """
     excluded = {n[1:] for n in names if n.startswith("-")}
-    included = {n for n in names if not n.startswith("-")} or ({"all"} if excluded else set())
+    included = ({n for n in names if not n.startswith("-")} or ({"all"} if excluded else set())) - excluded
     with _lock:
         disabled = set(_disabled)
         for block in _blocks:

@@ -19,8 +19,8 @@ def parse_line(at: str) -> tuple[str, int]:
     Raises:
         ValueError: it is not of the form.
     """
-    file, colon, line = at.rpartition(":")
-    if not (colon and file and line.isdigit()):
+    file, colon, line = at.rpartition(":") if isinstance(at, str) else ("", "", "")
+    if not (colon and file and line.isdecimal() and int(line) > 0):
         raise ValueError(f"at={at!r}; a line of the program is accepted, e.g. 'model.py:12'")
     return file, int(line)
 

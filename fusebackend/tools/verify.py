@@ -26,9 +26,9 @@ def verify(pattern: Pattern | str, *, seed: int = 0) -> Verification:
         seed: of the random inputs.
 
     Raises:
-        ValueError: no pattern of that name.
+        ValueError: no pattern of that name, or something else than a pattern.
     """
-    if isinstance(pattern, str):
+    if not isinstance(pattern, Pattern):
         pattern = registry.get(pattern)
     if isinstance(pattern, TracedPattern):
         return verify_traced(pattern, seed=seed)

@@ -66,6 +66,12 @@ def test_without_a_compiler_the_reference_runs(monkeypatch, caplog):
     assert "the reference implementation is used" in caplog.text
 
 
+def test_sources_that_register_another_operator_are_told_of(caplog):
+    op = load("misnamed", {"misnamed.cpp": TWICE.replace("NAME", "another_name")})
+    assert torch.equal(op(torch.ones(3)), torch.full((3,), 2.0))
+    assert "the sources register no kernel of test_kernel::misnamed; the reference is used" in caplog.text
+
+
 def test_a_gpu_without_nvcc_is_told_of(monkeypatch, caplog):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(user_kernels, "device_architectures", lambda: ("90a",))

@@ -61,3 +61,5 @@ def test_a_list_that_only_leaves_out_starts_from_all():
     assert "transpose_add" not in {p.name for p in select(("-transpose_add",))}
     assert {p.name for p in select(("transpose_add",))} == {"transpose_add"}
     assert {p.name for p in select(("-transpose_add",))} == set(known_names()) - {"transpose_add"}
+    assert select(("-all",)) == select(("all", "-all")) == select(()) == []
+    assert {p.name for p in select(("-all", "transpose_add"))} == {"transpose_add"}

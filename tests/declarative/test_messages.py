@@ -1,5 +1,6 @@
 """What people are told who registered something wrongly, or whose pattern is nowhere: the cause, their own line, what to change."""
 
+import re
 import types
 
 import pytest
@@ -169,6 +170,8 @@ def test_explain_says_where_a_pattern_came_nearest(pattern):
     notes = fusebackend.explain(silu_mul, *pair(4, 8, dtype=torch.float64), pattern=name).notes
     assert "1 near misses (above)" in notes[0]
     assert fusebackend.explain(silu_mul, *pair(4, 8), pattern=name).notes[0].startswith(f"{name}: 1 substitutions")
+    with pytest.raises(ValueError, match="no pattern is called 3"):
+        fusebackend.verify(3)
     with pytest.raises(ValueError, match="no pattern is called 'no_such'"):
         fusebackend.explain(silu_mul, *pair(4, 8), pattern="no_such")
 
@@ -184,5 +187,6 @@ def test_explain_says_what_looked_at_a_line(pattern):
     assert any(f"{name} replaced it by" in n for n in notes)
     notes = fusebackend.explain(gelu_mul, *pair(4, 8), at="test_messages.py:1").notes
     assert f"no operator comes from there; lines of the graphs: test_messages.py:{line}" in notes[0]
-    with pytest.raises(ValueError, match="at='here'; a line of the program is accepted, e.g. 'model.py:12'"):
-        fusebackend.explain(gelu_mul, *pair(4, 8), at="here")
+    for at in ("here", "model.py:0", "model.py:²", 12):
+        with pytest.raises(ValueError, match=re.escape(f"at={at!r}; a line of the program is accepted, e.g. 'model.py:12'")):
+            fusebackend.explain(gelu_mul, *pair(4, 8), at=at)
