@@ -74,8 +74,7 @@ def check(pattern: Any) -> None:
     """Raises ValueError, with what is accepted, if this is no pattern that a compile could use."""
     if not isinstance(pattern, Pattern):
         raise ValueError(f"register: {pattern!r} is a {type(pattern).__name__}; an instance of a subclass of fusebackend.Pattern is needed")
-    name = getattr(pattern, "name", None)
-    check_name(f"register: {type(pattern).__name__}.name", name)
+    name = check_name(f"register: {type(pattern).__name__}.name", getattr(pattern, "name", None))
     check_level(name, pattern.level)
     anchors: Any = getattr(pattern, "anchors", None)
     packets = torch._ops.OpOverloadPacket
@@ -84,10 +83,11 @@ def check(pattern: Any) -> None:
     check_priority(name, pattern.priority)
 
 
-def check_name(whose: str, name: Any) -> None:
-    """Raises ValueError if options and reports could not call a pattern so."""
+def check_name(whose: str, name: Any) -> str:
+    """Returns ``name``. Raises ValueError if options and reports could not call a pattern so."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable() or name == "all" or name.startswith("-"):
         raise ValueError(f"{whose} is {name!r}; a string is needed, printable and not empty, not 'all', and without a '-' in front")
+    return name
 
 
 def check_level(name: str, level: Any) -> None:
