@@ -265,11 +265,6 @@ def read(node: fx.Node) -> Site | Reject | None:
     whole = (*target.shape[: site.dim], *entries, *target.shape[site.dim + 1 :])
     if not all(map(_must_be_same, values.shape, whole)) or len(values.shape) != len(whole):
         return Reject(f"the values, {g.spec(values)}, are broadcast", site.values)
-    if site.index_dims != 1:
-        row = [s for d, s in enumerate(target.shape) if d != site.dim]
-        # What is reshaped may have one size that is not known, unless it is empty.
-        if not all(isinstance(s, int) for s in row) or (0 in row and not isinstance(site.entries, int)):
-            return Reject("an index of several dimensions beside sizes that are not known", site.index)
     _absorb_padding(site)
     _absorb_rounding(site)
     while _absorb_scale(site):

@@ -203,6 +203,22 @@ def test_dynamic_shapes_need_one_compile():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_an_index_of_two_dims_takes_any_sizes_in_one_compile(dim):
+    def gathered(x, i):
+        return x[(slice(None),) * dim + (i,)] * 2
+
+    options = {**ALL, "fuse.interpret": True}
+    compiled = torch.compile(gathered, backend=fuse, dynamic=True, fullgraph=True, options=options)
+    for shape, index in (((ROWS, COLUMNS, 3), (6, 7)), ((4, 5, 9), (2, 3)), ((7, 3, 2), (5, 4))):
+        x, i = torch.randn(shape, requires_grad=True), i_(*index, rows=shape[dim])
+        grad = torch.randn_like(gathered(x, i))
+        expected, found = (torch.autograd.grad(f(x, i), x, grad)[0] for f in (gathered, compiled))
+        torch.testing.assert_close(found, expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert fusebackend.last_report().counts() == {"index_add": 1}
+
+
 @pytest.mark.codegen
 def test_a_second_shape_makes_sizes_symbols_and_sums_are_replaced_again():
     """Even sizes that must be equal get symbols of their own; where they differ at run time, it is an error as in eager."""
