@@ -149,6 +149,9 @@ def _why_not_laid_out(site: Site) -> str | None:
         found = laid_out(site.order, leaf)
         if found is None:
             return "sizes are not known before run time (unbacked symbols)"
+        if 1 < math.prod(found[0][end:]) < math.prod(domain[end:]):
+            what = f"{g.describe(leaf.node)} ({g.spec(g.value(leaf.node))})"
+            return f"{what} varies along some of the dims that are kept and not along others: kernels read these dims as one"
         if not expression.is_full(found[0], math.prod(domain)):
             continue
         is_read |= math.prod(found[0]) == math.prod(domain)

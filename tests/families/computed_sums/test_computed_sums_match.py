@@ -169,6 +169,8 @@ def test_refusals_say_why(kernels_for_every_device):
     assert "more than 2147483647 rows" in reason_of(lambda x: torch.tanh(x).sum(0), (2**31, 2, bf16))
     assert "more than 16 tensors" in reason_of(lambda *x: sum(torch.sin(t * (i + 2)) for i, t in enumerate(x)).sum(0), *[x] * 17)
     assert "another order" in reason_of(lambda x, y: torch.tanh(x + y.t()).sum(0), x, (12, 40, f32))
+    images, rows = (6, 12, 8, f32), (12, 1, f32)
+    assert "f32[12, 1]) varies along some of the dims that are kept" in reason_of(lambda x, y: torch.tanh(x * y).sum(0), images, rows)
     assert "there is no" not in reason_of(lambda x: torch.tanh(x.double()).float().sum(0), x)
 
 
