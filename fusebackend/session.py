@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -128,7 +129,9 @@ class Session:
         timed = {**patches, **without}
         patches.update({SLOTS[level]: chained(SLOTS[level], own, patches) for level, own in passes.items()})
         self.config_patches = {**patches, **(interpret.PATCHES if interpreted else {})}
-        self.inner_compile: Callable = interpret.inner_compile if interpreted else inductor.compile_fx_inner
+        self.inner_compile: Callable = inductor.compile_fx_inner
+        if interpreted:  # of what is explained alone nobody reads the results
+            self.inner_compile = functools.partial(interpret.inner_compile, as_compiled=not options.interpret)
         if gate is not None and races:
             joint = JointRace(gate, passes["joint"], without, timed) if "joint" in passes else None
             if joint is not None:

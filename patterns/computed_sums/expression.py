@@ -23,6 +23,7 @@ from fusebackend.patterns.column_sum.producers import Tensors
 from fusebackend.patterns.column_sum.work import contiguous
 from fusebackend.patterns.computed_sums.ops import RESULTS
 from fusebackend.patterns.computed_sums.program import MOST_INPUTS, Writer
+from fusebackend.rewriting.interpret import rounds_each_node
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -259,11 +260,12 @@ class _Reader:
 
     def rounded(self, name: str, node: fx.Node) -> str:
         """The value of ``node`` as Inductor has it: in fp32 between nodes of 16 bits, and rounded where it stores a node, or is told to
-        round as eager mode does. A norm's statistics are taken of what was stored: they do not fit to unrounded numbers."""
+        round as eager mode does; or as the graph has it, if that is run as it is. A norm's statistics are taken of what was stored: they
+        do not fit to unrounded numbers."""
         dtype = g.value(node).dtype
         if dtype.itemsize != 2 or node in self._stored:
             return name
-        if not inductor_config.emulate_precision_casts and not self._cuts.is_stored(node):
+        if not (inductor_config.emulate_precision_casts or rounds_each_node(node.graph) or self._cuts.is_stored(node)):
             return name
         return self._writer.call("bf16" if dtype is torch.bfloat16 else "fp16", name)
 

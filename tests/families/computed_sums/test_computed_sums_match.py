@@ -286,15 +286,29 @@ ROWS = {
 }
 
 
+def normalised(w, *x):
+    total = functools.reduce(torch.add, x)
+    centred = total.float() - total.float().mean(0)
+    return torch.mm((centred * torch.rsqrt(centred.square().mean(0) + 1e-5)).to(bf16), w)
+
+
+def test_a_graph_that_is_run_as_it_is_meets_no_unrounded_rows(interpreted):
+    """Its nodes round: so do the rows that are computed from the same tensors as the mean."""
+    inputs = (torch.randn(40, 12).to(bf16), torch.randn(100, 40).to(bf16), *((torch.randn(40) / 9 + 50).to(bf16) for _ in range(3)))
+    plain, replaced = (interpreted(normalised, options={"fuse.patterns": names}) for names in ([], ["computed_rows"]))
+    expected = plain(*inputs)
+    torch._dynamo.reset()
+    assert torch.equal(replaced(*inputs), expected)
+    assert fusebackend.last_report().counts() == {"computed_rows": 1}
+    compiled = torch.compile(normalised, backend="fuse", options={"fuse.gate": "off", "fuse.patterns": ["computed_rows"]})
+    (graph,) = fusebackend.explain(compiled, *inputs).graphs  # as it is compiled, though it is run as it is
+    assert "computed_rows" in graph.after and "=bf16(" not in graph.after
+
+
 @pytest.mark.parametrize("terms", [4, 6])
 def test_rows_are_rounded_where_their_statistics_are(kernels_for_every_device, terms):
     """Inductor stores a sum of more than four tensors in 16 bits before it takes its mean and its variance. In fp32 it would be another
     tensor, of another mean."""
-
-    def normalised(w, *x):
-        total = functools.reduce(torch.add, x)
-        centred = total.float() - total.float().mean(0)
-        return torch.mm((centred * torch.rsqrt(centred.square().mean(0) + 1e-5)).to(bf16), w)
 
     graph = traced(normalised, (40, 12, bf16), (100, 40, bf16), *[(40, bf16)] * (terms - 1))
     (product,) = graph.find_nodes(op="call_function", target=aten.mm.default)
