@@ -163,6 +163,7 @@ def lookup(b: Builder) -> None:
     table = b.operand((rows, width))
     shape = b.pick(((7,), (3, 5), (1,), (0,), (64,), (2, 3, 4), (200,), ()))
     index = b.index(shape, rows)
+    b.dynamic |= len(shape) > 1 and b.chance(15)  # the entries of such an index become one dim, whose size is a product then
     flat = f"{index}.flatten()"
     padding = b.pick(("", f", padding_idx={b.integer(0, max(rows - 1, 0))}", ", padding_idx=-1"))
     frequency = ", scale_grad_by_freq=True" if b.chance(10) else ""
