@@ -170,11 +170,11 @@ def _worker(
     with _compiling(device):
         if index < gpus and kind == "cuda":
             ready.append(_host_call(device))
-        for family, case, dynamic in _cases(drawn, seed, index, workers, device):
+        for family, case, dynamic, alternative in _cases(drawn, seed, index, workers, device):
             if time.time() > compile_until:
                 break
             try:
-                prepared = _prepare(family, case, dynamic, device)
+                prepared = _prepare(family, case, dynamic, device, alternative)
             except Exception as error:  # one site's failure is no loss
                 results.put(Failure.of(family, error))
                 continue
@@ -197,8 +197,9 @@ def _worker(
     os._exit(0)
 
 
-def _cases(drawn: Sequence[str], seed: int, first: int, step: int, device: torch.device) -> Iterator[tuple[str, Case, bool]]:
-    """Every ``step``-th random case, family by family in turn, and whether its sizes are to be dynamic."""
+def _cases(drawn: Sequence[str], seed: int, first: int, step: int, device: torch.device) -> Iterator[tuple[str, Case, bool, int]]:
+    """Every ``step``-th random case, family by family in turn, whether its sizes are to be dynamic, and the number of the alternative that
+    is to replace it."""
     scale = CPU_SCALE if device.type == "cpu" else 1.0
     sources = {family: _draw(family, random.Random(f"{family} {seed}"), scale) for family in drawn}
     chance = random.Random(f"{first} {seed}")
@@ -208,7 +209,7 @@ def _cases(drawn: Sequence[str], seed: int, first: int, step: int, device: torch
             for _ in range(step - 1 if family in begun else first):
                 next(sources[family])
             begun.add(family)
-            yield family, next(sources[family]), chance.random() < _DYNAMIC
+            yield family, next(sources[family]), chance.random() < _DYNAMIC, chance.getrandbits(8)
 
 
 def _draw(family: str, chance: random.Random, scale: float) -> Iterator[Case]:
@@ -261,7 +262,7 @@ def _compiling(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _prepare(family: str, case: Case, dynamic: bool, device: torch.device) -> _Prepared | None:
+def _prepare(family: str, case: Case, dynamic: bool, device: torch.device, alternative: int = 0) -> _Prepared | None:
     """Compiles a site both ways, and notes the work of each; None where nothing is substituted."""
     dynamic = dynamic and not case.static and family not in (STREAM, STRIDED_COPY)
     prepared = _Prepared(family, case, f"{case.name}{' dynamic' * dynamic}")
@@ -274,7 +275,7 @@ def _prepare(family: str, case: Case, dynamic: bool, device: torch.device) -> _P
         work = Work(kind, {"bytes": 2.0 * n.numel() * n.itemsize}, {"log2 itemsize": log2(n.itemsize)})
         prepared.kernels["inductor"] = [[work]]
     else:
-        prepared.calls["ours"], found = _compiled(case, "ours", device, {"backend": fuse, **how})
+        prepared.calls["ours"], found = _compiled(case, "ours", device, {"backend": fuse, **how}, alternative)
         if case.backward:
             prepared.whole_step = any(len(recorded.graphs) > 1 for recorded in found)
             found = [recorded for recorded in found if prepared.whole_step or "backward" in recorded.graphs]
@@ -317,10 +318,10 @@ def _host_call(device: torch.device) -> _Prepared:
     return prepared
 
 
-def _compiled(case: Case, way: str, device: torch.device, how: dict[str, Any]) -> tuple[Callable, list[Recorded]]:
+def _compiled(case: Case, way: str, device: torch.device, how: dict[str, Any], alternative: int = 0) -> tuple[Callable, list[Recorded]]:
     """``case.fn`` compiled but not run, and the work that was met."""
     compiled = torch.compile(with_own_code(case.fn, f"{case.name} {way}"), **how)
-    with recording() as found, mock.patch.object(Gate, "decide", lambda *_: Decision()):
+    with recording(alternative) as found, mock.patch.object(Gate, "decide", lambda *_: Decision()):
         if case.backward:  # the backward is compiled when it is first run
             _steps(compiled, case, device)[-1]()
         else:

@@ -5,6 +5,9 @@ calls among what it replaces: it pays if it takes less than these alone, or less
 beside them, or less than the estimate of the original. Where the estimate of the original is what leaves it open, or the replacement was
 not calibrated, so that nothing is known of what it costs around it, the region is compiled both ways, if there is so much to gain that it
 is worth the time.
+
+A replacement that was not calibrated, beside another of the same site that was, is called by itself: it is taken if it takes less than the
+other is estimated to take.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class DefaultTiming:
         if not self._allowed or estimate.pays is False or device.type != "cuda" or has_several_ranks():
             return ""
         budget = self._measurements.budget
-        if are_nearly_calls(core) or (estimate.pays is None and _may_be_told_alone(core, estimate)):
+        if are_nearly_calls(core) or (estimate.pays is None and (estimate.rival is not None or _may_be_told_alone(core, estimate))):
             return budget.why_default_spent()
         if estimate.pays is None and (_lacks_a_form(estimate) or self._is_worth_compiling(estimate.ours, estimate.inductor)):
             return budget.why_default_spent(self._compile_seconds)
@@ -97,6 +100,19 @@ class DefaultTiming:
         if compiled.measurement is not None:
             return compiled
         return Answer(judged.measurement, "; ".join(filter(None, (judged.why, compiled.why))))
+
+    def ask_rivals(self, names: tuple[str, str], region: Region, estimate: Estimate, subject: str, kept: bool) -> Answer:
+        """Whether a replacement by itself takes less than its rival is estimated to take. The arguments are those of :meth:`ask`."""
+        rival = estimate.rival
+        assert rival is not None and rival.ours is not None and rival.inductor is not None
+        why_not = self.why_not(region.core, region.device, estimate)
+        answer = self._ask_called("alone", names, region, lambda: time_replacement(region, subject), why_not, kept)
+        if answer.measurement is None:
+            return answer
+        ours = measured(calibration.of_device(region.device), answer.measurement.replaced_ms, math.log(MARGIN)) + estimate.around
+        faster = ours.expected < rival.ours.expected and (rival.pays is True or pays(ours, rival.inductor) is True)
+        judged = dataclasses.replace(answer.measurement, kept=faster, inductor_ms=rival.inductor.expected / 1e3, how="estimate")
+        return Answer(judged, f"{answer.why}; replaced otherwise it takes {rival.ours} as estimated")
 
     def _ask_called(
         self, what: str, names: tuple[str, str], region: Region, timed: Callable[[], Measurement], why_not_timed: str | None, kept: bool

@@ -39,14 +39,18 @@ class Recorded:
     is_called: bool = False
 
 
-_recording: contextvars.ContextVar[list[Recorded] | None] = contextvars.ContextVar("recording", default=None)
+_recording: contextvars.ContextVar[tuple[list[Recorded], int] | None] = contextvars.ContextVar("recording", default=None)
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[list[Recorded]]:
-    """A block in which every estimate says yes, and notes the work instead: for calibrations."""
+def recording(alternative: int = 0) -> Iterator[list[Recorded]]:
+    """A block in which every estimate says yes, and notes the work instead: for calibrations.
+
+    Args:
+        alternative: the number of the way in which sites are replaced that can be replaced in several, counted around.
+    """
     found: list[Recorded] = []
-    token = _recording.set(found)
+    token = _recording.set((found, alternative))
     try:
         yield found
     finally:
@@ -65,17 +69,25 @@ class Estimator:
         self._generated: dict[str, list[list[Work]] | str] = {}
 
     def estimate(self, workloads: Sequence[Workload], level: Level, outputs: Sequence[fx.Node], nodes: Sequence[fx.Node] = ()) -> Estimate:
-        """Of the workload that gains most: it pays if the intervals of both times are apart.
+        """Of the workload that gains most: it pays if the intervals of both times are apart. Where nothing is known of how long the match
+        itself takes, it is what is offered, beside the best of its alternatives.
 
         Args:
             level, outputs, nodes: of the match.
         """
-        recorded = _recording.get()
-        if recorded is not None:
-            recorded.append(self._record(workloads[0], _graphs(level, outputs), are_nearly_calls(nodes)))
-            return Estimate()
+        recording = _recording.get()
+        if recording is not None:
+            recorded, number = recording
+            ways = [workloads[0], *(w for w in workloads[1:] if w.is_alternative)]
+            way = ways[number % len(ways)]
+            recorded.append(self._record(way, _graphs(level, outputs), are_nearly_calls(nodes)))
+            return Estimate(instead=way.match)
         found = [dataclasses.replace(_without_timing(w, self._one(w)), orders=w.orders) for w in workloads]
-        return max(found, key=_gain)
+        first, best = found[0], max(found, key=_gain)
+        others = [e for e, w in zip(found, workloads) if w.is_alternative and e.pays is not False and e.ours and e.inductor]
+        if first.pays is None and first.ours is None and best in [first, *others] and others:
+            return dataclasses.replace(first, rival=max(others, key=_gain))
+        return best
 
     def _one(self, workload: Workload) -> Estimate:
         if self._calibration is None:

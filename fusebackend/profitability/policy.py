@@ -134,14 +134,18 @@ class Gate:
             refusal = None if estimate.pays else _refusal(estimate)
         if key is not None:
             self.record.add(key, refusal is None, estimate.pays is True, measurement is not None)
-        if measurement is None and not answer.why:
-            return Decision(refusal)
+        if (measurement is None and not answer.why) or (refusal is not None and estimate.rival is not None):
+            return Decision(refusal)  # nothing was said of Inductor's form, or the rival's decision tells of the site
         source = describe.source_of(match.outputs[0])
         return Decision(refusal, verdict_of(proposal.pattern.name, proposal.graph, source, answer, refusal is None))
 
     def _asked(self, key: str, names: tuple[str, str], region: Region, proposal: Proposal, subject: str) -> Answer:
         """What is known of both forms of a region, or becomes known now."""
         kept = self.measurements.are_identified([proposal.pattern])
+        if proposal.estimate.rival is not None:
+            faster = self._by_default.ask_rivals(names, region, proposal.estimate, subject, kept)
+            if self.mode == "auto" or faster.measurement is None or not faster.measurement.kept:
+                return faster
         if self.mode == "auto":
             return self._by_default.ask(key, names, region, proposal.estimate, subject, kept)
         why_not = self.budget.why_spent() if self._timing else "not timed: nothing is compiled here"

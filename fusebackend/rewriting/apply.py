@@ -155,13 +155,21 @@ class _Rewriting:
         wrong = checks.why_not_replaceable(match)
         if wrong is not None:
             return wrong
-        anchor = min(match.outputs)
-        proposal = None
         policy = self.policy
-        if policy is not None:
-            estimate = self.guarded(pattern, anchor, "estimating", lambda: policy.estimate(pattern, match))
-            if isinstance(estimate, Reject):
-                return estimate
+        if policy is None:
+            return self.propose(pattern, match, None)
+        estimate = self.guarded(pattern, min(match.outputs), "estimating", lambda: policy.estimate(pattern, match))
+        if isinstance(estimate, Reject):
+            return estimate
+        made = self.propose(pattern, match, estimate)
+        if isinstance(made, Reject) and estimate.rival is not None:
+            made = self.propose(pattern, match, estimate.rival)
+        return made
+
+    def propose(self, pattern: Pattern, match: Match, estimate: Estimate | None) -> Substitution | Reject:
+        """Builds the replacement of which ``estimate`` tells, and asks whether it pays; without an estimate that of ``match``."""
+        anchor, policy, proposal = min(match.outputs), self.policy, None
+        if policy is not None and estimate is not None:
             match = estimate.instead or match
             proposal = Proposal(pattern, self.name, match, estimate)
             refusal = policy.refuse_unbuilt(proposal)
@@ -179,7 +187,7 @@ class _Rewriting:
             if decision.refusal is not None:
                 _erase(emitter.nodes)
                 return _at(decision.refusal, anchor)
-        return self.commit(pattern, match, built, emitter.nodes, None if proposal is None else proposal.estimate)
+        return self.commit(pattern, match, built, emitter.nodes, estimate)
 
     @functools.cached_property
     def fake_mode(self) -> Any:

@@ -97,6 +97,8 @@ class Estimate:
         generated: how long what Inductor generates for the original takes, where the rest, its library calls, was not.
         orders: as for :class:`Workload`.
         around: the part of ``ours`` that kernels around the replacement take; None if there are none.
+        rival: where ``ours`` is not known: the same site replaced otherwise, of which both times are. It is taken, if it pays, where a
+            measurement does not show this form to be faster.
     """
 
     pays: bool | None = True
@@ -109,6 +111,7 @@ class Estimate:
     generated: Interval | None = None
     orders: Mapping[fx.Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     around: Interval | None = None
+    rival: Estimate | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +165,8 @@ class Workload:
             What Inductor generates there is around the replacement.
         inductor: of the original.
         neighbour: the node whose fusion would be lost, for the report.
-        match: the same site with less of it replaced, if that is what is described; None for the match itself.
+        match: the same site with less of it replaced, or replaced otherwise, if that is what is described; None for the match itself.
+        is_alternative: whether ``match`` replaces the whole site, in another way: its time and the match's may be compared.
         untimed: why timing both forms alone would not tell which is faster in this graph. Where a calibration does not tell either, the
             site is left to Inductor.
         orders: the dims from the outermost to the innermost in memory of inputs that Inductor will lay out otherwise than the graph
@@ -173,6 +177,7 @@ class Workload:
     inductor: tuple[Work | Generated, ...]
     neighbour: fx.Node | None = None
     match: Match | None = None
+    is_alternative: bool = False
     untimed: str = ""
     orders: Mapping[fx.Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 

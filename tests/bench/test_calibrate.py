@@ -423,7 +423,7 @@ def test_workers_share_the_draws():
 
     def first(count, index, workers):
         cases = calibration_sites._cases(families, 3, index, workers, device)
-        return [(family, case.name) for family, case, _ in (next(cases) for _ in range(count))]
+        return [(family, case.name) for family, case, *_ in (next(cases) for _ in range(count))]
 
     alone = first(12, 0, 1)
     assert sorted(first(6, 0, 2) + first(6, 1, 2)) == sorted(alone) and len(set(alone)) > 10
@@ -435,7 +435,7 @@ def test_a_site_is_compiled_and_timed(library, family):
     device = torch.device("cpu")
     cases = calibration_sites._cases([family], 1, 0, 1, device)
     with calibration_sites._compiling(device):
-        prepared = next(p for _, case, _ in cases if (p := calibration_sites._prepare(family, case, False, device)) is not None)
+        prepared = next(p for _, case, *_ in cases if (p := calibration_sites._prepare(family, case, False, device)) is not None)
     from fusebackend.bench.kernel_time import KernelTimer
 
     found = {m.way: m for m in calibration_sites._timed(prepared, KernelTimer(device), device)}

@@ -167,6 +167,48 @@ def test_what_is_called_is_timed_once_whatever_stands_around_it(temporary_patter
     assert sorted(v.why.split(";")[0] for v in found.verdicts) == ["as above", "measured"]
 
 
+class Alternatives(Open):
+    """Replaces the sine by the call, or by a sum with nothing, which is estimated to take 30 ms, and Inductor's form 40. Of the call's time
+    nothing is known."""
+
+    def __init__(self, seconds):
+        super().__init__(seconds, (30e3, 29e3, 31e3), (40e3, 39e3, 41e3))
+
+    def estimate(self, match):
+        def emit(emitter):
+            return emitter.call(aten.sin.default, emitter.call(aten.add.Scalar, match.outputs[0].args[0], 0))
+
+        other = Match(match.outputs, emit, note="otherwise")
+        rival = Estimate(True, ours=self.ours, inductor=self.inductor, instead=other)
+        return Estimate(None, "not calibrated", "unmeasured", inductor=self.inductor, rival=rival)
+
+
+@pytest.mark.parametrize("mode", ["auto", "measure"])
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_a_replacement_that_was_not_calibrated_is_timed_against_its_rival(mode, seconds, temporary_pattern, timed):
+    pattern = Alternatives(seconds)
+    temporary_pattern(pattern)
+    torch._dynamo.reset()
+    x = torch.randn(64)
+    torch.testing.assert_close(compiled(torch.sin, mode, ["test_open"])(x), x.sin())
+    found = fusebackend.last_report()
+    assert len(timed) == 1
+    if mode == "auto":
+        (made,) = found.substitutions
+        assert (made.note == "otherwise") is (seconds > 0)
+        assert not found.rejections and [v.applied for v in found.verdicts] == [True] * (seconds == 0)
+    else:  # both forms of what is left are compiled, and Inductor's takes microseconds
+        assert not found.substitutions and len(found.rejections) == 1
+        assert {m.how for _, m in measurement_store.stored()} == {"replacement", "region"}
+
+
+def test_where_nothing_may_be_timed_the_rival_is_taken(temporary_pattern, timed, monkeypatch):
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: "it is too short")
+    temporary_pattern(Alternatives(0.0))
+    (made,) = report_of().substitutions
+    assert made.note == "otherwise" and made.estimated_us == 30e3 and not timed
+
+
 def test_the_other_modes_time_both_forms(temporary_pattern, timed):
     temporary_pattern(Open(0.0, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
     torch._dynamo.reset()

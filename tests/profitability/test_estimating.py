@@ -114,6 +114,56 @@ def test_of_several_workloads_the_one_that_gains_most_is_taken():
     assert estimate(Workload((taking(9.9),), (taking(10.0),)), Workload((taking(20.0),), (taking(10.0),), match=less)).instead is None
 
 
+UNKNOWN = Work("sort", {"us": 1.0})
+
+
+@pytest.mark.parametrize(("other", "offered"), [(5.0, True), (9.9, True), (20.0, False)])
+def test_what_was_not_calibrated_is_offered_beside_an_alternative_that_was(other, offered):
+    """Unless that does not pay: then it has no rival."""
+    otherwise = Match((), lambda e: None)
+    unknown = Workload((UNKNOWN,), (taking(10.0),))
+    found = estimate(unknown, Workload((taking(other),), (taking(10.0),), match=otherwise, is_alternative=True))
+    assert found.pays is None and found.instead is None and found.ours is None
+    assert (found.rival is not None) is offered
+    if offered:
+        assert found.rival.instead is otherwise and found.rival.ours.expected == other
+
+
+def test_less_of_a_site_is_no_rival_of_the_whole():
+    less = Match((), lambda e: None)
+    found = estimate(Workload((UNKNOWN,), (taking(10.0),)), Workload((taking(5.0),), (taking(10.0),), match=less))
+    assert found.pays is True and found.instead is less and found.rival is None
+
+
+def test_of_alternatives_that_are_known_the_faster_is_taken():
+    otherwise = Match((), lambda e: None)
+    for whole, other in ((8.0, 5.0), (5.0, 8.0)):
+        found = estimate(
+            Workload((taking(whole),), (taking(10.0),)), Workload((taking(other),), (taking(10.0),), match=otherwise, is_alternative=True)
+        )
+        assert found.pays is True and found.ours.expected == 5.0 and found.rival is None
+
+
+def test_where_timing_would_not_tell_the_alternative_is_taken():
+    otherwise = Match((), lambda e: None)
+    unknown = Workload((UNKNOWN,), (taking(10.0),), untimed="an operand is computed")
+    found = estimate(unknown, Workload((taking(5.0),), (taking(10.0),), match=otherwise, is_alternative=True))
+    assert found.pays is True and found.instead is otherwise and found.rival is None
+
+
+def test_each_alternative_is_recorded_in_turn():
+    less, otherwise = Match((), lambda e: None), Match((), lambda e: None)
+    workloads = (
+        Workload((taking(1.0),), (taking(10.0),)),
+        Workload((taking(2.0),), (taking(10.0),), match=less),
+        Workload((taking(3.0),), (taking(10.0),), match=otherwise, is_alternative=True),
+    )
+    for number, (us, match) in enumerate(((1.0, None), (3.0, otherwise), (1.0, None))):
+        with estimating.recording(number) as recorded:
+            assert estimate(*workloads).instead is match
+        assert recorded[0].ours == [[taking(us)]]
+
+
 def test_where_a_neighbour_decides_it_is_named():
     graph = fx.Graph()
     x = graph.placeholder("x")
