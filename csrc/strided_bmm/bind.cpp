@@ -2,7 +2,7 @@
 //
 //   strided_bmm_refusal(int[] sizes, int[] x_strides, int[] y_strides, int[] order, ScalarType dtype) -> str: why there is no kernel for a product
 //       (describe in strided_bmm.h); empty if there is one.
-//   strided_bmm_plan(the same) -> str: rows and columns of the tile of the result that a block computes.
+//   strided_bmm_plan(the same) -> str: rows and columns of the tile of the result that a block computes, and how many entries of the batch.
 //   strided_bmm_shared_bytes() -> int: the shared memory that a block must be able to have.
 #include <string>
 
@@ -33,7 +33,8 @@ std::string strided_bmm_plan(const Numbers& sizes, const Numbers& x_strides, con
   const char* refusal = describe_numbers(sizes, x_strides, y_strides, order, dtype, p);
   STD_TORCH_CHECK(!refusal, "strided_bmm_plan: ", refusal);
   const TileShape tile = tile_of(p.route, element_size(p.dtype));
-  return FactText().add("rows", tile.rows).add("columns", tile.columns).str();
+  const int entries = p.route == Route::kOneEntry ? 1 : kTileEntries * p.span;
+  return FactText().add("rows", tile.rows).add("columns", tile.columns).add("entries", entries).str();
 }
 
 int64_t strided_bmm_shared_bytes() { return kMostSharedBytes; }

@@ -68,10 +68,8 @@ def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
     """Products of 2^18 to 2^30 elements (2^30 times ``scale`` at most) with up to two dims of each sort, in any order, of factors in any
     memory order, some of which are computed first."""
     while True:
-        sorts = ["batch", "left", "right", "summed"] + [s for s in ("batch", "left", "right", "summed") if draw.random() < 0.4]
-        draw.shuffle(sorts)
         most = 2 ** draw.uniform(18, 30 + math.log2(scale))
-        sizes = [max(2, round(log_uniform(draw, 2, 1024))) for _ in sorts]
+        sorts, sizes = _between(draw, most) if draw.random() < 0.4 else _any_dims(draw)
         if not most / 4 <= math.prod(sizes) <= most:
             continue
         kind = draw.choice(list(FLOATS))
@@ -86,6 +84,20 @@ def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
             return tuple(_in_memory_order(torch.randn(s, device=device, dtype=dtype), o) for s, o in zip(shapes, orders))
 
         yield Case(f"{kind} {'x'.join(f'{n}{s[0]}' for s, n in zip(sorts, sizes))}", _sum_of_products(dims, computed), inputs)
+
+
+def _any_dims(draw: random.Random) -> tuple[list[str], list[int]]:
+    """Sorts of dims, and their sizes."""
+    sorts = ["batch", "left", "right", "summed"] + [s for s in ("batch", "left", "right", "summed") if draw.random() < 0.4]
+    draw.shuffle(sorts)
+    return sorts, [max(2, round(log_uniform(draw, 2, 1024))) for _ in sorts]
+
+
+def _between(draw: random.Random, most: float) -> tuple[list[str], list[int]]:
+    """The same of matrices in whole vectors, as for products in place: one dim of the batch is outermost, another stands anywhere."""
+    sorts = ["batch", *draw.sample(("batch", "left", "right", "summed"), 4)]
+    inner = [max(8, round(log_uniform(draw, 8, 128)) // 8 * 8) for _ in sorts[1:]]
+    return sorts, [max(2, int(most / math.prod(inner))), *inner]
 
 
 def _in_memory_order(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:

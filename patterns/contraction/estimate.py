@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,10 @@ from fusebackend.patterns.contraction.in_place import InPlace
 from fusebackend.patterns.contraction.legality import goes_away
 from fusebackend.patterns.contraction.operands import Operand, is_in_order, operands
 from fusebackend.patterns.contraction.sites import Site
-from fusebackend.rewriting.device_facts import device_facts
-from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
-from fusebackend.rewriting.workload import alignment, library_tiles, log2, log2_run
+from fusebackend.patterns.contraction.work import library_product
+from fusebackend.patterns.strided_bmm.work import strided_product
+from fusebackend.rewriting.pattern import Estimate, Generated, Match, Work, Workload
+from fusebackend.rewriting.workload import log2, log2_run
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -26,16 +28,17 @@ _INLINED = (
     *(aten.cat.default, aten.constant_pad_nd.default, aten.clone.default, aten.full.default),
     *(prims.iota.default, prims.convert_element_type.default),
 )
-#: Rows and columns of the result that a block of a library's kernel computes.
-_LIBRARY_TILE = 128
-#: What a product in place moves at most of what it would save to pay: a library's kernel is the faster one by itself.
-_CLEARLY_LESS = 2 / 3
 #: Of longer chains Inductor keeps a part in memory.
 _MOST_NODES = 64
 
 
-def estimate(site: Site) -> Estimate | Workload:
-    """The work of ``site`` both ways, or why a matrix product can't pay."""
+def estimate(site: Site, found: InPlace | None, by_library: Match) -> Estimate | Workload | Sequence[Workload]:
+    """The work of ``site`` both ways, or why a matrix product can't pay.
+
+    Args:
+        found: how it is computed in place, if it can be.
+        by_library: the same site with a library's product.
+    """
     if site.sizes is None:
         return Estimate(False, "a size depends on data, so it is not known whether a matrix product pays", "unmeasured")
     other = next((u for u in site.other_users if not goes_away(u)), None)
@@ -46,74 +49,40 @@ def estimate(site: Site) -> Estimate | Workload:
     ours = [_matrix_product(site)]
     if site.chunked:
         ours.append(_sum_of_chunks(site))
-    return Workload(tuple(ours), (_original(site.undivided or site),))
+    library = Workload(tuple(ours), (_original(site.undivided or site),))
+    if found is None:
+        return library
+    return [_in_place(site, found, library), dataclasses.replace(library, match=by_library, is_alternative=True)]
+
+
+def _in_place(site: Site, found: InPlace, library: Workload) -> Workload:
+    """The product without copies. What Inductor would compute in its loop is written in any order, as a library reads it, too."""
+    computed = [site.count(o.factor.dims) for o in found.operands if _is_computed_in_loop(site, o)]
+    untimed = "a product by itself does not tell, since Inductor writes computed operands as a library reads them" if computed else ""
+    return dataclasses.replace(library, ours=(strided_product(found.layout, site.device, computed),), untimed=untimed)
 
 
 def _matrix_product(site: Site) -> Work:
-    """The product itself, and a kernel for each operand that is copied or computed first, and for a result in another order.
-
-    What is computed in place (:mod:`fusebackend.patterns.contraction.in_place`) moves less: for that it is a bound.
-    """
+    """The product by a library, with a kernel for each operand that is copied or computed first, and for a result in another order."""
     both = operands(site)
     groups = ((*site.batch, *site.chunked), site.free_x, site.free_y, site.summed)
     batch, m, n, k = (site.count(dims) for dims in groups)
-    size, result = site.dtype.itemsize, batch * m * n
-    copied = [operand for operand in both if not operand.is_view]
-    computed = [operand for operand in both if operand.is_view and _is_computed_in_loop(site, operand)]
-    reordered = result * site.count(site.repeated) if not site.chunked and not is_in_order(site) else 0
-    quantities = {
-        f"flops in {8 * size} bits": 2.0 * batch * m * n * k,
-        "bytes": float(size * (batch * (m * k + n * k) + result)),
-        "copied bytes": 2.0 * size * sum(site.count(operand.factor.dims) for operand in copied),
-        "computed bytes": 2.0 * size * sum(site.count(operand.factor.dims) for operand in computed),
-        "reordered bytes": 2.0 * size * reordered,
-        "launches": float(1 + len(copied) + len(computed) + bool(reordered)),
-    }
-    shape = {
-        **{f"log2 {name}": log2(count) for name, count in zip(("batch", "m", "n", "k"), (batch, m, n, k))},
-        **{f"{name} alignment": alignment(size * count) for name, count in zip("mnk", (m, n, k))},
-        "log2 shorter": log2(min(m, n)),
-        "log2 flops per byte": log2(m * n * k / (m * k + k * n + m * n)),
-        "x by columns": float(both[0].is_transposed),
-        "y by columns": float(both[1].is_transposed),
-        "copies": float(len(copied)),
-        "log2 itemsize": log2(size),
-        "dynamic": _is_dynamic(site),
-    }
-    if site.device.type == "cuda":
-        multiprocessors = device_facts(site.device).multiprocessors
-        for tile, tiles, waves in library_tiles(batch, m, n, multiprocessors):
-            quantities[f"depth in waves of {tile}"] = float(waves * k)
-            shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
-            shape[f"log2 padded to {tile}"] = log2(tiles * tile * tile / (batch * m * n))
-    return Work(f"contraction{_suffix(site)}", quantities, shape)
-
-
-def moves_less(site: Site, found: InPlace) -> bool:
-    """Whether a product in place moves clearly less than the library's with the copies that it saves.
-
-    An operand is read once for each tile along the other's free dim: here by small tiles, which are computed whole, by a library behind
-    copies. Where Inductor computes an operand, it writes it as the library reads it; and it reads a result in any order. In fp32 a result
-    whose batch is innermost takes the kernel longer than a library with its copies.
-    """
-    if site.dtype == torch.float32 and found.layout.is_batch_innermost:
-        return False
-    tile, library = found.layout.tile, (_LIBRARY_TILE, _LIBRARY_TILE)
-    counts = [site.count(dims) for dims in (found.layout.rows, found.layout.columns)]
-    sizes = [site.count(operand.factor.dims) for operand in found.operands]
-    if found.layout.swapped:
-        sizes.reverse()
-    padded = [size * side * -(-count // side) / count for size, count, side in zip(sizes, counts, tile)]
-
-    def moved(elements: Sequence[float], sides: tuple[int, int]) -> float:
-        return sum(n * -(-count // side) for n, count, side in zip(elements, reversed(counts), reversed(sides)))
-
-    result = site.count((*site.batch, *site.free_x, *site.free_y))
-    copied = sum(
-        2 * site.count(operand.factor.dims) for operand in found.operands if not operand.is_view and not _is_computed_in_loop(site, operand)
+    reordered = batch * m * n * site.count(site.repeated) if not site.chunked and not is_in_order(site) else 0
+    return library_product(
+        (batch, m, n, k),
+        site.dtype,
+        site.device,
+        copied=[site.count(operand.factor.dims) for operand in both if not operand.is_view],
+        computed=_computed(site),
+        reordered=reordered,
+        by_columns=(both[0].is_transposed, both[1].is_transposed),
+        dynamic=_is_dynamic(site),
     )
-    reordered = 0 if is_in_order(site) or g.is_read_by_loops(site.node) else 2 * result
-    return moved(padded, tile) + result <= _CLEARLY_LESS * (moved(sizes, library) + result + copied + reordered)
+
+
+def _computed(site: Site) -> list[int]:
+    """The elements of the operands that lie as they are read, but that Inductor would compute in its loop."""
+    return [site.count(o.factor.dims) for o in operands(site) if o.is_view and _is_computed_in_loop(site, o)]
 
 
 def _sum_of_chunks(site: Site) -> Work:

@@ -45,7 +45,7 @@ def in_place(site: Site) -> InPlace | None:
     pair = strided[0], strided[1]
     dims = [d for axis in memory for d in site.result_dims[axis]]
     layout = layout_of(pair, dict(enumerate(site.sizes)), site.batch, site.summed, dims, site.dtype)
-    return None if layout is None else InPlace(both, pair, layout)
+    return InPlace(both, pair, layout) if isinstance(layout, Layout) else None
 
 
 def _strided(operand: Operand) -> Strided | None:

@@ -13,13 +13,13 @@ Dims of both factors are batch dims where they are kept, and are contracted wher
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.estimate import estimate, moves_less
+from fusebackend.patterns.contraction.estimate import estimate
 from fusebackend.patterns.contraction.factors import size_of
 from fusebackend.patterns.contraction.in_place import InPlace, in_place
 from fusebackend.patterns.contraction.legality import accept
@@ -40,15 +40,11 @@ class Contraction(Pattern):
         site = accept(node)
         if not isinstance(site, Site):
             return site
-        interior = () if site.other_users else (*site.parts, site.product, *site.between)
+        return _match(site, in_place(site))
 
-        def emit(emitter: Emitter) -> fx.Node:
-            return emit_contraction(emitter, site)
-
-        return Match((node,), emit, interior, note=_note(site), site=site)
-
-    def estimate(self, match: Match) -> Estimate | Workload:
-        return estimate(match.site)
+    def estimate(self, match: Match) -> Estimate | Workload | Sequence[Workload]:
+        site, found = match.site
+        return estimate(site, found, _match(site, None))
 
     def examples(self) -> list[tuple[Callable, tuple]]:
         def rows(x, y):
@@ -65,8 +61,13 @@ class Contraction(Pattern):
         return [(fn, pair) for fn in (rows, kept, mean) for pair in pairs]
 
 
-def emit_contraction(emitter: Emitter, site: Site) -> fx.Node:
-    found = _in_place(site)
+def _match(site: Site, found: InPlace | None) -> Match:
+    """The site as a product in place, or by a library."""
+    interior = () if site.other_users else (*site.parts, site.product, *site.between)
+    return Match((site.node,), lambda emitter: _emit(emitter, site, found), interior, note=_note(site, found), site=(site, found))
+
+
+def _emit(emitter: Emitter, site: Site, found: InPlace | None) -> fx.Node:
     if found is not None:
         node, dims = found.emit(emitter), list(found.layout.result_dims)
     else:
@@ -86,12 +87,6 @@ def emit_contraction(emitter: Emitter, site: Site) -> fx.Node:
     if g.value(node).dtype != g.value(site.node).dtype:
         node = emitter.call(prims.convert_element_type.default, node, g.value(site.node).dtype)
     return _in_place_of(emitter, site, node, dims)
-
-
-def _in_place(site: Site) -> InPlace | None:
-    """The product by a kernel that copies nothing, where that moves less."""
-    found = in_place(site)
-    return found if found is not None and moves_less(site, found) else None
 
 
 def _summed_elements(site: Site) -> int:
@@ -144,10 +139,11 @@ def _is_contiguous(value: torch.Tensor) -> bool:
     return True
 
 
-def _note(site: Site) -> str:
-    copies = 0 if _in_place(site) is not None else sum(not operand.is_view for operand in operands(site))
+def _note(site: Site, found: InPlace | None) -> str:
+    copied = f"{sum(not operand.is_view for operand in operands(site))} factors are copied"
     if site.sizes is None:
-        return f"as a matrix product; {copies} factors are copied"
+        return f"as a matrix product; {copied}"
+    how = copied if found is None else "the factors are read where they lie"
     m, n, k = site.count(site.free_x), site.count(site.free_y), site.count(site.summed)
     chunks = f", summed over {site.count(site.chunked)} chunks" if site.chunked else ""
-    return f"{site.count((*site.batch, *site.chunked))} matrix products {m}x{n}x{k}{chunks}; {copies} factors are copied"
+    return f"{site.count((*site.batch, *site.chunked))} matrix products {m}x{n}x{k}{chunks}; {how}"

@@ -68,10 +68,9 @@ class Layout:
         return self.order[-1] == 1
 
     @property
-    def tile(self) -> tuple[int, int]:
-        """Rows and columns of the result that a block computes, for which it reads both operands once."""
-        facts = plan_facts(self.sizes, self.x_strides, self.y_strides, self.order, self.dtype)
-        return int(facts["rows"]), int(facts["columns"])
+    def plan(self) -> Mapping[str, float]:
+        """What a block computes (:func:`fusebackend.patterns.strided_bmm.ops.plan_facts`)."""
+        return plan_facts(self.sizes, self.x_strides, self.y_strides, self.order, self.dtype)
 
     def emit(self, emitter: Emitter, left: fx.Node, right: fx.Node, operands: tuple[Strided, Strided]) -> fx.Node:
         """The result, of outer, batch, rows and columns.
@@ -107,8 +106,8 @@ def layout_of(
     summed: Iterable[int],
     memory: Sequence[int],
     dtype: torch.dtype,
-) -> Layout | None:
-    """How the kernels compute a product; None if they do not.
+) -> Layout | str:
+    """How the kernels compute a product, or why they do not.
 
     Args:
         operands: both.
@@ -126,6 +125,7 @@ def layout_of(
     kept = [d for d in memory if d in batch]
     rows, columns = (tuple(d for d in memory if d in own.axes and d not in batch) for own in (x, y))
     terms = tuple(sorted(summed, key=lambda d: -x.strides[d]))
+    reason, refused = "the batch's dims do not stand in the result's memory as two groups, beside rows and columns", ""
     for split in range(len(kept) + 1):
         groups = (tuple(kept[:split]), tuple(kept[split:]), rows, columns)
         order = sorted(range(4), key=lambda i: memory.index(groups[i][0]) if groups[i] else -1)
@@ -133,11 +133,13 @@ def layout_of(
             continue
         strides = [_merged(own, (*groups[:2], free, terms), sizes) for own, free in ((x, rows), (y, columns))]
         if strides[0] is None or strides[1] is None:
+            reason = "dims of an operand that the kernels take as one do not lie in memory as one"
             continue
         counts = tuple(math.prod(sizes[d] for d in dims) for dims in (*groups, terms))
-        if not refusal(counts, strides[0], strides[1], order, dtype):
+        refused = refusal(counts, strides[0], strides[1], order, dtype)
+        if not refused:
             return Layout(*groups, terms, swapped, counts, strides[0], strides[1], tuple(order), dtype)
-    return None
+    return f"the kernels do not compute {refused}" if refused else reason
 
 
 def _merged(operand: Strided, groups: Iterable[Dims], sizes: Mapping[int, int]) -> tuple[int, ...] | None:

@@ -17,9 +17,10 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.strided_bmm.estimate import estimate
 from fusebackend.patterns.strided_bmm.ops import DTYPES, MOST_FP32_TERMS, unavailable
-from fusebackend.patterns.strided_bmm.sites import read
-from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject
+from fusebackend.patterns.strided_bmm.sites import Site, is_copied, read
+from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
 
@@ -37,13 +38,15 @@ class StridedBmm(Pattern):
         if len(node.args) > 2 or node.kwargs or not g.is_tensor(a) or not g.is_tensor(b):
             return None
         value = g.value(node)
-        if value.device.type != "cuda" or value.dtype not in DTYPES or any(g.value(x).dtype != value.dtype for x in node.all_input_nodes):
+        if value.device.type != "cuda" or any(g.value(x).dtype != value.dtype for x in (a, b)) or not (is_copied(a) or is_copied(b)):
             return None
-        if not all(isinstance(n, int) for x in (node, *node.all_input_nodes) for n in (*g.value(x).shape, *g.value(x).stride())):
-            return None
+        if value.dtype not in DTYPES:
+            return Reject(f"dtype {value.dtype}; bf16, fp16 and fp32 are accepted", node)
+        if not all(isinstance(n, int) for x in (node, a, b) for n in (*g.value(x).shape, *g.value(x).stride())):
+            return Reject("symbolic sizes: how the kernels compute a product is chosen for those that are known", node)
         site = read(node)
-        if site is None:
-            return None
+        if not isinstance(site, Site):
+            return site
         if value.dtype == torch.float32:
             if torch.backends.cuda.matmul.fp32_precision not in ("none", "ieee"):
                 return Reject("the precision of fp32 matrix products is set to less than fp32: a library may be faster", node)
@@ -54,10 +57,10 @@ class StridedBmm(Pattern):
         if reason:
             return Reject(reason, node, "no_kernel")
         note = f"{len(site.copies)} of the operands are read where they lie"
-        return Match((node,), site.emit, note=note, site=site)
+        return Match((node,), site.emit, site.interior, note=note, site=site)
 
-    def estimate(self, match: Match) -> Estimate:
-        return Estimate(None, "whether it pays to read the operands where they lie was not measured", "unmeasured")
+    def estimate(self, match: Match) -> Estimate | Workload:
+        return estimate(match.site)
 
     def examples(self) -> list[tuple[Callable, tuple]]:
         def scores(c, b):

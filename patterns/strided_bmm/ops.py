@@ -57,7 +57,8 @@ def unavailable(device: torch.device) -> str | None:
 def plan_facts(
     sizes: Sequence[int], x_strides: Sequence[int], y_strides: Sequence[int], order: Sequence[int], dtype: torch.dtype
 ) -> Mapping[str, float]:
-    """``rows`` and ``columns`` of the tile that a block computes, for the arguments of :func:`refusal`, which it does not refuse."""
+    """``rows`` and ``columns`` of the tile that a block computes, and of how many ``entries`` of the batch, for the arguments of
+    :func:`refusal`, which it does not refuse."""
     return _plan(list(sizes), list(x_strides), list(y_strides), list(order), dtype)
 
 

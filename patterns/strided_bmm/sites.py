@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.sites import FOLLOWED
 from fusebackend.patterns.strided_bmm.layout import Layout, Strided, begins_with_whole_vectors, layout_of
-from fusebackend.rewriting.pattern import Emitter
+from fusebackend.rewriting.pattern import Emitter, Reject
 
 aten = torch.ops.aten
 
@@ -23,13 +24,15 @@ class Operand:
 
     Attributes:
         source: the node that is read.
-        copy: the clone behind which ``source`` stands, of which the operand is a view; None if ``source`` is the operand.
+        copied: the clone behind which ``source`` stands, then the views of it up to the operand; empty if ``source`` is the operand.
+        unread: what was copied, if the kernels do not read it as it lies, or it is not known how it does: ``source`` is the operand then.
         groups: for each of the operand's three dims the axes of ``source`` that it runs along, as (axis, size, stride), outermost first.
     """
 
     source: fx.Node
-    copy: fx.Node | None
+    copied: tuple[fx.Node, ...]
     groups: tuple[tuple[tuple[int, int, int], ...], ...]
+    unread: fx.Node | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +53,23 @@ class Site:
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     layout: Layout
 
+    @functools.cached_property
+    def interior(self) -> tuple[fx.Node, ...]:
+        """The copies that go, with their views: this product alone reads them, and Inductor does not compute there what it copies."""
+        inside = {self.node}
+        for operand in self.operands:
+            if operand.copied and not _is_computed_there(operand):
+                inside.update(operand.copied)
+        kept: set[fx.Node] = set()
+        for node in sorted(inside - {self.node}, reverse=True):
+            if not all(user in inside and user not in kept for user in node.users):
+                kept.add(node)
+        return tuple(sorted(inside - kept - {self.node}))
+
     @property
     def copies(self) -> tuple[fx.Node, ...]:
-        return tuple(operand.copy for operand in self.operands if operand.copy is not None)
+        """Those of ``interior``."""
+        return tuple(node for node in self.interior if node.target is aten.clone.default)
 
     def emit(self, emitter: Emitter) -> fx.Node:
         sources = []
@@ -63,15 +80,22 @@ class Site:
         return emitter.call(aten.reshape.default, product, list(g.value(self.node).shape))
 
 
-def read(node: fx.Node) -> Site | None:
-    """The product at ``node``, an ``aten.bmm`` of static sizes, if an operand was copied for it and the kernels read it where it lies."""
+def read(node: fx.Node) -> Site | Reject | None:
+    """The product at ``node``, an ``aten.bmm`` of static sizes, if an operand was copied for it; why the kernels do not read it where it
+    lies; None if none was copied."""
     x, y = (_read_operand(operand) for operand in node.args[:2])  # type: ignore[arg-type]
-    if x is None or y is None or (x.copy is None and y.copy is None):
-        return None
+    if not x.copied and not y.copied:
+        unread = x.unread or y.unread
+        if unread is None:
+            return None
+        return Reject("what was copied is not known to begin at a multiple of 16 bytes, or a reshape divides its dims", unread)
+    misaligned = next((operand.source for operand in (x, y) if not begins_with_whole_vectors(g.value(operand.source))), None)
+    if misaligned is not None:
+        return Reject("an operand is not known to begin at a multiple of 16 bytes", misaligned)
     y = dataclasses.replace(y, groups=(y.groups[0], y.groups[2], y.groups[1]))  # batch, columns, terms
     aligned = [_with_sizes(*pair) for pair in zip(x.groups, y.groups)]
     if aligned[0] is None or aligned[2] is None:
-        return None
+        return Reject("the dims of the batch, or of the terms, are merged from others in one operand than in the other", node)
     batches, terms = aligned[0], aligned[2]
     groups = [(batches[0], x.groups[1], terms[0]), (batches[1], y.groups[1], terms[1])]
     counts = [len(batches[0]), len(x.groups[1]), len(y.groups[1]), len(terms[0])]
@@ -80,34 +104,49 @@ def read(node: fx.Node) -> Site | None:
     sizes = {d: size for own, free in zip(groups, (rows, columns)) for d, (_, size, _) in zip((*batch, *free, *summed), sum(own, ()))}
     strided = found[0][0], found[1][0]
     layout = layout_of(strided, sizes, batch, summed, [*batch, *rows, *columns], g.value(node).dtype)
-    if layout is None or layout.swapped:
-        return None
+    if isinstance(layout, str):
+        return Reject(layout, node)
+    if layout.swapped:
+        return Reject("a product with one column", node)
     return Site(node, (x, y), strided, (found[0][1], found[1][1]), layout)
 
 
-def _read_operand(node: fx.Node) -> Operand | None:
-    """``node`` seen through the views behind a copy; as it is if there is none, or it is not known how what was copied lies. None if the
-    data do not begin in whole vectors."""
+def is_copied(node: fx.Node) -> bool:
+    """Whether ``node`` is a copy, or a view of one."""
+    return _behind(node)[0].target is aten.clone.default
+
+
+def _behind(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+    """What the views that can be followed are of, and these, the last one first."""
     views, source = [], node
     while source.target in FOLLOWED and g.is_view(source):
         views.append(source)
         before = source.args[0]
         assert isinstance(before, fx.Node)
         source = before
-    copied = source.args[0] if source.target is aten.clone.default else None
-    if isinstance(copied, fx.Node) and g.mutation_between(source, node) is None and begins_with_whole_vectors(g.value(copied)):
+    return source, views
+
+
+def _read_operand(node: fx.Node) -> Operand:
+    """``node`` seen through the views behind a copy; as it is if there is none, or what was copied can't be read as it lies."""
+    source, views = _behind(node)
+    copied = source.args[0] if source.target is aten.clone.default and g.mutation_between(source, node) is None else None
+    if isinstance(copied, fx.Node) and begins_with_whole_vectors(g.value(copied)):
         value = g.value(copied)
-        dims = [[d] if size != 1 else [] for d, size in enumerate(value.shape)]
+        dims: list[list[int]] | None = [[d] if size != 1 else [] for d, size in enumerate(value.shape)]
         for view in reversed(views):
-            moved = FOLLOWED[view.target](view, dims)
-            if moved is None:
-                return None
-            dims = moved
-        return Operand(copied, source, tuple(_runs(value, axes) for axes in dims))
+            dims = None if dims is None else FOLLOWED[view.target](view, dims)
+        if dims is not None:
+            return Operand(copied, (source, *reversed(views)), tuple(_runs(value, axes) for axes in dims))
     value = g.value(node)
-    if not begins_with_whole_vectors(value):
-        return None
-    return Operand(node, None, tuple(_runs(value, [d] if size != 1 else []) for d, size in enumerate(value.shape)))
+    groups = tuple(_runs(value, [d] if size != 1 else []) for d, size in enumerate(value.shape))
+    return Operand(node, (), groups, copied if isinstance(copied, fx.Node) else None)
+
+
+def _is_computed_there(operand: Operand) -> bool:
+    """Whether Inductor writes the copy where it computes what is copied, which nothing else reads."""
+    source = g.through_views(operand.source)
+    return g.is_fusable(source) and set(g.consumers(source)) == {operand.copied[0]}
 
 
 def _runs(value: torch.Tensor, axes: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
