@@ -16,8 +16,8 @@ from fusebackend.patterns.contraction.in_place import InPlace
 from fusebackend.patterns.contraction.legality import goes_away
 from fusebackend.patterns.contraction.operands import Operand, is_in_order, operands
 from fusebackend.patterns.contraction.sites import Site
-from fusebackend.patterns.contraction.work import library_product
 from fusebackend.patterns.strided_bmm.work import strided_product
+from fusebackend.rewriting.library_product import library_product
 from fusebackend.rewriting.pattern import Estimate, Generated, Match, Work, Workload
 from fusebackend.rewriting.workload import log2, log2_run
 

@@ -10,8 +10,9 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.chunks import in_chunks
 from fusebackend.patterns.contraction.factors import Folded, number_of
-from fusebackend.patterns.contraction.sites import FOLLOWED, SUMS, Site, read
+from fusebackend.patterns.contraction.sites import SUMS, Site, read
 from fusebackend.rewriting.pattern import Reject
+from fusebackend.rewriting.view_dims import FOLLOWED
 
 aten = torch.ops.aten
 

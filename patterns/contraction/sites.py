@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
@@ -14,6 +14,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.factors import SCALINGS, Factor, Folded, Split, is_scaling, number_of, read_factor, same_as_one
 from fusebackend.rewriting.pattern import Reject
+from fusebackend.rewriting.view_dims import FOLLOWED
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -224,54 +225,3 @@ def _reduced(node: fx.Node, dims: list[list[int]]) -> tuple[set[int], set[int], 
     if call["keepdim"]:
         return kept, summed, tuple(() if axis in axes else tuple(ds) for axis, ds in enumerate(dims))
     return kept, summed, tuple(tuple(ds) for axis, ds in enumerate(dims) if axis not in axes)
-
-
-# ---- views between the product and the sum: what the product's dims become ----
-
-
-def _unchanged(view: fx.Node, dims: list[list[int]]) -> list[list[int]] | None:
-    return dims
-
-
-def _permuted(view: fx.Node, dims: list[list[int]]) -> list[list[int]] | None:
-    return [dims[d] for d in g.arguments(view)["dims"]]
-
-
-def _unsqueezed(view: fx.Node, dims: list[list[int]]) -> list[list[int]] | None:
-    at = g.arguments(view)["dim"] % (len(dims) + 1)
-    return [*dims[:at], [], *dims[at:]]
-
-
-def _squeezed(view: fx.Node, dims: list[list[int]]) -> list[list[int]] | None:
-    at = g.arguments(view)["dim"] % len(dims)
-    return dims if dims[at] else [*dims[:at], *dims[at + 1 :]]
-
-
-def _reshaped(view: fx.Node, dims: list[list[int]]) -> list[list[int]] | None:
-    """Dims that a reshape merges. One that it splits is not followed, nor symbolic sizes."""
-    before, after = g.value(view.args[0]).shape, g.value(view).shape
-    if not all(isinstance(n, int) and n > 0 for n in (*before, *after)):
-        return None
-    found, at = [], 0
-    for size in after:
-        merged, count = [], 1
-        while count < size:
-            if at == len(before):
-                return None
-            merged += dims[at]
-            count *= before[at]
-            at += 1
-        if count != size:
-            return None
-        found.append(merged)
-    return found if math.prod(before[at:]) == 1 else None
-
-
-FOLLOWED: dict[object, Callable[[fx.Node, list[list[int]]], list[list[int]] | None]] = {
-    prims.convert_element_type.default: _unchanged,
-    aten.permute.default: _permuted,
-    aten.unsqueeze.default: _unsqueezed,
-    aten.squeeze.dim: _squeezed,
-    aten.reshape.default: _reshaped,
-    aten.view.default: _reshaped,
-}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.work import library_product
 from fusebackend.patterns.strided_bmm.sites import Site
 from fusebackend.patterns.strided_bmm.work import strided_product
+from fusebackend.rewriting.library_product import library_product
 from fusebackend.rewriting.pattern import Estimate, Workload
 
 

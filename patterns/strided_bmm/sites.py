@@ -11,9 +11,9 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.sites import FOLLOWED
 from fusebackend.patterns.strided_bmm.layout import Layout, Strided, begins_with_whole_vectors, layout_of
 from fusebackend.rewriting.pattern import Emitter, Reject
+from fusebackend.rewriting.view_dims import FOLLOWED
 
 aten = torch.ops.aten
 
