@@ -73,7 +73,8 @@ class Session:
         self._gm = gm
         opaque = sorted({type(i).__name__ for i in example_inputs if _is_opaque(i)})
         if opaque:
-            options = dataclasses.replace(options, patterns=())
+            # Not interpreted either: the operators of a graph that is run as it is meet the subclass, under the check of the first call.
+            options = dataclasses.replace(options, patterns=(), interpret=False)
             self.report.notes.append(
                 f"{', '.join(opaque)}: inputs of a tensor subclass that is not traced through; all is left to Inductor"
             )

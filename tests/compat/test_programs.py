@@ -151,10 +151,11 @@ class Tagged(torch.Tensor):
 
 
 @pytest.mark.codegen
-def test_a_subclass_that_is_not_traced_through_is_refused(device):
+@pytest.mark.parametrize("options", [{}, {"fuse.interpret": True}], ids=["compiled", "interpreted"])
+def test_a_subclass_that_is_not_traced_through_is_refused(device, options):
     """Its instances reach the compiled code, and torch's check of custom operators at the first call can't take them."""
     x, y = torch.randn(6, 4, device=device).as_subclass(Tagged), torch.randn(4, 6, device=device)
-    got = torch.compile(transposed_sum, backend="fuse")(x, y)
+    got = torch.compile(transposed_sum, backend="fuse", options=options)(x, y)
     assert isinstance(got, Tagged) and torch.equal(got, transposed_sum(x, y))
     assert not substituted()
     assert "Tagged: inputs of a tensor subclass" in fusebackend.last_report().notes[0]
