@@ -5,9 +5,11 @@
 // dimension of q, k, v and of what is shaped like them is contiguous.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "common/integer_math.h"
 
 #if __has_include(<cuda_runtime_api.h>)
 #include <cuda_runtime_api.h>
@@ -22,6 +24,10 @@ constexpr int64_t kMaxRowStride = int64_t(1) << 28;  // elements from row to row
 constexpr int kMinSharedBytes = 128 * 1024;  // that a thread block must be able to have: GPUs of compute capability 8.0, 9.0 and 10.0 have more
 constexpr int kWordKeys = 64;        // keys whose bits are one word
 constexpr int kStatistics = 2;       // of a row: the maximum of its scores, and the logarithm of the sum of exp(score - maximum)
+
+// Scores that numbers of a mask take the place of have no gradient. In rows that are hidden wholly their probabilities are those of other rows, so the
+// backward is told: it is given the negative logarithm, or -0, of such a row.
+FUSE_HOST_DEVICE inline bool has_score_gradients(float log_sum) { return !(std::signbit(log_sum) && log_sum <= 0); }
 
 // (B, G, H, rows, columns) with contiguous columns.
 struct Rows {

@@ -112,8 +112,8 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
     if (first_tile < query_tiles) copy(first_tile, 0);
     cp_async_commit();
 
-    const int* const large_tiles = a.large_tiles + index.head(a) * query_tiles;
-    int is_large_next = first_tile < query_tiles ? __ldg(large_tiles + first_tile) : 0;  // read ahead: the branch would wait for it
+    const int* const special_tiles = a.special_tiles + index.head(a) * query_tiles;
+    int is_special_next = first_tile < query_tiles ? __ldg(special_tiles + first_tile) : 0;  // read ahead: the branch would wait for it
     float dk[1][kD / 8][4] = {}, dv[1][kD / 8][4] = {};
     for (int tile = first_tile, stage = 0; tile < query_tiles; ++tile, stage ^= 1) {
       const int t = tile * kQueries + 2 * c;  // the first of this lane's queries
@@ -122,8 +122,8 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
       __syncthreads();
       if (tile + 1 < query_tiles) copy(tile + 1, stage ^ 1);
       cp_async_commit();
-      const int is_large_now = is_large_next;
-      if (tile + 1 < query_tiles) is_large_next = __ldg(large_tiles + tile + 1);
+      const int is_special_now = is_special_next;
+      if (tile + 1 < query_tiles) is_special_next = __ldg(special_tiles + tile + 1);
       const char* const sums = shared + Layout::kSums + stage * Layout::kSumBytes;
       const uint32_t q_tile = shared0 + Layout::kStages + stage * Layout::kStage + Layout::kQ, grad_tile = q_tile + Layout::kGrad;
 
@@ -133,7 +133,7 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
       Product::start_scores(score_gradients, shared0 + Layout::kV, 16 * warp, grad_tile);
       Product::template wait<1>(scores);
       add_transposed_biases<T>(p, a, index, shared0 + Layout::kBiasTile + stage * Layout::kBiasTileBytes, t, key);
-      if (is_large_now) subtract_large_maxima(p, a, index, t);
+      if (is_special_now) subtract_large_maxima(p, a, index, t);
       if (a.causal && tile * kQueries < first + kKeys) mask_transposed_scores(p, t, key);
       Product::template wait<0>(score_gradients);
       // In global memory: in shared memory there would be room for one block less.
@@ -155,6 +155,7 @@ __global__ __launch_bounds__(FlashBackwardKeys<kD>::kThreads, kBlocks) void atte
           dp[j][e] = p[j][e] * (dp[j][e] - (e % 2 ? two.w : two.z));
         }
       }
+      if (is_special_now) clear_score_gradients(dp, a, index, t);
       if (sums_bias) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {

@@ -165,9 +165,10 @@ struct Arguments {
   float* partial_sums;
   void* bias_gradient;
   bool bias_gradient_is_fp32;
-  // What row_sums.cu makes: of each query of each head, `padded_t` to a head; and whether a tile of kRowSumTile has a large maximum.
+  // What row_sums.cu makes: of each query of each head, `padded_t` to a head; and whether a tile of kRowSumTile has a large maximum, or a row
+  // whose scores have no gradients.
   const RowSums* row_sums;
-  const int* large_tiles;
+  const int* special_tiles;
 };
 
 inline HeadRows head_rows(const Rows& from, const HeadPlan& plan) {

@@ -109,7 +109,7 @@ cudaError_t window_backward(const Backward& p, Workspace& workspace, bool runs, 
 struct FlashBackward {
   Backward p;  // with aligned biases
   const RowSums* row_sums;
-  const int* large_tiles;
+  const int* special_tiles;
   Workspace& workspace;
   bool runs;
   int sm_count;
@@ -117,7 +117,7 @@ struct FlashBackward {
 
   Arguments arguments(const HeadPlan& plan) const {
     Arguments a = backward_arguments(p, plan);
-    a.row_sums = row_sums, a.large_tiles = large_tiles;
+    a.row_sums = row_sums, a.special_tiles = special_tiles;
     return a;
   }
   HeadPlan single_heads() const { return plan_keys_kernel(p, -1, sm_count); }
@@ -172,8 +172,8 @@ cudaError_t flash_backward(Backward p, Workspace& workspace, bool runs, int sm_c
   const FlashLaunchers launchers(p);
   const int64_t rows = p.size.heads() * kept_queries(p.size.t);
   const RowSums* row_sums = static_cast<RowSums*>(workspace.take(rows / kRowSumQueries * int64_t(sizeof(RowSums))));
-  const int* large_tiles = static_cast<int*>(workspace.take(rows / kRowSumTile * int64_t(sizeof(int))));
-  const FlashBackward f = {p, row_sums, large_tiles, workspace, runs, sm_count, stream};
+  const int* special_tiles = static_cast<int*>(workspace.take(rows / kRowSumTile * int64_t(sizeof(int))));
+  const FlashBackward f = {p, row_sums, special_tiles, workspace, runs, sm_count, stream};
   if (runs)
     if (const cudaError_t error = launch_row_sums(f.arguments(f.single_heads()), p.dtype, p.size.heads(), stream); error != cudaSuccess) return error;
 

@@ -132,8 +132,8 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
   for (int r = 0; r < 2; ++r)
     if (key + 8 * r >= a.s) key_bias[r] = -INFINITY;
 
-  const int* const large_tiles = a.large_tiles + index.head(a) * query_tiles;
-  int is_large_next = first_tile < query_tiles ? __ldg(large_tiles + first_tile) : 0;  // read ahead: the branch would wait for it
+  const int* const special_tiles = a.special_tiles + index.head(a) * query_tiles;
+  int is_special = 0, is_special_next = first_tile < query_tiles ? __ldg(special_tiles + first_tile) : 0;  // read ahead: the branch would wait for it
   // This lane's first 16 bytes of a stored tile: eight queries of its first key. The second key is 8 rows further on, with the same swizzle.
   const int row = 16 * (warp % 4) + g, vector0 = Tile<64>::offset(row, c), vector1 = Tile<64>::offset(row, c + 4);
   char* gradients = kStores ? gradient_tile(stored, a, slot, first / 64 + group, first_tile) : nullptr;
@@ -178,8 +178,8 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
   // Products to probabilities.
   const auto exponentiate = [&](float(&p)[8][4], int tile, int stage) {
     const int t = tile * kQueries + 2 * c;  // the first of this lane's queries
-    const int is_large_now = is_large_next;
-    if (tile + 1 < query_tiles) is_large_next = __ldg(large_tiles + tile + 1);
+    is_special = is_special_next;
+    if (tile + 1 < query_tiles) is_special_next = __ldg(special_tiles + tile + 1);
     if (tile_bias >= 0) {
       scale_and_add_transposed_tile<T>(p, a.scale, stage_of(stage) + Layout::kBias + group * Layout::kBiasTile, 16 * (warp % 4));
     } else {
@@ -194,7 +194,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
 #pragma unroll
         for (int e = 0; e < 4; ++e) p[j][e] += key_bias[e / 2];
     }
-    if (is_large_now) subtract_large_maxima(p, a, index, t);
+    if (is_special) subtract_large_maxima(p, a, index, t);
     if (a.causal && tile * kQueries < first + Layout::kBlockKeys) mask_transposed_scores(p, t, key);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -204,7 +204,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
     }
   };
   // Products to gradients of scores, and probabilities to those that are kept.
-  const auto differentiate = [&](float(&p)[8][4], float(&dp)[8][4], int stage) {
+  const auto differentiate = [&](float(&p)[8][4], float(&dp)[8][4], int tile, int stage) {
     const KeptQueries kept_queries(shared + Layout::kKeptWords + stage * Layout::kKept, 16 * (warp % 4) + g);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -218,6 +218,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
         if constexpr (kDrops) p[j][e] = keeps[e] ? p[j][e] : 0.f;
       }
     }
+    if (is_special) clear_score_gradients(dp, a, index, tile * kQueries + 2 * c);
   };
   const auto pack_and_store = [&](const float(&p)[8][4], const float(&dp)[8][4]) {
 #pragma unroll
@@ -243,7 +244,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       Product::template wait<1>(scores);
       exponentiate(scores[0], first_tile, 0);
       Product::template wait<0>(score_gradients);
-      differentiate(scores[0], score_gradients[0], 0);
+      differentiate(scores[0], score_gradients[0], first_tile, 0);
       pack_and_store(scores[0], score_gradients[0]);
     }
 #pragma unroll 1
@@ -262,7 +263,7 @@ __global__ __launch_bounds__(128 * kGroups, kBlocks) void attention_pipelined_ba
       Product::template wait<2>(scores);
       exponentiate(scores[0], tile, place.stage);
       Product::template wait<1>(score_gradients);
-      differentiate(scores[0], score_gradients[0], place.stage);
+      differentiate(scores[0], score_gradients[0], tile, place.stage);
       finish_sums();
       __syncwarp();
       if (lane == 0) mbarrier::arrive(stages.free(before));

@@ -17,11 +17,13 @@ __global__ __launch_bounds__(kLanes * kRowSumTile) void attention_row_sums(const
   const int tile = blockIdx.x % tiles, t = tile * kRowSumTile + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const T *grad = rows_of<const T>(a.grad, index) + int64_t(t) * a.grad.row, *out = rows_of<const T>(a.out, index) + int64_t(t) * a.out.row;
   float log2_sum = INFINITY, delta = 0;  // of queries that do not exist: their probabilities are 0
-  bool large = false;
+  bool large = false, special = false;
   if (t < a.t) {
     const float2 s = __ldg(index.statistics(a) + t);
+    const float log_sum = fabsf(s.y);
     large = is_large(s.x);
-    log2_sum = (large ? s.y : s.x + s.y) * kLog2e;
+    special = large || !has_score_gradients(s.y);
+    log2_sum = (large ? log_sum : s.x + log_sum) * kLog2e;
     for (int i = lane; i < a.dv / 8; i += kLanes) {
       const uint4 x = __ldg(reinterpret_cast<const uint4*>(grad) + i), y = __ldg(reinterpret_cast<const uint4*>(out) + i);
       const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
@@ -37,8 +39,8 @@ __global__ __launch_bounds__(kLanes * kRowSumTile) void attention_row_sums(const
     RowSums& sums = const_cast<RowSums*>(index.row_sums(a))[t / kRowSumQueries];
     sums.log2_sum[t % kRowSumQueries] = log2_sum, sums.delta[t % kRowSumQueries] = delta;
   }
-  const bool any_large = __syncthreads_or(large);
-  if (threadIdx.x == 0) const_cast<int*>(a.large_tiles)[index.head(a) * tiles + tile] = any_large;
+  const bool any_special = __syncthreads_or(special);
+  if (threadIdx.x == 0) const_cast<int*>(a.special_tiles)[index.head(a) * tiles + tile] = any_special;
 }
 
 }  // namespace

@@ -20,6 +20,19 @@ __device__ __forceinline__ void subtract_large_maxima(float (&scores)[8][4], con
     }
 }
 
+// No gradients of the scores of queries that have none (has_score_gradients). `t`: the lane's first query.
+template <int kTiles>
+__device__ __forceinline__ void clear_score_gradients(float (&gradients)[kTiles][4], const Arguments& a, const HeadIndex& index, int t) {
+  const float2* statistics = index.statistics(a);
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int query = t + 8 * j + e;
+      if (query < a.t && !has_score_gradients(statistics[query].y)) gradients[j][e] = gradients[j][2 + e] = 0.f;
+    }
+}
+
 // Which of this lane's elements are kept. `words`: of the tile's 64 queries; `row`: of the lane's first key in the tile.
 struct KeptQueries {
   const char* words;

@@ -5,6 +5,7 @@
 // What a query's gradients of scores have in common, the sum of probabilities times their gradients, is summed over the keys: the sum of
 // grad * out, which is the same, has the rounding of out in it, and that is more than what is left where one key has nearly all the weight.
 #include "attention/launchers.h"
+#include "attention/transposed_scores.cuh"
 #include "attention/window.cuh"
 
 namespace fusebackend::attention {
@@ -81,12 +82,12 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
     biases.load(a, index, head == begin);
     const bool large = is_large(own_statistics.x);
     if (threadIdx.x < kWindow) {
-      const float2 s = own_statistics;
-      log2_sums[own_row] = large ? s.y * kLog2e : (s.x + s.y) * kLog2e;  // of padded queries infinity: their probabilities are 0
-      large_maximum[own_row] = large ? s.x : 0.f;
+      const float maximum = own_statistics.x, log_sum = fabsf(own_statistics.y);
+      log2_sums[own_row] = large ? log_sum * kLog2e : (maximum + log_sum) * kLog2e;  // of padded queries infinity: their probabilities are 0
+      large_maximum[own_row] = large ? maximum : 0.f;
     }
     cp_async_wait<1>();
-    const bool any_large = __syncthreads_or(large);
+    const bool any_special = __syncthreads_or(large || !has_score_gradients(own_statistics.y));
     char* const here = shared + stage * Stage::kAll;
     const uint32_t from = shared0 + stage * Stage::kAll;
 
@@ -119,7 +120,7 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
     for (int j = 0; j < kTiles; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) p[j][e] = fmaf(p[j][e], a.scale, biases.sum[j][e]);
-    if (any_large) {
+    if (any_special) {
 #pragma unroll
       for (int j = 0; j < kTiles; ++j)
 #pragma unroll
@@ -148,8 +149,14 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         dp[j][e] = p[j][e] * (dp[j][e] - (e % 2 ? two.y : two.x));
-        if constexpr (kSumsBias) bias_gradient[j][e] += dp[j][e];
       }
+    }
+    if (any_special) clear_score_gradients(dp, a, index, 2 * c);
+    if constexpr (kSumsBias) {
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) bias_gradient[j][e] += dp[j][e];
     }
 
     float result[kD / 8][4] = {};

@@ -18,7 +18,7 @@ from fusebackend.patterns.attention.gradients import Backward
 from fusebackend.patterns.attention.operands import Link
 from fusebackend.patterns.attention.ops import attention, attention_backward, attention_mask_bits
 from fusebackend.patterns.attention.site import Forward, Result
-from fusebackend.rewriting.pattern import Emitter, Refusal
+from fusebackend.rewriting.pattern import Emitter
 
 aten = torch.ops.aten
 
@@ -149,18 +149,14 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     if backward is None:
         return found
     assert site.grad is not None
-    grad = given = operand(e, site, site.grad, (rows, forward.width))
-    hidden = emit_hidden_rows(e, site.addends[-1], site.scores_layout) if any(not math.isinf(m.fill) for m in forward.masks) else None
-    if hidden is not None:
-        grad = e.call(aten.where.self, hidden, number(e, given, 0.0, forward.dtype), given)
+    grad = operand(e, site, site.grad, (rows, forward.width))
+    if any(not math.isinf(m.fill) for m in forward.masks):
+        statistics = _without_score_gradients(e, statistics, emit_hidden_rows(e, site.addends[-1], site.scores_layout))
     wanted, wide = ([i in slots for i in range(len(biases))] for slots in (site.slots, site.wide_slots))
     gradients = e.call(attention_backward, grad, query, key, value, biases, out, statistics, site.scale, False, wanted, wide, *dropped)
     for i, result in enumerate((backward.queries, backward.keys, backward.values)):
         if result is not None:
-            gradient = e.call(operator.getitem, gradients, i)
-            if hidden is not None and result is backward.values:
-                gradient = _with_hidden_rows(e, gradient, given, hidden, product(a.size for a in columns))
-            found.append(placed(e, site, result, gradient))
+            found.append(placed(e, site, result, e.call(operator.getitem, gradients, i)))
     picked = e.call(operator.getitem, gradients, 3) if any(wanted) else None
     for slot, bias in zip(site.slots, backward.biases):
         assert picked is not None
@@ -213,11 +209,7 @@ def without_hidden_rows(e: Emitter, out: fx.Node, statistics: fx.Node) -> tuple[
     return e.call(aten.permute.default, kept, by_tokens), e.call(aten.where.self, hidden, infinity, statistics)
 
 
-def _with_hidden_rows(e: Emitter, gradient: fx.Node, grad: fx.Node, hidden: fx.Node, keys: Any) -> fx.Node:
-    """The gradient of the values, with that of rows whose probabilities are all one over the number of keys."""
-    if not isinstance(keys, int):
-        raise Refusal("the gradient of a mask that fills in a finite number, with a symbolic number of keys")
-    of_hidden = e.call(aten.where.self, hidden, grad, number(e, grad, 0.0, g.value(grad).dtype))
-    shared = e.call(aten.sum.dim_IntList, converted(e, of_hidden, torch.float32), [-2], True)
-    total = e.call(aten.add.Tensor, converted(e, gradient, torch.float32), e.call(aten.mul.Tensor, shared, 1 / keys))
-    return converted(e, total, g.value(gradient).dtype)
+def _without_score_gradients(e: Emitter, statistics: fx.Node, rows: fx.Node) -> fx.Node:
+    """The statistics by which the backward gives the scores of ``rows`` no gradients."""
+    maxima, log_sums = (e.call(aten.slice.Tensor, statistics, -1, i, i + 1) for i in range(2))
+    return e.call(aten.cat.default, [maxima, e.call(aten.where.self, rows, e.call(aten.neg.default, log_sums), log_sums)], -1)

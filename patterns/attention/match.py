@@ -126,9 +126,6 @@ def _why_gradients_differ(forward: Forward, backward: Backward) -> Reject | None
     are hidden wholly, which are known where nothing else hides. Under -inf, all gradients of such rows are NaN here; in eager mode those of
     the values are."""
     finite = next((m for m in forward.masks if not math.isinf(m.fill)), None)
-    if finite is not None and forward.dropout is not None:
-        reason = f"the gradient of a mask that fills in {finite.fill}, with dropout: rows that are hidden wholly would differ"
-        return Reject(reason, finite.node, "illegal")
     if finite is None:
         if forward.masks and not forward.softmax.is_safe and backward.values is None:
             reason = "the gradient of a mask that fills in -inf, without that of the values: of rows that are hidden wholly it would be NaN"

@@ -108,6 +108,33 @@ def test_the_error_is_no_larger_than_eagers(name, dtype, device, library):
     check(q, k, v, [torch.randn(b).to(device, dtype) for b in biases], grad)
 
 
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_whose_scores_have_no_gradients(name, large, drops, device, library):
+    """By a mask of which they are all hidden. The values have the gradients that they had, all else those without these rows' gradients."""
+    shape, sizes, options = SHAPES[name]
+    q, k, v, grad = arguments(device, torch.bfloat16, shape, **options)
+    biases = [torch.randn(b).to(device, torch.bfloat16) for b in sizes]
+    rows = torch.rand(shape[:-1], device=device) < 0.3
+    if large:
+        hidden = torch.zeros_like(rows).to(torch.bfloat16).masked_fill(rows, LOWEST)
+        biases.append(hidden.unsqueeze(-1).expand(*rows.shape, k.shape[-2]).contiguous())
+    dropped = (ops.attention_mask_bits(torch.rand(*shape[:-1], k.shape[-2], device=device) > 0.2), 1.25) if drops else ()
+    out, statistics = ops.attention(q, k, v, biases, 0.2, False, *dropped)
+    marked = statistics.clone()
+    marked[..., 1] = torch.where(rows, -statistics[..., 1], statistics[..., 1])
+
+    def gradients(grad, statistics):
+        wanted = [i < len(sizes) for i in range(len(biases))]
+        dq, dk, dv, dbiases = ops.attention_backward(grad, q, k, v, biases, out, statistics, 0.2, False, wanted, [], *dropped)
+        return dv, [dq, dk, *dbiases]
+
+    dv, others = gradients(grad, marked)
+    assert torch.equal(dv, gradients(grad, statistics)[0])
+    assert all(map(torch.equal, others, gradients(grad.masked_fill(rows.unsqueeze(-1), 0), statistics)[1]))
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("queries, keys, dim", [(5, 5, 16), (49, 49, 32), (60, 64, 64), (3, 64, 32)])
 def test_where_one_key_has_nearly_all_the_weight_the_error_is_no_larger_than_eagers(queries, keys, dim, dtype, device, library):
