@@ -26,8 +26,10 @@ constexpr int kWordKeys = 64;        // keys whose bits are one word
 constexpr int kStatistics = 2;       // of a row: the maximum of its scores, and the logarithm of the sum of exp(score - maximum)
 
 // Scores that numbers of a mask take the place of have no gradient. In rows that are hidden wholly their probabilities are those of other rows, so the
-// backward is told: it is given the negative logarithm, or -0, of such a row.
-FUSE_HOST_DEVICE inline bool has_score_gradients(float log_sum) { return !(std::signbit(log_sum) && log_sum <= 0); }
+// backward is told: it is given the negative logarithm of such a row. That is at most -log(2): a row of one key has no gradient anyway. Others
+// are at least 0, but for rounding, or -inf where all scores are.
+FUSE_HOST_DEVICE inline bool has_score_gradients(float log_sum) { return !(log_sum < -0.5f && log_sum > -INFINITY); }
+FUSE_HOST_DEVICE inline float unmarked(float log_sum) { return has_score_gradients(log_sum) ? log_sum : -log_sum; }
 
 // (B, G, H, rows, columns) with contiguous columns.
 struct Rows {

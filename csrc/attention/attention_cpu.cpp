@@ -93,11 +93,12 @@ struct HeadInputs {
     score_row(probabilities, p, head, t, &q[t * p.size.d], k.data());
     const float* statistics = p.statistics + (head.index * p.size.t + t) * kStatistics;
     const bool has_gradients = has_score_gradients(statistics[1]);
+    const float log_sum = unmarked(statistics[1]);
     const float* grad_row = &grad[t * p.size.dv];
     // Not grad * out: where one key has nearly all the weight, what is left is less than the rounding of `out`.
     float delta = 0;
     for (int64_t s = 0; s < p.size.s; ++s) {
-      probabilities[s] = std::exp((probabilities[s] - statistics[0]) - std::abs(statistics[1]));
+      probabilities[s] = std::exp((probabilities[s] - statistics[0]) - log_sum);
       gradient[s] = kept_factor(p, head, t, s) * dot(grad_row, &v[s * p.size.dv], p.size.dv);
       delta += probabilities[s] * gradient[s];
     }

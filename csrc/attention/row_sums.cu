@@ -20,7 +20,7 @@ __global__ __launch_bounds__(kLanes * kRowSumTile) void attention_row_sums(const
   bool large = false, special = false;
   if (t < a.t) {
     const float2 s = __ldg(index.statistics(a) + t);
-    const float log_sum = fabsf(s.y);
+    const float log_sum = unmarked(s.y);
     large = is_large(s.x);
     special = large || !has_score_gradients(s.y);
     log2_sum = (large ? log_sum : s.x + log_sum) * kLog2e;

@@ -20,9 +20,9 @@ struct QueryRows {
         const int query = t + 16 * m + 8 * r;
         const bool exists = query < a.t;
         const RowSums& sums = index.row_sums(a)[query / kRowSumQueries];
-        const float2 row = exists ? __ldg(statistics + query) : float2{0.f, -0.f};
+        const float2 row = exists ? __ldg(statistics + query) : float2{};
         const float maximum = row.x;
-        log2_sum[m][r] = has_score_gradients(row.y) ? __ldg(sums.log2_sum + query % kRowSumQueries) : INFINITY;
+        log2_sum[m][r] = exists && has_score_gradients(row.y) ? __ldg(sums.log2_sum + query % kRowSumQueries) : INFINITY;
         delta[m][r] = exists ? __ldg(sums.delta + query % kRowSumQueries) : 0.f;
         large_maximum[m][r] = is_large(maximum) ? maximum : 0.f;
         any_large |= is_large(maximum);

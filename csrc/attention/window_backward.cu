@@ -82,7 +82,7 @@ __global__ __launch_bounds__(kWindowThreads, kD == 32 ? kWindowBackwardBlocks : 
     biases.load(a, index, head == begin);
     const bool large = is_large(own_statistics.x);
     if (threadIdx.x < kWindow) {
-      const float maximum = own_statistics.x, log_sum = fabsf(own_statistics.y);
+      const float maximum = own_statistics.x, log_sum = unmarked(own_statistics.y);
       log2_sums[own_row] = large ? log_sum * kLog2e : (maximum + log_sum) * kLog2e;  // of padded queries infinity: their probabilities are 0
       large_maximum[own_row] = large ? maximum : 0.f;
     }

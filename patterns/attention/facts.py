@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 
+import torch
+from torch import fx
+
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.biases import Addend, dtype_of
 from fusebackend.patterns.attention.dims import Dim, leaves, product
 from fusebackend.patterns.attention.emit import Site
+from fusebackend.patterns.attention.scores import Bias
 from fusebackend.patterns.attention.work import Attended, BiasFacts
+
+aten = torch.ops.aten
+
+_GATHERS = (aten.gather.default, aten.index.Tensor, aten.embedding.default, aten.index_select.default, aten.take.default)
+_MOST_SEARCHED = 60  # nodes
 
 
 def attended(site: Site) -> Attended | None:
@@ -31,6 +40,23 @@ def attended(site: Site) -> Attended | None:
         drops=forward.dropout is not None,
         dynamic=not all(isinstance(size, int) for size in sizes),
     )
+
+
+def gathered_term(site: Site) -> fx.Node | None:
+    """A node that gathers an element for each score, for a term of the scores. Inductor computes it inside its softmax, in each of its
+    loops over a row, of which there are up to three."""
+    scores = g.value(site.forward.scores.product).numel()
+    stack = [term.node for addend in site.addends for term in addend.terms if isinstance(term, Bias)]
+    seen = set(stack)
+    while stack and len(seen) < _MOST_SEARCHED:
+        node = stack.pop()
+        if node.target in _GATHERS and g.same_size(g.value(node).numel(), scores):
+            return node
+        if g.is_view(node) or g.is_fusable(node):
+            earlier = [n for n in node.all_input_nodes if n not in seen and g.is_tensor(n)]
+            stack += earlier
+            seen.update(earlier)
+    return None
 
 
 def _bias(site: Site, index: int, addend: Addend) -> BiasFacts:

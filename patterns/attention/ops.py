@@ -99,8 +99,8 @@ def reference_backward(
 
     Args:
         grad: that of ``out``; any strides.
-        out, statistics: what ``attention`` returned; any strides. In rows whose second number was negated (0 to -0), as in those whose scores
-            a mask replaced wholly, scores have no gradients.
+        out, statistics: what ``attention`` returned; any strides. In rows whose second number, the logarithm, was negated, scores have no
+            gradients, as in those that a mask replaced wholly. There it is log(2) at least, or the row has one key.
         bias_grads: for each bias, whether its gradient is wanted.
         wide_bias_grads: for each bias, whether its gradient is wanted in fp32, if any is; others have the bias's dtype.
 
@@ -110,13 +110,14 @@ def reference_backward(
     """
     scores, wide = _scores(q, k, biases, scale, causal), _wide(grad)
     maximum, log_sum = statistics.split(1, -1)
-    weights = ((scores - maximum) - log_sum.abs()).exp()
+    marked = (log_sum < -0.5) & log_sum.isfinite()
+    weights = ((scores - maximum) - torch.where(marked, -log_sum, log_sum)).exp()
     dweights, dropped = wide @ _wide(v).mT, weights
     if kept is not None:
         factors = _kept_factors(kept, kept_scale, weights)
         dweights, dropped = dweights * factors, weights * factors
     dscores = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
-    dscores = dscores.masked_fill(log_sum.signbit() & (log_sum <= 0), 0.0)
+    dscores = dscores.masked_fill(marked, 0.0)
     dq, dk, dv = scale * dscores @ _wide(k), scale * dscores.mT @ _wide(q), dropped.mT @ wide
     wide_grads = wide_bias_grads or [False] * len(biases)
     dbiases = [

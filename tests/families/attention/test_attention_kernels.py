@@ -122,6 +122,7 @@ def test_rows_whose_scores_have_no_gradients(name, large, drops, device, library
         biases.append(hidden.unsqueeze(-1).expand(*rows.shape, k.shape[-2]).contiguous())
     dropped = (ops.attention_mask_bits(torch.rand(*shape[:-1], k.shape[-2], device=device) > 0.2), 1.25) if drops else ()
     out, statistics = ops.attention(q, k, v, biases, 0.2, False, *dropped)
+    rows &= statistics[..., 1] > 0.5  # as where all weights are equal
     marked = statistics.clone()
     marked[..., 1] = torch.where(rows, -statistics[..., 1], statistics[..., 1])
 
@@ -133,6 +134,16 @@ def test_rows_whose_scores_have_no_gradients(name, large, drops, device, library
     dv, others = gradients(grad, marked)
     assert torch.equal(dv, gradients(grad, statistics)[0])
     assert all(map(torch.equal, others, gradients(grad.masked_fill(rows.unsqueeze(-1), 0), statistics)[1]))
+
+
+@pytest.mark.parametrize("length", [49, 130])
+def test_a_logarithm_that_rounding_made_negative_is_no_mark(length, device, library):
+    """As that of a sum near 1."""
+    q, k, v, grad = arguments(device, torch.bfloat16, (2, 2, length, 32))
+    out, statistics = ops.attention(q, k, v, [], 0.2, False)
+    statistics[:, :, 7, 1] = -(2.0**-20)
+    dq, _, _, _ = ops.attention_backward(grad, q, k, v, [], out, statistics, 0.2, False, [])
+    assert dq[:, :, 7].any(-1).all()
 
 
 @pytest.mark.parametrize("dtype", HALVES)

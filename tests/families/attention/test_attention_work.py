@@ -7,9 +7,12 @@ import random
 
 import pytest
 import torch
+from families.traced_graphs import traced_joint
 
-from fusebackend.patterns.attention import bench, ops, work
+from fusebackend.patterns.attention import bench, estimate, ops, work
+from fusebackend.patterns.attention.match import Attention
 from fusebackend.rewriting import device_facts
+from fusebackend.rewriting.pattern import Match, Workload
 
 CUDA = torch.device("cuda", 0)
 
@@ -93,3 +96,33 @@ def test_whatever_the_benchmark_draws_is_described():
 
 def test_an_empty_attention_has_no_work():
     assert work.kernel_facts(attended((0, 1, 4, 9, 32), 9, [], []), True) == {}
+
+
+def gathering(q, k, v, places, index):
+    """As in DeBERTa: a term of the scores is gathered for each of them."""
+    gathered = (q @ places.mT).gather(-1, index.expand(*q.shape[:-1], k.shape[-2]))
+    return ((q @ k.mT + gathered / 3) * 0.125).softmax(-1) @ v
+
+
+def looking_up(q, k, v, table, index):
+    """As in T5: one bias for all of the batch."""
+    return (q @ k.mT * 0.125 + table[index].permute(2, 0, 1)).softmax(-1) @ v
+
+
+@pytest.mark.usefixtures("kernels_for_every_device")
+@pytest.mark.parametrize("fn, learned, described", [(gathering, (2, 4, 48, 32), False), (looking_up, (32, 4), True)])
+def test_a_term_that_inductor_gathers_inside_its_softmax_is_timed(fn, learned, described, monkeypatch):
+    """No estimate knows how often it computes it there, and how far apart what it reads lies."""
+    monkeypatch.setattr(estimate, "device_facts", lambda device: device_facts.IMAGINED)
+    q, k, v, places = (torch.randn(s, dtype=torch.bfloat16) for s in (*[(2, 4, 64, 32)] * 3, learned))
+    graph = traced_joint(fn, (q, k, v, places, torch.zeros(64, 64, dtype=torch.int64)), (0, 1, 2, 3))
+    (found,) = estimates_where_found(graph)
+    if described:
+        assert isinstance(found, Workload)
+    else:
+        assert found.pays is None and "in each loop of its softmax" in found.reason and found.code == "unmeasured"
+
+
+def estimates_where_found(graph):
+    matches = (Attention().match(n) for n in graph.nodes if n.op == "call_function" and n.target in Attention.anchors)
+    return [Attention().estimate(m) for m in matches if isinstance(m, Match)]
