@@ -41,6 +41,8 @@ def launch_every_kernel() -> None:
         on_gpu = [x.cuda() for x in (q, k, v)]
         out, statistics = attention(*on_gpu, [b.cuda() for b in biases], 0.2, causal, *dropped_on_gpu)
         close(out, exact_out, tolerance(dtype))
+        if masked:
+            statistics[..., 3, 1].neg_()  # no gradients of its scores
         wanted = [True] * len(biases), [drops] * len(biases)
         arguments = grad.cuda(), *on_gpu, [b.cuda() for b in biases], out, statistics, 0.2, causal, *wanted, *dropped_on_gpu
         dq, dk, dv, dbiases = attention_backward(*arguments)
@@ -67,6 +69,7 @@ def launch_every_kernel() -> None:
             check(dtype, (2, 2, 17, dim), [(1, 2, 17, 136)], keys=136)
             for queries in (17, 136):  # with dropout
                 check(dtype, (2, 2, queries, dim), [(1, 2, queries, queries)], drops=True)
+                check(dtype, (2, 2, queries, dim), [(1, 2, queries, queries)], masked=True, drops=True)
                 check(dtype, (2, 2, queries, dim), [], drops=True)
                 check(dtype, (2, 2, queries, dim), [(1, 2, queries, queries), (2, 1, queries, queries)], drops=True)
             for queries in (136, 250):  # two biases of all scores: the kernels for any biases

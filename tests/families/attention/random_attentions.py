@@ -53,7 +53,9 @@ def draw(seed: int) -> Drawn:
     finite = [i for i, t in enumerate(terms) if t[0] == "where" and t[1] != -math.inf]
     if finite and (len(terms) > 1):  # refused beside others; what is left is tested alone
         terms = [terms[finite[0]]]
-    args = (*operands, *(t[2] for t in terms))
+    drops = d.pick("dropout", False, False, False, True)
+    kept = [torch.rand(*batch, queries, keys) < 0.8] if drops else []
+    args = (*operands, *(t[2] for t in terms), *kept)
 
     def fn(q, k, v, *given):
         q, k, v = (_laid_out(layout, x) for x in (q, k, v))
@@ -86,6 +88,8 @@ def draw(seed: int) -> Drawn:
             p = (scores - scores.amax(-1, keepdim=True)).exp()
             p = p / p.sum(-1, keepdim=True)
         p = p.to(v.dtype)
+        if drops:
+            p = p * given[-1] * 1.25
         if out == "values first":
             return (v.mT @ p.mT).mT
         if out == "einsum":
