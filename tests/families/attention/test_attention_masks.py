@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_programs import check, compiled, heads, randn, refused, run
+from attention_programs import OPTIONS, check, compiled, error, heads, randn, refused, run, wide
+from families.compiled_results import whole_report
 from families.traced_graphs import traced_joint
 
+from fusebackend import backend
 from fusebackend.patterns.attention.facts import attended
 from fusebackend.patterns.attention.match import Attention
 from fusebackend.patterns.attention.ops import attention
@@ -121,6 +123,18 @@ def test_a_finite_mask_over_a_learned_bias():
     seen[0, 0, 3] = False
     check(filled(LOWEST), (*heads(), randn(4, 9, 9), seen), training=True)
     check(filled(LOWEST), (*heads(), randn(2, 4, 9, 9), seen), training=True)
+
+
+def test_a_finite_mask_over_a_learned_bias_of_symbolic_sizes():
+    fn = filled(LOWEST)
+    whole = torch.compile(fn, backend=backend.fuse, options=OPTIONS)
+    for length in (9, 13, 17):
+        seen = visible(2, 1, length, length)
+        seen[0, 0, 3] = False
+        args = (*heads(queries=length), randn(4, length, length), seen)
+        for ours, theirs, exact in zip(run(whole, args, True), run(fn, args, True), run(fn, wide(args), True), strict=True):
+            assert error(ours, exact) <= error(theirs, exact)
+    assert len(whole_report().substitutions) == 2, "one graph for 9, one for all other lengths"
 
 
 def test_a_finite_mask_over_a_bias_of_positions():
