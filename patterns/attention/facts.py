@@ -16,7 +16,6 @@ from fusebackend.patterns.attention.work import Attended, BiasFacts
 
 aten = torch.ops.aten
 
-_GATHERS = (aten.gather.default, aten.index.Tensor, aten.embedding.default, aten.index_select.default, aten.take.default)
 _MOST_SEARCHED = 60  # nodes
 
 
@@ -50,7 +49,7 @@ def gathered_term(site: Site) -> fx.Node | None:
     seen = set(stack)
     while stack and len(seen) < _MOST_SEARCHED:
         node = stack.pop()
-        if node.target in _GATHERS and g.same_size(g.value(node).numel(), scores):
+        if node.target is aten.gather.default and g.same_size(g.value(node).numel(), scores):
             return node
         if g.is_view(node) or g.is_fusable(node):
             earlier = [n for n in node.all_input_nodes if n not in seen and g.is_tensor(n)]
