@@ -123,10 +123,10 @@ def _time(
 def _write(provenance: Mapping[str, Any], measured: Sequence[Measured], is_part: bool, output: Path | None) -> None:
     host = {way: [m.us for m in measured if m.family == HOST and m.way == way] for way in ("ours", "inductor")}
     call = round(max(0.0, min(host["ours"], default=0.0) - min(host["inductor"], default=0.0)), 2)
-    named = {n: provenance[n] for n in ("device", "torch_version", "properties")}
-    known = calibration.shipped(provenance["type"], **named, architecture=provenance.get("architecture", ""))
+    device = {n: provenance[n] for n in ("device", "torch_version", "properties")}
+    known = calibration.shipped(provenance["type"], **device, running=provenance.get("architecture", ""))
     # A basis stands by itself, so that calibrations do not grow by each other.
-    bases = {k: m for models in reversed(known) for k, m in models.items() if m.basis is None}
+    bases = collections.ChainMap(*({k: m for k, m in models.items() if m.basis is None} for models in known))
     fitted = fit_times.fit_all([m for m in measured if m.family != HOST], bases=bases)
     models = {k: dataclasses.asdict(m) for k, m in fitted.items()}
     if not models:
@@ -135,8 +135,8 @@ def _write(provenance: Mapping[str, Any], measured: Sequence[Measured], is_part:
     path = output or calibration.own_file(provenance["device"], provenance["torch_version"])
     if is_part and path.is_file():
         models = json.loads(path.read_text())["models"] | models
-    for others in known:  # kinds of which too few sites were drawn
-        models = {k: dataclasses.asdict(m) for k, m in others.items()} | models
+    # Kinds of which too few sites were drawn.
+    models |= {k: dataclasses.asdict(m) for k, m in collections.ChainMap(*known).items() if k not in models}
     path.write_text(json.dumps({**provenance, "sites": _count(measured), "call": call, "models": models}, indent=1) + "\n")
     calibration.forget()
     print(f"{_count(measured)} sites of {provenance['device']}, torch {provenance['torch_version']}: {path}")

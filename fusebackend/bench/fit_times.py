@@ -186,7 +186,7 @@ def _fit_once(found: Sequence[Sample], basis: TimeModel | None = None) -> TimeMo
     points = [features(w, b) for w, b in zip(works, base)]
     names = sorted({n for p in points for n in p})
     X = numpy.array([[p.get(n, 0.0) for n in names] for p in points])
-    y = numpy.log([s.us for s in found]) - numpy.log(base) - [physical.correction(w)[0] for w in works]
+    y = numpy.log([s.us for s in found]) - numpy.log(base) - [physical.correction(w, b)[0] for w, b in zip(works, base)]
     forest = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=_LEAST_IN_LEAF, max_features=0.7, random_state=0).fit(X, y)
     trees = json.dumps([_as_lists(e.tree_, 0) for e in forest.estimators_], separators=(",", ":"))
     return dataclasses.replace(physical, features=names, trees=trees)
@@ -210,7 +210,7 @@ def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None) -> TimeM
         for j, w in enumerate(s.ways):
             amounts[i, j] = [w.quantities.get(n, 0.0) for n in names]
             with contextlib.suppress(Unfit):  # a quantity that was not met there
-                corrections[i, j] = basis.correction(w)[0] if basis is not None else 0.0
+                corrections[i, j] = 0.0 if basis is None else basis.correction(w, basis.physical(w))[0]
     us = numpy.array([s.us for s in found])
     log_us = numpy.log(us)
     # Begin with each quantity explaining the slowest tenth of what it occurs in.
@@ -234,7 +234,7 @@ def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None) -> TimeM
         return numpy.concatenate([expected - log_us, near * (parameters - begin)])
 
     limits = begin - 12, begin + 12
-    limits[1][0] = max(math.log(us.min()), begin[0] if basis is not None else -math.inf)
+    limits[1][0] = max(math.log(us.min()), begin[0])
     best = optimize.least_squares(errors, numpy.minimum(begin, limits[1] - 1e-6), bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=200)
     start, power = math.exp(best.x[0]), 1 + math.exp(best.x[1])
     rates = {n: float(f"{math.exp(r):.5g}") for n, r in zip(names, best.x[2:])}

@@ -121,12 +121,15 @@ def _find(kind: str, name: str, own: Path | None) -> Calibration | None:
         c for folder in (own, FOLDER) if folder is not None for path in sorted(folder.glob("*.json")) if (c := _read(path)) is not None
     ]
     of_kind = [c for device, c in found if device == kind]
-    running = architecture(kind)
-    here = [_widened(c, running, torch.__version__) for c in of_kind if c.device == name]
-    if here:
-        return min(here, key=lambda c: c.widened)
-    properties = device_properties(torch.device(kind))
-    return min((_prior(c, properties, running) for c in of_kind), key=lambda c: (c.widened, abs(math.log(c.scale))), default=None)
+    return next(iter(_by_likeness(of_kind, name, torch.__version__, device_properties(torch.device(kind)), architecture(kind))), None)
+
+
+def _by_likeness(
+    found: Sequence[Calibration], device: str, torch_version: str, properties: Mapping[str, float], running: str
+) -> list[Calibration]:
+    """What each says of a device, the likeliest first: those of the device itself, then guesses by others."""
+    known = [_widened(c, running, torch_version) if c.device == device else _prior(c, properties, running) for c in found]
+    return sorted(known, key=lambda c: (c.is_prior, c.widened, abs(math.log(c.scale))))
 
 
 def _widened(known: Calibration, running: str, torch_version: str) -> Calibration:
@@ -137,16 +140,12 @@ def _widened(known: Calibration, running: str, torch_version: str) -> Calibratio
     return dataclasses.replace(known, widened=widened)
 
 
-def shipped(kind: str, device: str, torch_version: str, properties: Mapping[str, float], architecture: str) -> list[dict[str, TimeModel]]:
-    """What the calibrations that ship say of a device, by kind of work, the most likely first: that of the device itself, and guesses by
-    others, with rates that are scaled and intervals that are as wide as :func:`of_device` makes them."""
+def shipped(kind: str, device: str, torch_version: str, properties: Mapping[str, float], running: str) -> list[dict[str, TimeModel]]:
+    """The models of the calibrations that ship, for a device, the likeliest first: with rates that are scaled and intervals that are as
+    wide as :func:`of_device` makes them. ``running``: as for :func:`architecture`."""
     files = [found for path in sorted(FOLDER.glob("*.json")) if (found := _read(path)) is not None]
-    guesses = []
-    for other in [c for of_kind, c in files if of_kind == kind]:
-        known = _widened(other, architecture, torch_version) if other.device == device else _prior(other, properties, architecture)
-        guesses.append(known)
-    guesses.sort(key=lambda c: (c.widened, abs(math.log(c.scale))))
-    return [{name: m.scaled(c.scale, c.widened) for name, m in c.models.items()} for c in guesses]
+    known = _by_likeness([c for of_kind, c in files if of_kind == kind], device, torch_version, properties, running)
+    return [{name: m.scaled(c.scale, c.widened) for name, m in c.models.items()} for c in known]
 
 
 def _scale(other: Calibration, properties: Mapping[str, float]) -> float:

@@ -92,25 +92,22 @@ class TimeModel:
         Raises:
             Unfit: as for :meth:`physical`.
         """
-        correction, deviation = self.correction(work)
+        physical = self.physical(work)
+        correction, deviation = self.correction(work, physical)
         half_width = widened * self._unlike(work) * self.spread * math.hypot(deviation, self.noise)
-        return Interval.around(self.physical(work) * math.exp(correction), half_width)
+        return Interval.around(physical * math.exp(correction), half_width)
 
-    def correction(self, work: Work) -> tuple[float, float]:
-        """The logarithm by which the work takes longer than its rates say, and how far the trees differ about it.
-
-        Raises:
-            Unfit: as for :meth:`physical`.
-        """
+    def correction(self, work: Work, physical: float) -> tuple[float, float]:
+        """The logarithm by which the work takes longer than its rates say, ``physical``, and how far the trees differ about it."""
         values = [0.0]
         if self.trees:
-            known = features(work, self.physical(work))
+            known = features(work, physical)
             point = [known.get(name, 0.0) for name in self.features]
             values = [_evaluate(tree, point) for tree in self._forest]
         mean, deviation = statistics.fmean(values), statistics.pstdev(values)
         if self.basis is not None:
             with contextlib.suppress(Unfit):  # a quantity that was not met there
-                other_mean, other_deviation = self.basis.correction(work)
+                other_mean, other_deviation = self.basis.correction(work, self.basis.physical(work))
                 return mean + other_mean, math.hypot(deviation, other_deviation)
         return mean, deviation
 
