@@ -29,8 +29,7 @@ from fusebackend.patterns.computed_sums.ops import computed_rows, computed_sums,
 from fusebackend.patterns.computed_sums.reading import Reading
 from fusebackend.patterns.computed_sums.row_sites import ENDS, Rows
 from fusebackend.patterns.computed_sums.sites import SUMS, Site, read
-from fusebackend.patterns.contraction.factors import size_of
-from fusebackend.patterns.contraction.operands import merged
+from fusebackend.rewriting.emitted_sizes import merged, size_of
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Refusal, Reject, Workload
 
 aten = torch.ops.aten

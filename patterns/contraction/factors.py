@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.rewriting.emitted_sizes import size_of
 from fusebackend.rewriting.pattern import Emitter
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -189,12 +190,6 @@ def _is_mask(node: fx.Node) -> bool:
         assert isinstance(source, fx.Node)
         node = source
     return True
-
-
-def size_of(emitter: Emitter, node: fx.Node, axis: int) -> Any:
-    """A size: a number, or a node where it is symbolic."""
-    size = g.value(node).shape[axis]
-    return size if isinstance(size, int) else emitter.call(aten.sym_size.int, node, axis)
 
 
 def same_as_one(size: int | torch.SymInt) -> bool:

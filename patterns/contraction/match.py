@@ -20,11 +20,11 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.estimate import estimate
-from fusebackend.patterns.contraction.factors import size_of
 from fusebackend.patterns.contraction.in_place import InPlace, in_place
 from fusebackend.patterns.contraction.legality import accept
-from fusebackend.patterns.contraction.operands import operands, permuted, prims, product_of
+from fusebackend.patterns.contraction.operands import operands, permuted, prims
 from fusebackend.patterns.contraction.sites import SUMS, Site
+from fusebackend.rewriting.emitted_sizes import product_of, size_of
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.factors import Factor, Folded, size_of
+from fusebackend.patterns.contraction.factors import Factor, Folded
 from fusebackend.patterns.contraction.sites import Site
+from fusebackend.rewriting.emitted_sizes import merged
 from fusebackend.rewriting.pattern import Emitter
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -122,24 +120,3 @@ def is_in_order(site: Site) -> bool:
 
 def permuted(emitter: Emitter, node: fx.Node, order: list[int]) -> fx.Node:
     return node if order == list(range(len(order))) else emitter.call(aten.permute.default, node, order)
-
-
-def merged(emitter: Emitter, node: fx.Node, counts: Sequence[int]) -> fx.Node:
-    """``node`` with so many neighbouring dims as one, for each of ``counts``."""
-    if all(count == 1 for count in counts):
-        return node
-    sizes = [size_of(emitter, node, axis) for axis in range(sum(counts))]
-    shape = []
-    for count in counts:
-        shape.append(product_of(emitter, sizes[:count]))
-        sizes = sizes[count:]
-    return emitter.call(aten.reshape.default, node, shape)
-
-
-def product_of(emitter: Emitter, sizes: Sequence[Any]) -> Any:
-    """That of numbers, or of nodes."""
-    product: Any = math.prod(size for size in sizes if isinstance(size, int))
-    for size in sizes:
-        if not isinstance(size, int):
-            product = size if isinstance(product, int) and product == 1 else emitter.call(operator.mul, product, size)
-    return product

@@ -33,12 +33,11 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.native import loader
-from fusebackend.patterns.contraction.factors import size_of
-from fusebackend.patterns.contraction.operands import product_of
 from fusebackend.patterns.index_add import estimate as profit
 from fusebackend.patterns.index_add import shared_sort
 from fusebackend.patterns.index_add.ops import DTYPES, INDEX_ADD, INDEX_ADD_, INDEX_ADD_ZEROS, KERNELS, max_dims
 from fusebackend.patterns.index_add.sites import COPY, READERS, Site, is_accepted_alpha, only_user, read
+from fusebackend.rewriting.emitted_sizes import merged
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
@@ -121,10 +120,8 @@ def _emit(e: Emitter, site: Site, deterministic: bool) -> fx.Node:
         # Of a constant, the kernel needs one element, expanded.
         one = e.call(aten.full.default, [1] * g.value(values).dim(), *values.args[1:], **values.kwargs)
         values = e.call(aten.expand.default, one, values.args[0])
-    if site.index_dims != 1:
-        sizes = [size_of(e, values, axis) for axis in range(g.value(values).dim())]
-        end = site.dim + site.index_dims
-        values = e.call(aten.reshape.default, values, [*sizes[: site.dim], product_of(e, sizes[site.dim : end]), *sizes[end:]])
+    after = g.value(values).dim() - site.dim - site.index_dims
+    values = merged(e, values, [*[1] * site.dim, site.index_dims, *[1] * after])
 
     def flat(vector: fx.Node | None) -> fx.Node | None:
         return vector if vector is None or g.value(vector).dim() == 1 else e.call(aten.reshape.default, vector, [-1])
