@@ -25,9 +25,9 @@ constexpr int kMinSharedBytes = 128 * 1024;  // that a thread block must be able
 constexpr int kWordKeys = 64;        // keys whose bits are one word
 constexpr int kStatistics = 2;       // of a row: the maximum of its scores, and the logarithm of the sum of exp(score - maximum)
 
-// Scores that numbers of a mask take the place of have no gradient. In rows that are hidden wholly their probabilities are those of other rows, so the
-// backward is told: it is given the negative logarithm of such a row. That is at most -log(2): a row of one key has no gradient anyway. Others
-// are at least 0, but for rounding, or -inf where all scores are.
+// Scores that a mask replaces by a number have no gradients. Their probabilities are 0 but in rows that are masked wholly, which the caller of the
+// backward marks: it negates their second statistic, the logarithm. That is log(2) at least there, since a row of one key has no gradients anyway.
+// Where it is not negated it is at least 0, but for rounding, or -inf where all scores are.
 FUSE_HOST_DEVICE inline bool has_score_gradients(float log_sum) { return !(log_sum < -0.5f && log_sum > -INFINITY); }
 FUSE_HOST_DEVICE inline float unmarked(float log_sum) { return has_score_gradients(log_sum) ? log_sum : -log_sum; }
 

@@ -44,8 +44,8 @@ class TimeModel:
         spread: half the interval's width, as a logarithm, is this many times the trees' standard deviation and ``noise``, added as squares.
         noise: the error that is left where the trees agree, as a logarithm.
         count, error: how many sites it was fitted to, and the mean error on sites that it was not fitted to, as a logarithm.
-        basis: a model of this kind on another device, or under another torch, whose correction goes before this one's: how shapes make
-            kernels slower than their rates say differs less between GPUs than the rates do. It has no basis itself.
+        basis: a model of this kind on another device, or under another torch, whose correction is added to this one's: by how much
+            shapes make kernels slower than their rates differs less between GPUs than the rates do. It has no basis itself.
     """
 
     start: float
