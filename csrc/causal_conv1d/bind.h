@@ -1,11 +1,13 @@
 // From tensors to kernel parameters; shared by the CPU and CUDA bindings.
 //
-//   causal_conv1d(Tensor x, Tensor weight, Tensor? bias, SymInt left, SymInt right, float shift, bool silu, bool channels_last) -> Tensor
+//   causal_conv1d(Tensor x, Tensor weight, Tensor? bias, SymInt left, SymInt right, float shift, bool silu, bool channels_last, Tensor? mean=None,
+//                 Tensor? variance=None, Tensor? scale=None, Tensor? offset=None, float eps=0., str activation="") -> Tensor
 //   causal_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, SymInt left, float shift, bool silu, bool channels_last,
 //                          bool need_x, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)
 //
 // x is (batch, channels, time), padded by `left` and `right` zeros, and weight (channels, 1, taps). The result (or x's gradient) lies in
-// memory as (batch, time, channels) if `channels_last`, else as (batch, channels, time). A gradient that is not needed comes back empty.
+// memory as (batch, time, channels) if `channels_last`, else as (batch, channels, time). What the last six arguments make of it is described in
+// common/channel_epilogue.h (`offset` is its shift). A gradient that is not needed comes back empty.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,6 +16,7 @@
 
 #include "causal_conv1d/params.h"
 #include "common/binding.h"
+#include "common/channel_epilogue_binding.h"
 #include "common/integer_math.h"
 
 namespace fusebackend::causal_conv1d {
@@ -29,8 +32,9 @@ inline DType dtype_of(const Tensor& t) {
 inline Strides strides_of(const Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
 
 inline Tensor empty_rows(const Tensor& like, int64_t batch, int64_t channels, int64_t length, bool channels_last) {
-  return channels_last ? empty_strided_like(like, {batch, channels, length}, {length * channels, 1, channels})
-                       : empty_like_sized(like, {batch, channels, length});
+  if (!channels_last) return empty_like_sized(like, {batch, channels, length});
+  const int64_t pitch = std::max<int64_t>(channels, 1);  // as torch lays out what is empty
+  return empty_strided_like(like, {batch, channels, length}, {std::max<int64_t>(length, 1) * pitch, 1, pitch});
 }
 
 inline void check_operand(const Tensor& t, const Tensor& x, const char* name) {
@@ -99,12 +103,14 @@ void set_operands(Params& p, const Tensor& x, const Tensor& weight, const Bias& 
 }
 
 inline ConvParams forward_params(const Tensor& x, const Tensor& weight, const Bias& bias, int64_t left, const Tensor& out, double shift,
-                                 bool silu) {
+                                 bool silu, const ChannelEpilogue& after = {}) {
   ConvParams p = {};
   set_operands(p, x, weight, bias, left, shift);
   p.out = out.data_ptr();
   if (out.dim() == 3) p.out_len = out.size(2), p.out_stride = strides_of(out);
-  p.epilogue = silu ? Epilogue::kSilu : Epilogue::kNone;
+  STD_TORCH_CHECK(!silu || !after.any, "causal_conv1d: SiLU and another epilogue");
+  p.epilogue = after.any ? Epilogue::kChannel : silu ? Epilogue::kSilu : Epilogue::kNone;
+  p.after = after;
   p.x_dtype = p.out_dtype = p.dtype;
   return p;
 }

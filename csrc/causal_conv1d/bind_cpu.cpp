@@ -16,11 +16,13 @@ void parallel(int64_t units, int64_t multiplications, F&& f) {
 }
 
 Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const Bias& bias, int64_t left, int64_t right, double shift, bool silu,
-                     bool channels_last) {
+                     bool channels_last, const ChannelNumbers& mean, const ChannelNumbers& variance, const ChannelNumbers& scale,
+                     const ChannelNumbers& offset, double eps, std::string activation) {
   const int64_t length = check_forward(x, weight, bias, left, right);
+  const ChannelEpilogue after = epilogue_of("causal_conv1d", x, x.size(1), mean, variance, scale, offset, eps, activation, "offset");
   Tensor out = empty_rows(x, x.size(0), x.size(1), length, channels_last);
   if (out.numel() == 0) return out;
-  const ConvParams p = forward_params(x, weight, bias, left, out, shift, silu);
+  const ConvParams p = forward_params(x, weight, bias, left, out, shift, silu, after);
   const ForwardUnits units = forward_units(p);
   parallel(p.batch * units.groups * units.tiles, out.numel() * (p.taps + 8),
            [&](int64_t begin, int64_t end) { cpu_kernels().forward(p, begin, end); });

@@ -30,11 +30,13 @@ cudaError_t convolve(ConvParams& p, const Tensor& like, cudaStream_t stream) {
 }
 
 Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const Bias& bias, int64_t left, int64_t right, double shift, bool silu,
-                     bool channels_last) {
+                     bool channels_last, const ChannelNumbers& mean, const ChannelNumbers& variance, const ChannelNumbers& scale,
+                     const ChannelNumbers& offset, double eps, std::string activation) {
   const int64_t length = check_forward(x, weight, bias, left, right);
+  const ChannelEpilogue after = epilogue_of("causal_conv1d", x, x.size(1), mean, variance, scale, offset, eps, activation, "offset");
   const CudaScope scope(x);
   Tensor out = empty_rows(x, x.size(0), x.size(1), length, channels_last);
-  ConvParams p = forward_params(x, weight, bias, left, out, shift, silu);
+  ConvParams p = forward_params(x, weight, bias, left, out, shift, silu, after);
   check_cuda(convolve(p, x, scope.stream()), "causal_conv1d");
   return out;
 }

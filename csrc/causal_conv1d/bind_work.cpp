@@ -1,8 +1,9 @@
-// causal_conv1d_work(int[] sizes, bool[] orders, ScalarType dtype, int left, bool silu, bool[] needed, int multiprocessors) -> str: what a
-// convolution, or its backward, makes a GPU do (work.h), for tensors that need not exist.
+// causal_conv1d_work(int[] sizes, bool[] orders, ScalarType dtype, int left, bool silu, bool[] needed, int multiprocessors, bool epilogue=False) ->
+// str: what a convolution, or its backward, makes a GPU do (work.h), for tensors that need not exist.
 //
 //   sizes: batch, channels, samples of x, samples of the result, taps.
 //   orders: of x, of the result, and for a backward of x's gradient: true for (batch, time, channel), false for (batch, channel, time).
+//   epilogue: whether a forward applies that of common/channel_epilogue.h.
 //   needed: which gradients, of x, weight and bias, a backward computes; none for a forward.
 #include <optional>
 #include <string>
@@ -29,7 +30,7 @@ Params described(const std::vector<int64_t>& sizes, bool x_btc, DType dtype, int
 }
 
 std::string causal_conv1d_work(const std::vector<int64_t>& sizes, const std::vector<bool>& orders, ScalarType type, int64_t left, bool silu,
-                               const std::vector<bool>& needed, int64_t multiprocessors) {
+                               const std::vector<bool>& needed, int64_t multiprocessors, bool epilogue) {
   const std::optional<DType> dtype = to_dtype(type);
   STD_TORCH_CHECK(dtype && sizes.size() == 5 && orders.size() == 3 && (needed.empty() || needed.size() == 3) && multiprocessors > 0,
                   "causal_conv1d_work: a floating-point dtype, five sizes, three orders, and no or three gradients");
@@ -38,7 +39,7 @@ std::string causal_conv1d_work(const std::vector<int64_t>& sizes, const std::vec
     ConvParams p = described<ConvParams>(sizes, orders[0], *dtype, left);
     p.out_stride = strides(orders[1], channels, p.out_len);
     p.x_dtype = p.out_dtype = p.dtype;
-    p.epilogue = silu ? Epilogue::kSilu : Epilogue::kNone;
+    p.epilogue = epilogue ? Epilogue::kChannel : silu ? Epilogue::kSilu : Epilogue::kNone;
     return work_of(p, int(multiprocessors));
   }
   BackwardParams p = described<BackwardParams>(sizes, orders[0], *dtype, left);

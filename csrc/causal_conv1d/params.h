@@ -1,7 +1,7 @@
 // Depthwise 1-D convolution along time, forward and backward: what every kernel of this folder computes, and from which parameters.
 //
 //   pre[b,c,t] = shift + bias[c] + sum_k w[c,k] * x[b,c,t-left+k]      0 <= t < out_len, 0 <= k < taps
-//   out        = pre, silu(pre), or dy * silu'(pre)                     (Epilogue)
+//   out        = pre, silu(pre), dy * silu'(pre), or what common/channel_epilogue.h describes     (Epilogue)
 //
 // x is zero outside [0, in_len). A causal convolution has left = taps-1 and out_len = in_len. The gradient for x is the same operation on
 // the gradient of pre, with the taps reversed (a negative stride) and left' = taps-1-left.
@@ -9,11 +9,12 @@
 #include <cstdint>
 
 #include "causal_conv1d/memory_order.h"
+#include "common/channel_epilogue.h"
 #include "common/dtype.h"
 
 namespace fusebackend::causal_conv1d {
 
-enum class Epilogue : int { kNone = 0, kSilu = 1, kSiluGrad = 2 };
+enum class Epilogue : int { kNone = 0, kSilu = 1, kSiluGrad = 2, kChannel = 3 };
 
 // Element strides of the weight, (channel, tap).
 struct WeightStrides {
@@ -32,7 +33,8 @@ struct ConvParams {
   int64_t bias_stride;
   double shift;
   Epilogue epilogue;
-  DType dtype;  // of w, bias and dy
+  ChannelEpilogue after;  // applied by Epilogue::kChannel only
+  DType dtype;            // of w, bias and dy
   // CUDA only. Differ from dtype where a gradient of pre passes from one kernel to the next in a wider type.
   DType x_dtype, out_dtype;
   bool exact;  // CUDA, fp32 only: sums and SiLU are in double, so that results are correctly rounded

@@ -29,8 +29,11 @@ template <typename T>
 cudaError_t launch(const ConvParams& p, cudaStream_t stream) {
   const RegisterToeplitzPlan plan = make_plan(p);
   const dim3 grid(static_cast<unsigned>(p.channels), static_cast<unsigned>(std::min<int64_t>(ceil_div(plan.items, kWarpsOfBlock), 65535)));
-  if (p.epilogue == Epilogue::kSilu) register_toeplitz_forward<T, true><<<grid, kWarpsOfBlock * 32, 0, stream>>>(p, plan);
-  else register_toeplitz_forward<T, false><<<grid, kWarpsOfBlock * 32, 0, stream>>>(p, plan);
+  switch (p.epilogue) {
+    case Epilogue::kSilu: register_toeplitz_forward<T, Epilogue::kSilu><<<grid, kWarpsOfBlock * 32, 0, stream>>>(p, plan); break;
+    case Epilogue::kChannel: register_toeplitz_forward<T, Epilogue::kChannel><<<grid, kWarpsOfBlock * 32, 0, stream>>>(p, plan); break;
+    default: register_toeplitz_forward<T, Epilogue::kNone><<<grid, kWarpsOfBlock * 32, 0, stream>>>(p, plan);
+  }
   return cudaGetLastError();
 }
 
@@ -39,7 +42,7 @@ cudaError_t launch(const ConvParams& p, cudaStream_t stream) {
 bool register_toeplitz_supported(const ConvParams& p) {
   const bool plain = p.dtype != DType::kFloat32 && p.dtype != DType::kFloat64 && p.x_dtype == p.dtype && p.out_dtype == p.dtype;
   if (!plain || p.epilogue == Epilogue::kSiluGrad || compute_capability_major() < 8) return false;
-  if (p.left < 0 || p.left > kReach || p.taps - 1 - p.left > kReach) return false;
+  if (!is_within_reach(p)) return false;
   const StridedTensors tensors = {{p.x, p.x_stride}, {p.out, p.out_stride}};
   const bool contiguous = all_present(tensors, [](const void*, const Strides& s) { return s.t == 1; });
   const bool small = p.batch * ceil_div(p.out_len, int64_t{kChunkSamples}) < (int64_t{1} << 31) && std::max(p.in_len, p.out_len) < (int64_t{1} << 30);

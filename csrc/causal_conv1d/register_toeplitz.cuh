@@ -9,12 +9,14 @@
 // Zero taps that meet an inf make a NaN, so results that are NaN are computed again, one by one.
 #pragma once
 #include "causal_conv1d/direct_sums.cuh"
+#include "causal_conv1d/route_limits.h"
 #include "causal_conv1d/tensor_core.cuh"
+#include "common/channel_epilogue.cuh"
 
 namespace fusebackend::causal_conv1d {
 
 constexpr int kChunkSamples = 32, kWarpRows = 8, kWarpsOfBlock = 4;
-constexpr int kReach = kChunkSamples;  // the farthest that a tap may lie from its output
+static_assert(kToeplitzReach <= kChunkSamples);
 constexpr int kSlots = 8;              // chunks: three that are multiplied, the others on their way
 constexpr int kBlocksPerSm = 4;
 
@@ -34,26 +36,39 @@ __device__ __forceinline__ uint32_t transposed(uint32_t pair) {
   return result;
 }
 
-// Eight results one by one. Not inlined: it is rare.
-template <typename T, bool SILU>
-__device__ __noinline__ void direct_results(const T* x, int in_len, const T* w, int64_t w_stride, int taps, int t, float bias, bool skips_padding, T* out) {
-  for (int e = 0; e < 8; ++e) {
-    const float y = bias + sum_of_taps(x, 1, in_len, w, w_stride, taps, t + e, 0.f, skips_padding);
-    out[e] = from_float<T>(SILU ? silu<T>(y) : y);
+// What is stored of eight sums, which may also be infinite or NaN.
+template <typename T, Epilogue EPILOGUE>
+__device__ __forceinline__ void finish_results(float (&y)[8], const ChannelEpilogue& after, const StagedAffine& affine) {
+  if constexpr (EPILOGUE == Epilogue::kChannel) finish<T>(y, after, affine.get());
+  if constexpr (EPILOGUE == Epilogue::kSilu) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) y[e] = silu<T>(y[e]);
   }
 }
 
-template <typename T, bool SILU>
-__global__ void __launch_bounds__(kWarpsOfBlock * 32, kBlocksPerSm) register_toeplitz_forward(const ConvParams p, const RegisterToeplitzPlan plan) {
+// Eight results one by one. Not inlined: it is rare.
+template <typename T, Epilogue EPILOGUE>
+__device__ __noinline__ void direct_results(const ConvParams& p, const T* x, const T* w, int t, float bias, const StagedAffine& affine, T* out) {
+  float y[8];
+  for (int e = 0; e < 8; ++e)
+    y[e] = bias + sum_of_taps(x, 1, static_cast<int>(p.in_len), w, p.w_stride.k, static_cast<int>(p.taps), t + e, 0.f, p.skips_padding);
+  finish_results<T, EPILOGUE>(y, p.after, affine);
+  *reinterpret_cast<Vec<T, 8>*>(out) = pack<T, 8>(y);
+}
+
+template <typename T, Epilogue EPILOGUE>
+__global__ void __launch_bounds__(kWarpsOfBlock * 32, kBlocksPerSm) register_toeplitz_forward(const __grid_constant__ ConvParams p, const RegisterToeplitzPlan plan) {
 #if __CUDA_ARCH__ >= 800
   constexpr int kTaps = 4 * kChunkSamples, kNearest = 2 * kChunkSamples - 1;  // w[s - t + left] is taps[s - t + kNearest]
   static_assert(kTaps == kWarpsOfBlock * 32);
   __shared__ T taps[kTaps];
+  __shared__ StagedAffine affine;
   const int64_t c = blockIdx.x;
   const T* w = static_cast<const T*>(p.w) + c * p.w_stride.c;
   const int left = static_cast<int>(p.left), in_len = static_cast<int>(p.in_len), out_len = static_cast<int>(p.out_len);
   const int k = static_cast<int>(threadIdx.x) - kNearest + left;
   taps[threadIdx.x] = k >= 0 && k < p.taps ? w[k * p.w_stride.k] : from_float<T>(0.f);
+  if (EPILOGUE == Epilogue::kChannel && threadIdx.x == 0) affine.numbers = affine_of<T>(p.after, c);
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
 
@@ -110,24 +125,24 @@ __global__ void __launch_bounds__(kWarpsOfBlock * 32, kBlocksPerSm) register_toe
           }
         }
 
-        uint32_t pairs[4];
+        float y[8];
         bool any_nan = false;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          float y[2];
+        for (int e = 0; e < 8; ++e) {
+          y[e] = sum[e / 4][e % 4] + bias;
+          any_nan = any_nan || y[e] != y[e];
+        }
+        finish_results<T, EPILOGUE>(y, p.after, affine);
+        uint32_t pairs[4];
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            y[e] = sum[j / 2][2 * (j % 2) + e] + bias;
-            any_nan = any_nan || y[e] != y[e];
-            if constexpr (SILU) y[e] = silu<T>(y[e]);
-          }
-          const Vec<T, 2> two = pack<T, 2>(y);
+        for (int j = 0; j < 4; ++j) {
+          const Vec<T, 2> two = pack<T, 2>(y + 2 * j);
           pairs[j] = transposed(*reinterpret_cast<const uint32_t*>(&two));
         }
         const bool again = __any_sync(0xffffffffu, any_nan);
         const int t = chunk * kChunkSamples;
         if (static_cast<unsigned>(t) < outputs_left) {
-          if (again) direct_results<T, SILU>(x - 8 * q, in_len, w, p.w_stride.k, static_cast<int>(p.taps), t + 8 * q - left, bias, p.skips_padding, out + t);
+          if (again) direct_results<T, EPILOGUE>(p, x - 8 * q, w, t + 8 * q - left, bias, affine, out + t);
           else *reinterpret_cast<uint4*>(out + t) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
         }
       }

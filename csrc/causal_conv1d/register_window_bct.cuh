@@ -6,6 +6,7 @@
 #pragma once
 #include "causal_conv1d/bct_rows.cuh"
 #include "causal_conv1d/direct_sums.cuh"
+#include "common/channel_epilogue.cuh"
 
 namespace fusebackend::causal_conv1d {
 
@@ -29,7 +30,12 @@ constexpr int kItemsInFlight = kWindowSize<T, TAPS> > 32 ? 1 : 2;
 template <typename T, int TAPS, bool LAST_TAP_FIRST, RowAccess ACCESS>
 __global__ void __launch_bounds__(kRowThreads, TAPS > 16 ? 2 : 3) register_window_bct_forward(const ConvParams p, const RowItems items) {
   constexpr int V = kVecSize<T>, kSamples = kWindowSize<T, TAPS>, kUnroll = kItemsInFlight<T, TAPS>;
+  __shared__ StagedAffine affine;
   const int64_t c = blockIdx.x;
+  if (p.epilogue == Epilogue::kChannel) {
+    if (threadIdx.x == 0) affine.numbers = affine_of<T>(p.after, c);
+    __syncthreads();
+  }
   const int taps = static_cast<int>(p.taps), left = static_cast<int>(p.left), zeros = front_zeros(p.left, V);
   const T* wc = static_cast<const T*>(p.w) + c * p.w_stride.c;
   float w[TAPS];
@@ -82,6 +88,7 @@ __global__ void __launch_bounds__(kRowThreads, TAPS > 16 ? 2 : 3) register_windo
         if (p.epilogue == Epilogue::kSilu) y[e] = silu<T>(y[e]);
         if (p.epilogue == Epilogue::kSiluGrad) y[e] = silu_backward<T>(dy[e], y[e]);
       }
+      if (p.epilogue == Epilogue::kChannel) finish<T>(y, p.after, affine.get());
       store_samples<T, V, ACCESS>(oc + b[u] * p.out_stride.b, t[u], out_len[u], y);
     }
   }

@@ -2,6 +2,7 @@
 // with the 16 samples under each of them in registers.
 #pragma once
 #include "causal_conv1d/direct_sums.cuh"
+#include "common/channel_epilogue.cuh"
 
 namespace fusebackend::causal_conv1d {
 
@@ -121,6 +122,19 @@ __global__ void __launch_bounds__(32 * kSpanWarps, 4) register_window_btc_forwar
         continue;
       }
     }
+    if (p.epilogue == Epilogue::kChannel) {
+      ChannelAffine affine[V];
+#pragma unroll
+      for (int v = 0; v < V; ++v) affine[v] = affine_of<T>(p.after, c + v);
+      if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int r = 0; r < kSpan; ++r) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) acc[r][v] += shift;
+        }
+      }
+      finish<T>(acc, p.after, affine);
+    }
 #pragma unroll
     for (int r = 0; r < kSpan; ++r) {
       const int t = t0 + (LAST_TAP_FIRST ? kSpan - 1 - r : r);
@@ -131,7 +145,7 @@ __global__ void __launch_bounds__(32 * kSpanWarps, 4) register_window_btc_forwar
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         float& y = acc[r][v];
-        if constexpr (sizeof(T) == 4) y += shift;
+        if (sizeof(T) == 4 && p.epilogue != Epilogue::kChannel) y += shift;
         if (p.epilogue == Epilogue::kSilu) y = silu<T>(y);
         if (p.epilogue == Epilogue::kSiluGrad) y = silu_backward<T>(dy[v], y);
       }

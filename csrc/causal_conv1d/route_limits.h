@@ -38,6 +38,9 @@ constexpr int64_t kManyResults = 64, kManyResults16 = 256, kManyGradients = 1 <<
 inline bool has_toeplitz_size(const ConvParams& p) {
   return std::min(p.taps, p.in_len) >= (is_fp32(p.dtype) ? kToeplitzTapsFp32 : kToeplitzTaps) && p.batch >= kToeplitzBatch;
 }
+// The farthest, in samples, that a tap may lie from its output for tensor cores that read samples into registers (register_toeplitz.cuh).
+constexpr int64_t kToeplitzReach = 32;
+inline bool is_within_reach(const ConvParams& p) { return p.left >= 0 && p.left <= kToeplitzReach && p.taps - 1 - p.left <= kToeplitzReach; }
 inline bool has_fft_size(const ConvParams& p) { return std::min(p.taps, p.in_len) >= (is_fp32(p.dtype) ? kFftTapsFp32 : kFftTaps); }
 
 inline double fft_picoseconds(const ConvParams& p) {

@@ -10,6 +10,7 @@ namespace fusebackend::causal_conv1d {
 namespace {
 
 bool toeplitz_pays(const ConvParams& p) { return has_toeplitz_size(p) && toeplitz_supported(p); }
+bool register_toeplitz_pays(const ConvParams& p) { return has_toeplitz_size(p) && p.batch >= kRegisterToeplitzBatch && register_toeplitz_supported(p); }
 bool toeplitz_pays(const WeightGradParams& p) {
   const int64_t least = is_fp32(p.dtype) ? kToeplitzTapsFp32 : kToeplitzTaps;
   const bool accurate = !is_fp32(p.dtype) || eager_chain(p) >= kToeplitzChainFp32;
@@ -17,7 +18,7 @@ bool toeplitz_pays(const WeightGradParams& p) {
 }
 
 bool fft_pays(const ConvParams& p) {
-  return has_fft_size(p) && fft_picoseconds(p) < products_picoseconds(p, toeplitz_pays(p)) && fft_forward_scratch(p) > 0;
+  return p.epilogue != Epilogue::kChannel && has_fft_size(p) && fft_picoseconds(p) < products_picoseconds(p, toeplitz_pays(p)) && fft_forward_scratch(p) > 0;
 }
 bool fft_pays(const WeightGradParams& p) {
   if (!toeplitz_pays(p) || !fft_weight_grad_supported(p)) return false;
@@ -31,7 +32,8 @@ bool fft_pays(const WeightGradParams& p) {
 bool registers_pay(const ConvParams& p) {
   if (!register_window_supported(p)) return false;
   if (is_btc(p.x_stride, p.channels)) return true;
-  return register_window_taps(p) <= (is_fp32(p.dtype) ? kRegisterTapsFp32 : kRegisterTaps) || (!is_fp32(p.dtype) && !toeplitz_pays(p));
+  if (register_window_taps(p) <= (is_fp32(p.dtype) ? kRegisterTapsFp32 : kRegisterTaps)) return true;
+  return !is_fp32(p.dtype) && !register_toeplitz_pays(p) && !toeplitz_pays(p);
 }
 bool registers_pay(const WeightGradParams& p) {
   if (p.batch * p.out_len == 0 || p.in_len == 0 || !register_window_weight_grad_supported(p)) return false;
@@ -46,7 +48,7 @@ ForwardRoute forward_route(const ConvParams& p) {
   if (widened || sums_exactly(p)) return ForwardRoute::kSharedTile;
   if (short_forward_supported(p)) return ForwardRoute::kShort;
   if (registers_pay(p)) return ForwardRoute::kRegisterWindow;
-  if (has_toeplitz_size(p) && p.batch >= kRegisterToeplitzBatch && register_toeplitz_supported(p)) return ForwardRoute::kRegisterToeplitz;
+  if (register_toeplitz_pays(p)) return ForwardRoute::kRegisterToeplitz;
   if (is_fp32(p.dtype) && p.out_len < kManyResults) return ForwardRoute::kSharedTile;
   if (fft_pays(p)) return ForwardRoute::kFft;
   return toeplitz_pays(p) ? ForwardRoute::kToeplitz : ForwardRoute::kSharedTile;

@@ -7,6 +7,7 @@
 #pragma once
 #include "causal_conv1d/direct_sums.cuh"
 #include "causal_conv1d/shared_tile.cuh"
+#include "common/channel_epilogue.cuh"
 
 namespace fusebackend::causal_conv1d {
 
@@ -103,10 +104,16 @@ __global__ void __launch_bounds__(kMaxForwardThreads, sizeof(A) == 8 ? 7 : 10)
   }
 
   const A constant = static_cast<A>(p.shift);
-  auto finish = [&](A y, auto&& dy) {
+  const ChannelAffine affine = p.epilogue == Epilogue::kChannel ? affine_of<T>(p.after, c) : ChannelAffine{};
+  auto finished = [&](A y, auto&& dy) {
     y += constant;
     if (p.epilogue == Epilogue::kSilu) y = silu<T>(y);
     if (p.epilogue == Epilogue::kSiluGrad) y = silu_backward<T>(A(dy()), y);
+    if (p.epilogue == Epilogue::kChannel) {
+      float one[1] = {static_cast<float>(y)};
+      finish<T>(one, p.after, affine);
+      y = one[0];
+    }
     return y;
   };
   constexpr int V = 16 / sizeof(T);
@@ -122,7 +129,7 @@ __global__ void __launch_bounds__(kMaxForwardThreads, sizeof(A) == 8 ? 7 : 10)
       if (p.epilogue == Epilogue::kSiluGrad) dy_raw = *reinterpret_cast<const Vec<T, V>*>(dy + t0 + thread_t + i);
       float y[V];
 #pragma unroll
-      for (int j = 0; j < V; ++j) y[j] = static_cast<float>(finish(acc[i + j], [&] { return to_float(dy_raw.v[j]); }));
+      for (int j = 0; j < V; ++j) y[j] = static_cast<float>(finished(acc[i + j], [&] { return to_float(dy_raw.v[j]); }));
       *reinterpret_cast<Vec<T, V>*>(out + t0 + thread_t + i) = pack<T, V>(y);
     }
     return;
@@ -134,7 +141,7 @@ __global__ void __launch_bounds__(kMaxForwardThreads, sizeof(A) == 8 ? 7 : 10)
   for (int i = threadIdx.x; i < min(tile, out_len - t0); i += blockDim.x) {
     A y = x_tile[padded<A>(i)];
     if (direct) y = direct_sum(x, p.x_stride.t, in_len, w, p.w_stride.k, taps, t0 + i - left, bias, p.skips_padding);
-    out[(t0 + i) * p.out_stride.t] = rounded<OUT>(finish(y, [&] { return to_float(dy[(t0 + i) * p.dy_stride.t]); }));
+    out[(t0 + i) * p.out_stride.t] = rounded<OUT>(finished(y, [&] { return to_float(dy[(t0 + i) * p.dy_stride.t]); }));
   }
 }
 

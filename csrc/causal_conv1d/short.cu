@@ -172,7 +172,7 @@ bool short_and_causal(const Params& p) {
 }  // namespace
 
 bool short_forward_supported(const ConvParams& p) {
-  if (!short_and_causal(p) || p.epilogue == Epilogue::kSiluGrad || p.w_stride.k < 0) return false;
+  if (!short_and_causal(p) || p.epilogue == Epilogue::kSiluGrad || p.epilogue == Epilogue::kChannel || p.w_stride.k < 0) return false;
   const MemoryOrder x = memory_order(p.x_stride, p.channels);
   return x != MemoryOrder::kOther && (x == memory_order(p.out_stride, p.channels) || forward_transposes(p));
 }

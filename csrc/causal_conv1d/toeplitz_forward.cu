@@ -66,7 +66,7 @@ cudaError_t launch(const ConvParams& p, cudaStream_t stream) {
 }  // namespace
 
 bool toeplitz_supported(const ConvParams& p) {
-  if (!small_enough(p)) return false;
+  if (!small_enough(p) || p.epilogue == Epilogue::kChannel) return false;
   const ToeplitzPlan plan = p.dtype == DType::kFloat32 ? make_plan<float>(p, 8) : make_plan<__half>(p, 8);
   return plan.shared_bytes <= tensor_core_shared_bytes() && p.channels * plan.groups * 4 <= 0x7fffffff;
 }

@@ -18,9 +18,14 @@ bool short_and_causal(const Params& p) {
 Kind kind_of(const ConvParams& p) {
   if ((is_fp32(p.dtype) && p.channels == 1) || p.x_dtype != p.dtype || p.out_dtype != p.dtype) return Kind::kTile;
   const bool in_btc = is_btc(p.x_stride, p.channels), out_btc = is_btc(p.out_stride, p.channels);
-  if (short_and_causal(p) && p.epilogue != Epilogue::kSiluGrad && p.w_stride.k >= 0 && (in_btc || !out_btc)) return Kind::kShort;
+  if (short_and_causal(p) && p.epilogue != Epilogue::kSiluGrad && p.epilogue != Epilogue::kChannel && p.w_stride.k >= 0 && (in_btc || !out_btc)) return Kind::kShort;
   const int64_t most = in_btc ? kMaxRegisterTaps : is_fp32(p.dtype) ? kRegisterTapsFp32 : has_toeplitz_size(p) ? kRegisterTaps : kMaxRegisterTaps;
   if (in_btc == out_btc && p.taps <= most) return Kind::kWindow;
+  if (p.epilogue == Epilogue::kChannel) {
+    const bool in_registers = !is_fp32(p.dtype) && p.batch >= kRegisterToeplitzBatch && is_within_reach(p) && p.in_len % 8 == 0 && p.out_len % 8 == 0;
+    if (!in_btc && !out_btc && has_toeplitz_size(p) && in_registers) return Kind::kTensorCores;
+    return !is_fp32(p.dtype) && in_btc == out_btc && p.taps <= kMaxRegisterTaps ? Kind::kWindow : Kind::kTile;
+  }
   if (is_fp32(p.dtype) && p.out_len < kManyResults) return Kind::kTile;
   const bool on_tensor_cores = has_toeplitz_size(p);
   const bool fits = p.in_len + p.taps - 1 <= kMaxFftPoints;

@@ -7,7 +7,7 @@
 //
 // x is (batch, channels, height, width), weight (channels * multiplier, 1, taps, taps), and padding (top, bottom, left, right), negative where
 // x is cropped. The result (or x's gradient) lies in memory as (batch, height, width, channels) if `channels_last`, as x does if that is None.
-// What follows the sums is described in epilogue.h; mean, variance, scale and shift have a number an output, in x's dtype or in that of the sums.
+// What follows the sums is described in common/channel_epilogue.h; mean, variance, scale and shift have a number an output, in x's dtype or in that of the sums.
 // A gradient that is not needed comes back empty.
 #pragma once
 #include <cstdint>
@@ -15,17 +15,16 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "common/binding.h"
+#include "common/channel_epilogue_binding.h"
 #include "depthwise_conv/limits.h"
 #include "depthwise_conv/params.h"
 
 namespace fusebackend::depthwise_conv {
 
 using Bias = std::optional<Tensor>;
-using Vector = std::optional<Tensor>;
 using Ints = std::vector<int64_t>;
 
 inline DType dtype_of(const Tensor& t) {
@@ -86,36 +85,7 @@ inline Geometry geometry_of(const Tensor& x, const Tensor& weight, const Ints& s
   return g;
 }
 
-inline Activation activation_of(const std::string& name) {
-  constexpr std::pair<const char*, Activation> kNames[] = {
-      {"", Activation::kNone},     {"relu", Activation::kRelu},           {"relu6", Activation::kRelu6}, {"hardswish", Activation::kHardswish},
-      {"silu", Activation::kSilu}, {"gelu_tanh", Activation::kGeluTanh}, {"gelu", Activation::kGelu}};
-  for (const auto& [known, activation] : kNames)
-    if (name == known) return activation;
-  STD_TORCH_CHECK(false, "depthwise_conv: activation ", name, " is not supported");
-}
-
-inline ChannelVector channel_vector(const Vector& v, const Geometry& g, const Tensor& x, const char* name) {
-  if (!v) return {};
-  STD_TORCH_CHECK(v->dim() == 1 && v->size(0) == g.outputs(), "depthwise_conv: ", name, " must be (", g.outputs(), ",)");
-  STD_TORCH_CHECK(v->is_cuda() == x.is_cuda() && v->get_device_index() == x.get_device_index(), "depthwise_conv: ", name, " must be on x's device");
-  const ScalarType type = v->scalar_type(), sums = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-  STD_TORCH_CHECK(type == x.scalar_type() || type == sums, "depthwise_conv: ", name, " must have x's dtype, or that of its sums");
-  return {v->data_ptr(), v->stride(0), type == sums};
-}
-
-inline Epilogue epilogue_of(const Geometry& g, const Tensor& x, const Vector& mean, const Vector& variance, const Vector& scale, const Vector& shift, double eps,
-                            const std::string& activation) {
-  Epilogue e = {};
-  e.mean = channel_vector(mean, g, x, "mean"), e.variance = channel_vector(variance, g, x, "variance");
-  e.scale = channel_vector(scale, g, x, "scale"), e.shift = channel_vector(shift, g, x, "shift");
-  e.eps = eps, e.activation = activation_of(activation);
-  e.is_affine = mean || variance || scale || shift;
-  e.any = e.is_affine || e.activation != Activation::kNone;
-  return e;
-}
-
-inline ForwardParams forward_params(const Geometry& g, const Tensor& x, const Tensor& weight, const Bias& bias, const Epilogue& epilogue, const Tensor& y) {
+inline ForwardParams forward_params(const Geometry& g, const Tensor& x, const Tensor& weight, const Bias& bias, const ChannelEpilogue& epilogue, const Tensor& y) {
   if (bias) {
     STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == g.outputs(), "depthwise_conv: bias must be (", g.outputs(), ",)");
     check_operand(*bias, x, "bias");

@@ -74,10 +74,10 @@ cudaError_t weight_grad(WeightGradParams& p, int splits, const Tensor& like, cud
 }
 
 Tensor depthwise_conv(const Tensor& x, const Tensor& weight, const Bias& bias, const Ints& stride, const Ints& padding, const Ints& dilation,
-                      std::optional<bool> channels_last, const Vector& mean, const Vector& variance, const Vector& scale, const Vector& shift, double eps,
+                      std::optional<bool> channels_last, const ChannelNumbers& mean, const ChannelNumbers& variance, const ChannelNumbers& scale, const ChannelNumbers& shift, double eps,
                       std::string activation) {
   const Geometry g = geometry_of(x, weight, stride, padding, dilation);
-  const Epilogue epilogue = epilogue_of(g, x, mean, variance, scale, shift, eps, activation);
+  const ChannelEpilogue epilogue = epilogue_of("depthwise_conv", x, g.outputs(), mean, variance, scale, shift, eps, activation);
   const CudaScope scope(x);
   Tensor y = empty_image(x, {g.batch, g.outputs(), g.out.h, g.out.w}, channels_last.value_or(is_channels_last(x)));
   if (y.numel() > 0) check_cuda(forward(forward_params(g, x, weight, bias, epilogue, y), scope.stream()), "depthwise_conv");

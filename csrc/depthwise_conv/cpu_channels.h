@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "depthwise_conv/cpu_epilogue.h"
+#include "common/cpu_channel_epilogue.h"
 #include "depthwise_conv/cpu_inner_loops.h"
 #include "depthwise_conv/params.h"
 

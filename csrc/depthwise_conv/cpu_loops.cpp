@@ -7,7 +7,7 @@
 
 #include "common/cpu_half.h"
 #include "common/integer_math.h"
-#include "depthwise_conv/cpu_epilogue.h"
+#include "common/cpu_channel_epilogue.h"
 
 namespace fusebackend::depthwise_conv {
 namespace {

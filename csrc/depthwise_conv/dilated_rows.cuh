@@ -12,7 +12,8 @@
 #pragma once
 #include "common/cuda_common.cuh"
 #include "depthwise_conv/dilated_rows_plan.h"
-#include "depthwise_conv/epilogue.cuh"
+#include "common/channel_epilogue.cuh"
+#include "depthwise_conv/device_math.cuh"
 #include "depthwise_conv/launchers.h"
 
 namespace fusebackend::depthwise_conv {

@@ -5,7 +5,8 @@
 #include "common/cuda_common.cuh"
 #include "common/device_properties.h"
 #include "common/integer_math.h"
-#include "depthwise_conv/epilogue.cuh"
+#include "common/channel_epilogue.cuh"
+#include "depthwise_conv/device_math.cuh"
 #include "depthwise_conv/launchers.h"
 
 namespace fusebackend::depthwise_conv {

@@ -4,12 +4,12 @@
 //   dx[n,c,...]  = the sum of w[o,a,b] * g[n,o,i,j] over the outputs that this element of x has a part in
 //   dw[o,a,b]    = the sum of g[n,o,i,j] * x[...] over n, i, j;  db[o] = the sum of g[n,o,i,j]
 //
-// and y goes through an epilogue (epilogue.h). Taps that fall outside x are left out, as PyTorch's kernels do: no padding is multiplied.
+// and y goes through an epilogue (common/channel_epilogue.h). Taps that fall outside x are left out, as PyTorch's kernels do: no padding is multiplied.
 #pragma once
 #include <cstdint>
 
 #include "common/dtype.h"
-#include "depthwise_conv/epilogue.h"
+#include "common/channel_epilogue.h"
 
 namespace fusebackend::depthwise_conv {
 
@@ -38,7 +38,7 @@ struct ForwardParams {
   Strides w_stride;  // n: of the output; c is not read
   int64_t bias_stride;
   DType dtype;
-  Epilogue epilogue;
+  ChannelEpilogue epilogue;
 };
 
 // dx from g.

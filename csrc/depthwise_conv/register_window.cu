@@ -6,7 +6,8 @@
 // taps in registers, the block's threads are added up at the end.
 #include "common/cuda_common.cuh"
 #include "common/device_properties.h"
-#include "depthwise_conv/epilogue.cuh"
+#include "common/channel_epilogue.cuh"
+#include "depthwise_conv/device_math.cuh"
 #include "depthwise_conv/launchers.h"
 #include "depthwise_conv/register_window_plan.h"
 #include "depthwise_conv/tile.cuh"

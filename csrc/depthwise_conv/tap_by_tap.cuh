@@ -1,6 +1,7 @@
 // A sum over taps without padding: what the kernels of rolling windows and bands fall back on where something is not finite.
 #pragma once
-#include "depthwise_conv/epilogue.cuh"
+#include "common/channel_epilogue.cuh"
+#include "depthwise_conv/device_math.cuh"
 
 namespace fusebackend::depthwise_conv {
 

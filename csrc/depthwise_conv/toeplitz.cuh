@@ -10,7 +10,8 @@
 //
 // The band's zeros are multiplied by whatever is beside it. Where a sum is not finite, a warp therefore sums again, tap by tap.
 #pragma once
-#include "depthwise_conv/epilogue.cuh"
+#include "common/channel_epilogue.cuh"
+#include "depthwise_conv/device_math.cuh"
 #include "depthwise_conv/launchers.h"
 #include "depthwise_conv/mma.cuh"
 #include "depthwise_conv/tile.cuh"
@@ -24,7 +25,7 @@ struct ToeplitzParams {
   int64_t w_channel, w_row, w_column, bias_stride;
   int multiplier, taps_h, taps_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   bool transposed;
-  Epilogue epilogue;
+  ChannelEpilogue epilogue;
   ToeplitzPlan plan;
   FastDiv rows_of_plane, segments, strips;  // of a tile's target, in one phase
   FastDiv channel_tiles, column_tiles, row_tiles, window_columns, window_rows;

@@ -19,6 +19,7 @@ def cases() -> list[Case]:
         return [
             *_both_directions("long fp32 B4 C64 T256", (4, 64, 256), 256, fp32, False, {}, {}),
             *_both_directions("short bf16 B2 C256 T512", (2, 256, 512), 4, bf16, False, {}, {}),
+            *_normed("Conformer fp32 B4 C64 T256 K31", (4, 64, 256), 31, fp32),
             *_by_fft("FFT-written fp32 B4 C64 T256", (4, 64, 256), fp32),
         ]
     wide = (8, 4096, 2048)
@@ -29,6 +30,8 @@ def cases() -> list[Case]:
         *_both_directions("short bf16 B8 C4096 T2048", wide, 4, bf16, False, {"floor": 1.2}, {"floor": 2.2}),
         *_both_directions("short bf16 B8 C4096 T2048 as (B, T, C)", wide, 4, bf16, True, {"floor": 1.3}, {"floor": 2.2}),
         *_both_directions("short fp32 B8 C4096 T2048", wide, 4, fp32, False, {"floor": 1.2}, {"floor": 2.2}),
+        *_normed("Conformer bf16 B32 C512 T1000 K31", (32, 512, 1000), 31, bf16),
+        *_normed("Conformer bf16 B32 C512 T1000 K31 as (B, T, C)", (32, 512, 1000), 31, bf16, True),
         *_by_fft("FFT-written fp32 B8 C768 T2048", (8, 768, 2048), fp32),
         *_by_fft("FFT-written bf16 B8 C768 T2048", (8, 768, 2048), bf16),
         *_by_fft("FFT-written fp32 B32 C768 T768", (32, 768, 768), fp32),
@@ -66,6 +69,26 @@ def _both_directions(
     peers: dict[str, Callable] = {} if short else {"torch FFT": fft}
     yield Case(f"{name}, forward", convolve, inputs, copy, goals=forward_goals, peers=peers)
     yield Case(f"{name}, backward", convolve, inputs, copy, goals=backward_goals, backward=(0, 1, 2) if short else (0, 1))
+
+
+def _normed(name: str, shape: tuple[int, ...], taps: int, dtype: torch.dtype, btc: bool = False) -> Iterator[Case]:
+    """The middle of a Conformer's convolution module in inference: batch norm and SiLU follow."""
+    batch, channels, length = shape
+
+    def inputs(device: torch.device) -> tuple:
+        x = torch.randn(batch, length, channels, device=device).transpose(1, 2) if btc else torch.randn(shape, device=device)
+        weight = torch.randn(channels, 1, taps, device=device) / taps**0.5
+        vectors = (torch.randn(channels, device=device), torch.rand(channels, device=device) + 0.5)
+        return tuple(t.to(dtype) for t in (x, weight, *vectors))
+
+    def convolve(x, weight, vector, variance):
+        y = F.conv1d(x, weight, None, padding=taps // 2, groups=channels)
+        return F.silu(F.batch_norm(y, vector, variance, vector, vector))
+
+    def copy(x, weight, vector, variance):
+        return x.clone()
+
+    yield Case(f"{name}, batch norm and SiLU", convolve, inputs, copy, goals={"inductor": 1.0})
 
 
 def _by_fft(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Case]:
@@ -107,6 +130,7 @@ def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
         if not 2**16 <= elements <= 2**26 or elements * taps > 2**34:
             continue
         btc, silu, backward = draw.random() < 0.3, draw.random() < 0.5, draw.random() < 0.5
+        normed = not backward and draw.random() < 0.3
 
         def inputs(device, dtype=FLOATS[kind], batch=batch, channels=channels, length=length, taps=taps, btc=btc):
             shape = (batch, length, channels) if btc else (batch, channels, length)
@@ -114,11 +138,13 @@ def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
             weight = torch.nn.Parameter((torch.randn(channels, 1, taps, device=device) / taps**0.5).to(dtype))
             return x.transpose(1, 2) if btc else x, weight, torch.nn.Parameter(torch.randn(channels, device=device).to(dtype))
 
-        def fn(x, weight, bias, silu=silu):
+        def fn(x, weight, bias, silu=silu, normed=normed):
             y = F.conv1d(F.pad(x, (weight.shape[2] - 1, 0)), weight, bias, groups=weight.shape[0])
+            y = F.batch_norm(y, bias.detach(), bias.detach().square() + 0.5, bias, bias) if normed else y
             return F.silu(y) if silu else y
 
-        what = f"{kind} B{batch} C{channels} T{length} K{taps}{' (B, T, C)' if btc else ''}{' silu' if silu else ''}"
+        what = f"{kind} B{batch} C{channels} T{length} K{taps}{' (B, T, C)' if btc else ''}"
+        what += f"{' batch norm' if normed else ''}{' silu' if silu else ''}"
         yield Case(f"{what}, {'backward' if backward else 'forward'}", fn, inputs, backward=(0, 1, 2) if backward else ())
 
 

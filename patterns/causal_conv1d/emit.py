@@ -22,7 +22,8 @@ def emit_forward(e: Emitter, site: Forward) -> fx.Node:
     """The value of ``site.output``."""
     orders = forward_orders(site)
     x = _operand(e, _converted(e, site.conv.x, site.conv.dtype), orders.operands)
-    y = e.call(causal_conv1d, x, site.conv.weight, site.bias, site.left, site.right, site.shift, site.silu, orders.result)
+    absorbed = site.after.arguments if site.after is not None else ()
+    y = e.call(causal_conv1d, x, site.conv.weight, site.bias, site.left, site.right, site.shift, site.silu, orders.result, *absorbed)
     return restride(e, y, site.output, site.transposed)
 
 

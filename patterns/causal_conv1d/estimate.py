@@ -17,7 +17,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.causal_conv1d.memory_order import is_btc
 from fusebackend.patterns.causal_conv1d.nodes import size_of
-from fusebackend.patterns.causal_conv1d.operator_work import Sizes, backward_work, forward_work, multiprocessors
+from fusebackend.patterns.causal_conv1d.operator_work import Sizes, backward_work, forward_work, multiprocessors, route
 from fusebackend.patterns.causal_conv1d.orders import backward_orders, forward_orders
 from fusebackend.patterns.causal_conv1d.read_backward import Backward
 from fusebackend.patterns.causal_conv1d.read_convolution import Convolution
@@ -38,8 +38,11 @@ def _sizes(conv: Convolution, left: Any, length: Any) -> Sizes:
     return Sizes(known, conv.dtype, x.device, any(isinstance(size, torch.SymInt) for size in x.shape))
 
 
-def forward_workloads(site: Forward, without_silu: Match | None = None) -> Estimate | Sequence[Workload]:
-    """The work of a forward both ways, and, if there is such a match, of leaving its SiLU to Inductor."""
+def forward_workloads(site: Forward, plain: Match | None = None) -> Estimate | Sequence[Workload]:
+    """The work of a forward both ways, and, if there is a match without it, of leaving what follows to Inductor.
+
+    Batch norm is not left where the same kernel convolves both ways: Inductor's would be one more.
+    """
     sizes = _forward_sizes(site)
     if sizes.known is None:
         return _UNKNOWN
@@ -47,12 +50,14 @@ def forward_workloads(site: Forward, without_silu: Match | None = None) -> Estim
         return _EMPTY
     theirs = _inductor_forward(sizes, site)
     # A backward that stays as it is needs the value before SiLU, and so the original convolution.
-    kept = (theirs,) if site.silu and not _is_alone(site) else ()
+    kept = (theirs,) if site.absorbs and not _is_alone(site) else ()
     whole = Workload((_our_forward(sizes, site, ()), *kept), (theirs,))
-    if without_silu is None or not site.silu:
+    if plain is None or not site.absorbs:
         return (whole,)
-    ours = _our_forward(sizes, without_silu.site, _pointwise(sizes, site))
-    return whole, Workload((ours,), (theirs,), match=without_silu)
+    ours = _our_forward(sizes, plain.site, _pointwise(sizes, site))
+    if site.after is not None and route(ours) == route(whole.ours[0]) and forward_orders(site) == forward_orders(plain.site):
+        return (whole,)
+    return whole, Workload((ours,), (theirs,), match=plain)
 
 
 def backward_workload(site: Backward) -> Estimate | Workload:
@@ -89,7 +94,7 @@ def _our_forward(sizes: Sizes, site: Forward, after: Sequence[int]) -> Work:
         copies.append(2 * sizes.bytes)
     pointwise = [*_conversion(sizes, site.conv), *after]
     x_btc = is_btc(g.value(site.conv.x)) if orders.operands is None else orders.operands
-    return forward_work(sizes, x_btc, orders.result, silu=site.silu, copies=copies, pointwise=pointwise)
+    return forward_work(sizes, x_btc, orders.result, silu=site.silu, after=site.after, copies=copies, pointwise=pointwise)
 
 
 def _inductor_forward(sizes: Sizes, site: Forward) -> Work:
@@ -105,7 +110,7 @@ def _inductor_forward(sizes: Sizes, site: Forward) -> Work:
         "pointwise bytes": sum(pointwise),
         "launches": 1 + len(pointwise),
     }
-    shape = _library(sizes) | {"x in btc": float(is_btc(g.value(site.conv.x))), "silu": float(site.silu)}
+    shape = _library(sizes) | {"x in btc": float(is_btc(g.value(site.conv.x))), "silu": float(site.activates)}
     return sizes.work("depthwise conv", quantities, shape)
 
 
@@ -125,7 +130,7 @@ def _padding(sizes: Sizes, site: Forward) -> list[int]:
 
 def _pointwise(sizes: Sizes, site: Forward) -> list[int]:
     """The same of the kernel for what follows the convolution, unless the next one computes that too."""
-    follows = site.silu or site.bias is not None or len(site.nodes) > 1
+    follows = site.absorbs or site.bias is not None or len(site.nodes) > 1
     return [2 * sizes.bytes] if follows and not g.is_read_by_loops(site.output) else []
 
 

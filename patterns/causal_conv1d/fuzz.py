@@ -6,7 +6,8 @@ from fusebackend.fuzz.builder import Builder
 
 
 def causal_conv1d(b: Builder) -> bool | None:
-    """A depthwise convolution, padded or sliced, or one that looks like it; then perhaps a constant, SiLU and a transposition."""
+    """A depthwise convolution, padded or sliced, or one that looks like it; then perhaps a constant, batch norm
+    in inference or a scale and shift of each channel, an activation and a transposition."""
     if not b.dtype.is_floating_point or b.special:
         return False  # PyTorch's own kernels differ in whether infinity times padding is NaN
     batch, channels, length = b.pick((2, 1, 3, 2, 1, 3, 2, 0)), b.pick((4, 8, 1, 16, 3, 33)), b.pick((9, 16, 33, 64, 5, 1, 130, 17, 40))
@@ -41,10 +42,25 @@ def causal_conv1d(b: Builder) -> bool | None:
         return
     if b.chance(40):
         y = b.emit(f"{y} + {b.number()}") or y
-    if b.chance(40):
-        y = b.emit(f"F.silu({y})") or y
+    if kind < 7 and b.chance(30):
+        y = after_each_channel(b, y, channels, "[:, None]") or y
+    if b.chance(50):
+        activation = b.pick(("silu({})", "silu({})", "silu({})", "gelu({})", "relu({})", "hardswish({})", "gelu({}, approximate='tanh')"))
+        y = b.emit(f"F.{activation.format(y)}") or y
     if b.chance(25):
         b.emit(b.pick((f"{y}.transpose(-1, -2)", f"{y} * torch.sigmoid({y})", f"F.silu({y} + 1)")))
+
+
+def after_each_channel(b: Builder, y: str, channels: int, beside: str) -> str | None:
+    """Batch norm, or a part of its arithmetic. ``beside``: the subscript that shows a vector of channels beside ``y``."""
+    vectors = [b.operand((channels,)) for _ in range(3)]
+    if b.chance(50):
+        mean, scale, shift = vectors
+        return b.emit(f"F.batch_norm({y}, {mean}.detach(), {scale}.detach().square() + 0.5, {scale}, {shift})")
+    for form in (" - {}", " * {}", " + {}"):
+        if b.chance(60):
+            y = b.emit(f"{y}{form.format(f'{vectors.pop()}{beside}')}") or y
+    return y
 
 
 def by_fft(b: Builder) -> bool | None:

@@ -2,7 +2,7 @@
 
 Matched before forward and backward are partitioned (joint level): if only the forward were rewritten, the partitioner would keep and
 recompute the pad for the backward. SiLU is absorbed only if its backward is too, or there is none; otherwise the convolution would run
-twice.
+twice. What else follows (channel_epilogue.py) is absorbed where nothing else needs the values in between: in inference.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.native import loader
 from fusebackend.patterns.causal_conv1d.activation import read_silu
+from fusebackend.patterns.causal_conv1d.channel_epilogue import read_epilogue
 from fusebackend.patterns.causal_conv1d.emit import emit_backward, emit_forward
 from fusebackend.patterns.causal_conv1d.estimate import backward_workload, forward_workloads
 from fusebackend.patterns.causal_conv1d.ops import causal_conv1d, causal_conv1d_backward
@@ -35,6 +36,10 @@ class CausalConv1d(Pattern):
 
         conv = convolution(x, w, b, padding=K-1, groups=C)
         silu(slice(conv, 2, 0, T))                          ->  causal_conv1d(x, w, b, K-1, 0, silu=True)
+
+        conv = convolution(x, w, b, padding=K//2, groups=C)
+        norm = (conv - mean) * rsqrt(variance + eps) * scale + shift
+        silu(norm)                        ->  causal_conv1d(x, w, b, K//2, K//2, ..., mean, variance, scale, shift, eps, "silu")
     """
 
     name = "causal_conv1d"
@@ -48,13 +53,10 @@ class CausalConv1d(Pattern):
         no_kernel = loader.load().why_not(g.value(node).device, causal_conv1d)
         if no_kernel:
             return Reject(no_kernel, node, "no_kernel")
-        silu = read_silu(site.pre)
-        if silu is not None and _is_only_for_silu(site, silu[1]):
-            site = site.with_silu(*silu)
-        return _forward_match(site)
+        return _forward_match(_with_what_follows(site))
 
     def estimate(self, match: Match) -> Estimate | Sequence[Workload]:
-        plain = read_forward(match.site.anchor) if match.site.silu else None
+        plain = read_forward(match.site.anchor) if match.site.absorbs else None
         return forward_workloads(match.site, _forward_match(plain) if isinstance(plain, Forward) else None)
 
 
@@ -90,10 +92,20 @@ class CausalConv1dBackward(Pattern):
 
 
 def _forward_match(site: Forward) -> Match:
-    absorbed = [what for what, there in (("SiLU", site.silu), ("constant", site.shift != 0)) if there]
+    after = "SiLU" if site.silu else site.after.absorbed if site.after is not None else ""
+    absorbed = [what for what, there in ((after, after), ("constant", site.shift != 0)) if there]
     note = f"absorbs {' and '.join(absorbed)}" if absorbed else ""
     outputs = (site.output,)
     return Match(outputs, lambda e: emit_forward(e, site), _interior(site.nodes, outputs), note, site=site)
+
+
+def _with_what_follows(site: Forward) -> Forward:
+    """``site`` with all that may be computed with it: SiLU, in training too, or what batch norm in inference and another activation are."""
+    after = read_epilogue(site.pre) if not site.transposed else None
+    if after is not None and after.nodes and (after.is_affine or after.activation != "silu"):
+        return site.with_epilogue(after)
+    silu = read_silu(site.pre)
+    return site.with_silu(*silu) if silu is not None and _is_only_for_silu(site, silu[1]) else site
 
 
 def _is_only_for_silu(site: Forward, silu: tuple[fx.Node, ...]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from fusebackend.patterns.causal_conv1d.channel_epilogue import Epilogue
 from fusebackend.patterns.causal_conv1d.work import kernel_work
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Work
@@ -50,24 +51,33 @@ class Sizes:
 
 
 def forward_work(
-    sizes: Sizes, x_btc: bool, result_btc: bool, *, silu: bool = False, copies: Sequence[int] = (), pointwise: Sequence[int] = ()
+    sizes: Sizes,
+    x_btc: bool,
+    result_btc: bool,
+    *,
+    silu: bool = False,
+    after: Epilogue | None = None,
+    copies: Sequence[int] = (),
+    pointwise: Sequence[int] = (),
 ) -> Work:
     """The work of a convolution.
 
     Args:
         x_btc, result_btc: whether x, and the result, lie in memory as (batch, time, channels).
+        after: what is computed with it, other than SiLU alone.
         copies, pointwise: the bytes that each copy into another memory order moves, and each kernel that computes something else.
     """
     quantities = {"bytes": sizes.x_bytes + sizes.bytes, "copied bytes": sum(copies), "pointwise bytes": sum(pointwise)}
     quantities["launches"] = 1 + len(copies) + len(pointwise)
-    shape = {"x in btc": float(x_btc), "result in btc": float(result_btc), "silu": float(silu)}
+    active = silu or (after is not None and bool(after.activation))
+    shape = {"x in btc": float(x_btc), "result in btc": float(result_btc), "silu": float(active)}
     if sizes.device.type == "cuda":
-        facts = kernel_facts(sizes, (x_btc, result_btc, False), silu)
+        facts = kernel_facts(sizes, (x_btc, result_btc, False), silu, epilogue=after is not None)
         quantities |= _products(sizes, facts, sizes.products, x_btc) | {"blocks": facts["blocks"]}
         shape |= _route(facts) | _fill(sizes, facts)
     else:
         quantities["products"] = sizes.products
-    quantities["activations"] = sizes.bytes / sizes.item if silu else 0
+    quantities["activations"] = sizes.bytes / sizes.item if active else 0
     return sizes.work("causal_conv1d", quantities, shape)
 
 
@@ -111,11 +121,11 @@ def backward_work(
 
 
 def kernel_facts(
-    sizes: Sizes, orders: Sequence[bool] = (False,) * 3, silu: bool = False, needed: Sequence[bool] = ()
+    sizes: Sizes, orders: Sequence[bool] = (False,) * 3, silu: bool = False, needed: Sequence[bool] = (), epilogue: bool = False
 ) -> Mapping[str, float]:
     """What csrc/causal_conv1d/work.h says of the CUDA kernels that run."""
     assert sizes.known is not None
-    return kernel_work(sizes.known[:5], orders, sizes.dtype, sizes.left, silu, multiprocessors(sizes), needed)
+    return kernel_work(sizes.known[:5], orders, sizes.dtype, sizes.left, silu, multiprocessors(sizes), needed, epilogue)
 
 
 def _products(sizes: Sizes, facts: Mapping[str, float], products: float, btc: bool) -> dict[str, float]:
@@ -132,8 +142,16 @@ def _products(sizes: Sizes, facts: Mapping[str, float], products: float, btc: bo
     return {f"products ({route}{order})": products * idle * facts["lanes"]}
 
 
+_ROUTES = ("short", "window", "tensor_cores", "fft", "doubles")
+
+
 def _route(facts: Mapping[str, float]) -> dict[str, float]:
-    return {name: facts[name] for name in ("short", "window", "tensor_cores", "fft", "doubles")}
+    return {name: facts[name] for name in _ROUTES}
+
+
+def route(work: Work) -> tuple[float, ...]:
+    """Which kind of kernel computes a convolution's ``work``: the same for equal tuples."""
+    return tuple(work.shape.get(name, 0.0) for name in _ROUTES)
 
 
 def multiprocessors(sizes: Sizes) -> int:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from fusebackend import fx_utils as g
 from fusebackend.native import arguments, ops
+from fusebackend.patterns.causal_conv1d.channel_reference import check_epilogue, finished
 
 
 def reference(
@@ -19,6 +20,12 @@ def reference(
     right: int,
     shift: float = 0.0,
     silu: bool = False,
+    mean: torch.Tensor | None = None,
+    variance: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    offset: torch.Tensor | None = None,
+    eps: float = 0.0,
+    activation: str = "",
 ) -> torch.Tensor:
     """What ``fusebackend::causal_conv1d`` computes.
 
@@ -27,13 +34,16 @@ def reference(
         weight: (channels, 1, taps).
         bias: (channels,) or None.
         shift: a constant added to every output, before SiLU.
-        silu: whether SiLU is applied.
+        silu: whether SiLU is applied, and nothing of what follows.
+        mean, variance, scale, offset: (channels,) or None, of x's dtype or of that of the sums: batch norm in inference.
+        eps: what is added to the variance.
+        activation: a name of ``channel_reference.ACTIVATIONS``, or "".
 
     Returns:
-        (batch, channels, time + left + right - taps + 1), in x's dtype.
+        (batch, channels, time + left + right - taps + 1), in x's dtype; sums are in fp32 for 16-bit floats.
     """
     out = F.conv1d(F.pad(x, (left, right)), weight, bias, groups=x.shape[1]) + shift
-    return F.silu(out) if silu else out
+    return F.silu(out) if silu else finished(out, mean, variance, scale, offset, eps, activation).to(x.dtype)
 
 
 def _empty(x: torch.Tensor, length: Any, channels_last: bool) -> torch.Tensor:
@@ -77,9 +87,15 @@ def _check(operator: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
     check(tiles <= most_tiles, f"more than {most_tiles} rows, or tiles of {tile} samples of rows, are not supported")
 
 
-def _fake(x, weight, bias, left, right, shift, silu, channels_last):
+def _fake(
+    x, weight, bias, left, right, shift, silu, channels_last, mean=None, variance=None, scale=None, offset=None, eps=0.0, activation=""
+):
     length = x.shape[2] + left + right - weight.shape[2] + 1 if x.dim() == weight.dim() == 3 else None
     _check("causal_conv1d", x, weight, bias, left, length)
+    vectors = {"mean": mean, "variance": variance, "scale": scale, "offset": offset}
+    check_epilogue("causal_conv1d", x, x.shape[1], activation, **vectors)
+    another = activation or any(v is not None for v in vectors.values())
+    torch._check(not (silu and another), lambda: "causal_conv1d: SiLU and another epilogue")
     return _empty(x, length, channels_last)
 
 
@@ -97,7 +113,8 @@ def _fake_backward(grad, x, weight, bias, left, shift, silu, channels_last, need
 
 
 causal_conv1d = ops.define(
-    "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, SymInt left, SymInt right, float shift, bool silu, bool channels_last) -> Tensor",
+    "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, SymInt left, SymInt right, float shift, bool silu, bool channels_last,"
+    ' Tensor? mean=None, Tensor? variance=None, Tensor? scale=None, Tensor? offset=None, float eps=0., str activation="") -> Tensor',
     fake=_fake,
     layout=torch.Tag.needs_exact_strides,
 )

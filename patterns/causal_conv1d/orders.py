@@ -40,7 +40,7 @@ def forward_orders(site: Forward) -> Orders:
         return Orders(False, False)
     # A result of the graph must have eager's strides. What Inductor's kernels read may have any.
     returned = any(u.op == "output" for u in g.consumers(site.output))
-    if returned and not is_btc(wanted) and _transposes(site.conv, site.left, size_of(site.right), backward=False):
+    if returned and site.after is None and not is_btc(wanted) and _transposes(site.conv, site.left, size_of(site.right), backward=False):
         return Orders(None, False)
     return Orders(True, True)
 

@@ -1,4 +1,4 @@
-"""Reads a forward convolution out of a joint graph, with the slice, the constant and the SiLU that follow it."""
+"""Reads a forward convolution out of a joint graph, with the slice, the constant and the epilogue that follow it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.causal_conv1d.channel_epilogue import Epilogue
 from fusebackend.patterns.causal_conv1d.nodes import either_order, only_user, size_of
 from fusebackend.patterns.causal_conv1d.read_convolution import Convolution, read_convolution
 from fusebackend.rewriting.pattern import Reject
@@ -29,7 +30,8 @@ class Forward:
         transposed: whether ``pre`` is (batch, time, channels), by a permutation before the slice.
         pre: the value before SiLU.
         nodes: all nodes from the convolution to ``output``.
-        silu: whether SiLU is included, and ``output`` is its value.
+        silu: whether SiLU alone is included, and ``output`` is its value.
+        after: what else is included behind ``pre``, and makes ``output``.
     """
 
     conv: Convolution
@@ -42,6 +44,7 @@ class Forward:
     nodes: tuple[fx.Node, ...]
     output: fx.Node
     silu: bool = False
+    after: Epilogue | None = None
 
     @property
     def anchor(self) -> fx.Node:
@@ -50,9 +53,22 @@ class Forward:
     def with_silu(self, output: fx.Node, nodes: tuple[fx.Node, ...]) -> Forward:
         return dataclasses.replace(self, output=output, nodes=(*self.nodes, *nodes), silu=True)
 
+    def with_epilogue(self, after: Epilogue) -> Forward:
+        return dataclasses.replace(self, output=after.output, nodes=(*self.nodes, *after.nodes), after=after)
+
+    @property
+    def absorbs(self) -> bool:
+        """Whether anything behind ``pre`` is included."""
+        return self.output is not self.pre
+
+    @property
+    def activates(self) -> bool:
+        """Whether that has an activation."""
+        return self.silu or (self.after is not None and bool(self.after.activation))
+
 
 def read_forward(node: fx.Node) -> Forward | Reject | None:
-    """The convolution at ``node`` with the slice along time and the constant that follow it, without SiLU."""
+    """The convolution at ``node`` with the slice along time and the constant that follow it, without an epilogue."""
     conv = read_convolution(node)
     if not isinstance(conv, Convolution):
         return conv

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fusebackend.patterns.causal_conv1d.channel_reference import ACTIVATIONS, finished
 from fusebackend.tools.sanitizer import close, random, tolerance
 
 
@@ -42,8 +43,20 @@ def _check(batch, channels, length, taps, dtype, *, btc=False, left=None, silu=F
     leaves = [t.cpu().double().contiguous().requires_grad_() for t in (x, weight, bias)]
     exact = _reference(*leaves, left, silu)
     close(out, exact.detach(), tolerance(dtype))
+    if not silu:
+        _check_epilogue(x, weight, bias, left, right, btc, exact.detach())
     for got, want in zip(gradients, 2 * torch.autograd.grad(exact, leaves, grad.cpu().double())):
         close(got, want, 2 * tolerance(dtype))
+
+
+def _check_epilogue(x, weight, bias, left, right, btc, exact):
+    channels, dtype = x.shape[1], x.dtype
+    vectors = [random((channels,), t) for t in (torch.float32, torch.float32, dtype, dtype)]
+    vectors[1] = vectors[1].abs().add_(0.5)
+    activation = list(ACTIVATIONS)[(weight.shape[2] + channels) % len(ACTIVATIONS)]
+    after = [v.cuda() for v in vectors]
+    out = torch.ops.fusebackend.causal_conv1d(x, weight, bias, left, right, 0.25, False, btc, *after, 1e-3, activation)
+    close(out, finished(exact, *(v.double() for v in vectors), 1e-3, activation), 2 * tolerance(dtype))
 
 
 def _reference(x, weight, bias, left, silu):

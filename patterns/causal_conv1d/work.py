@@ -17,6 +17,7 @@ def kernel_work(
     silu: bool,
     multiprocessors: int,
     needed: Sequence[bool] = (),
+    epilogue: bool = False,
 ) -> Mapping[str, float]:
     """The facts that csrc/causal_conv1d/work.h names.
 
@@ -27,11 +28,13 @@ def kernel_work(
         silu: whether SiLU, or its gradient, is computed.
         needed: which gradients a backward computes, of x, weight and bias; none for a forward.
         multiprocessors: how many the GPU has.
+        epilogue: whether a forward computes more behind its sums than SiLU (csrc/common/channel_epilogue.h).
     """
-    return _facts(list(sizes), list(orders), dtype, left, silu, list(needed), multiprocessors)
+    return _facts(list(sizes), list(orders), dtype, left, silu, list(needed), multiprocessors, epilogue)
 
 
 # Implemented by csrc/causal_conv1d/bind_work.cpp.
 _facts = ops.define_facts(
-    "causal_conv1d_work(int[] sizes, bool[] orders, ScalarType dtype, int left, bool silu, bool[] needed, int multiprocessors) -> str"
+    "causal_conv1d_work(int[] sizes, bool[] orders, ScalarType dtype, int left, bool silu, bool[] needed, int multiprocessors,"
+    " bool epilogue=False) -> str"
 )

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.depthwise_conv.epilogue import Epilogue
+from fusebackend.patterns.causal_conv1d.channel_epilogue import Epilogue
 from fusebackend.patterns.depthwise_conv.ops import depthwise_conv, depthwise_conv_backward, is_channels_last
 from fusebackend.patterns.depthwise_conv.sites import Backward, Convolution
 from fusebackend.rewriting.pattern import Emitter
@@ -21,8 +21,7 @@ def emit_forward(e: Emitter, conv: Convolution, after: Epilogue) -> fx.Node:
     bias = g.arguments(conv.node)["bias"]
     x, weight = _image(e, conv.x), _image(e, conv.weight)
     order = _order(g.value(after.output), g.value(x))
-    absorbed = (after.mean, after.variance, after.scale, after.shift, after.eps, after.activation) if after.nodes else ()
-    y = e.call(depthwise_conv, x, weight, bias, list(conv.stride), list(conv.padding), list(conv.dilation), order, *absorbed)
+    y = e.call(depthwise_conv, x, weight, bias, list(conv.stride), list(conv.padding), list(conv.dilation), order, *after.arguments)
     return e.call(aten.squeeze.dim, y, 2) if conv.is_1d else y
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.depthwise_conv.epilogue import Epilogue
+from fusebackend.patterns.causal_conv1d.channel_epilogue import Epilogue
 from fusebackend.patterns.depthwise_conv.layout import layout_of
 from fusebackend.patterns.depthwise_conv.ops import is_channels_last
 from fusebackend.patterns.depthwise_conv.sites import Backward, Convolution

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusebackend.fuzz.builder import Builder
+from fusebackend.patterns.causal_conv1d.fuzz import after_each_channel
 
 
 def depthwise_conv(b: Builder) -> bool | None:
@@ -38,25 +39,12 @@ def depthwise_conv(b: Builder) -> bool | None:
     if y is None:
         return
     if b.chance(30):
-        y = _after(b, y, channels * multiplier, flat) or y
+        y = after_each_channel(b, y, channels * multiplier, "[:, None]" if flat else "[:, None, None]") or y
     if b.chance(40):
         activation = b.pick(("silu({})", "gelu({})", "relu({})", "hardswish({})", "relu6({})", "gelu({}, approximate='tanh')"))
         y = b.emit(f"F.{activation.format(y)}") or y
     if b.chance(25):
         b.emit(b.pick((f"{y} + {y}.mean()", f"{y}.transpose(-1, -2)", f"{y}.mean(-1)")))
-
-
-def _after(b: Builder, y: str, channels: int, flat: bool) -> str | None:
-    """Batch norm, or a part of its arithmetic."""
-    vectors = [b.operand((channels,)) for _ in range(3)]
-    if b.chance(50):
-        mean, scale, shift = vectors
-        return b.emit(f"F.batch_norm({y}, {mean}.detach(), {scale}.detach().square() + 0.5, {scale}, {shift})")
-    ones = "" if flat else ", None"
-    for form in (" - {}", " * {}", " + {}"):
-        if b.chance(60):
-            y = b.emit(f"{y}{form.format(f'{vectors.pop()}[:, None{ones}]')}") or y
-    return y
 
 
 CORES = (depthwise_conv,)

@@ -1,7 +1,7 @@
 """Finds depthwise convolutions, 2-D ones and the 1-D ones that ``causal_conv1d`` leaves, forward and backward.
 
-What follows a forward (epilogue.py) is absorbed where nothing else needs the values in between: in inference. All are matched after
-Inductor's decompositions, where the backward's graph has the strides of what the forward saved.
+What follows a forward (channel_epilogue.py of causal_conv1d) is absorbed where nothing else needs the values in between: in inference. All
+are matched after Inductor's decompositions, where the backward's graph has the strides of what the forward saved.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import fx
 
 from fusebackend.native import loader
+from fusebackend.patterns.causal_conv1d.channel_epilogue import read_epilogue
+from fusebackend.patterns.causal_conv1d.channel_reference import ACTIVATIONS
 from fusebackend.patterns.depthwise_conv.emit import emit_backward, emit_forward
-from fusebackend.patterns.depthwise_conv.epilogue import read_epilogue
 from fusebackend.patterns.depthwise_conv.estimate import backward_workload, forward_workload
-from fusebackend.patterns.depthwise_conv.ops import ACTIVATIONS, depthwise_conv, depthwise_conv_backward
+from fusebackend.patterns.depthwise_conv.ops import depthwise_conv, depthwise_conv_backward
 from fusebackend.patterns.depthwise_conv.sites import Backward, Convolution, read_backward, read_convolution
 from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject, Workload
 

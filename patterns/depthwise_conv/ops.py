@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 
 from fusebackend import fx_utils as g
 from fusebackend.native import arguments, ops
+from fusebackend.patterns.causal_conv1d.channel_reference import check_epilogue, finished
 
 
 def reference(
@@ -37,33 +37,14 @@ def reference(
         padding: rows of zeros above and below, columns of zeros on the left and on the right; x is cropped by negative numbers.
         mean, variance, scale, shift: (channels * multiplier,) or None, of x's dtype or of that of the sums: batch norm in inference.
         eps: what is added to the variance.
-        activation: a key of ``ACTIVATIONS``, or "".
+        activation: a name of causal_conv1d's ``channel_reference.ACTIVATIONS``, or "".
 
     Returns:
         (batch, channels * multiplier, height, width), in x's dtype; sums are in fp32 for 16-bit floats.
     """
     top, bottom, left, right = padding
     y = F.conv2d(F.pad(x, (left, right, top, bottom)), weight, bias, tuple(stride), 0, tuple(dilation), x.shape[1])
-    if mean is not None:
-        y = y - mean[:, None, None]
-    if variance is not None:
-        y = y * torch.rsqrt(variance + eps)[:, None, None]
-    if scale is not None:
-        y = y * scale[:, None, None]
-    if shift is not None:
-        y = y + shift[:, None, None]
-    return (ACTIVATIONS[activation](y) if activation else y).to(x.dtype)
-
-
-#: What may follow the convolution.
-ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": F.relu,
-    "relu6": F.relu6,
-    "hardswish": F.hardswish,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
-}
+    return finished(y, mean, variance, scale, shift, eps, activation).to(x.dtype)
 
 
 #: Those that the kernels take; float64 on CPUs only.
@@ -128,15 +109,6 @@ def _result_sizes(
     return x.shape[0], weight.shape[0], sizes[0], sizes[1]
 
 
-def _check_vector(name: str, vector: torch.Tensor, x: torch.Tensor, outputs: Sequence[Any]) -> None:
-    """Refuses what the kernels refuse of a vector with a number an output."""
-    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
-    fits = arguments.same_sizes(vector.shape, outputs)
-    torch._check(fits, lambda: f"depthwise_conv: {name} must be ({outputs[0]},), got {tuple(vector.shape)}")
-    torch._check(vector.dtype in (x.dtype, sums), lambda: f"depthwise_conv: {name} must be {x.dtype} or {sums}, got {vector.dtype}")
-    arguments.check_device("depthwise_conv", x, **{name: vector})
-
-
 def _fake(
     x, weight, bias, stride, padding, dilation, channels_last, mean=None, variance=None, scale=None, shift=None, eps=0.0, activation=""
 ):
@@ -146,10 +118,7 @@ def _fake(
         torch._check(fits, lambda: f"depthwise_conv: bias must be ({weight.shape[0]},), got {tuple(bias.shape)}")
         arguments.check_dtype("depthwise_conv", x, bias=bias)
         arguments.check_device("depthwise_conv", x, bias=bias)
-    for name, vector in (("mean", mean), ("variance", variance), ("scale", scale), ("shift", shift)):
-        if vector is not None:
-            _check_vector(name, vector, x, weight.shape[:1])
-    torch._check(not activation or activation in ACTIVATIONS, lambda: f"depthwise_conv: activation {activation} is not supported")
+    check_epilogue("depthwise_conv", x, weight.shape[0], activation, mean=mean, variance=variance, scale=scale, shift=shift)
     return _empty(x, sizes, is_channels_last(x) if channels_last is None else channels_last)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fusebackend.patterns.depthwise_conv.ops import ACTIVATIONS, reference
+from fusebackend.patterns.causal_conv1d.channel_reference import ACTIVATIONS
+from fusebackend.patterns.depthwise_conv.ops import reference
 from fusebackend.tools.sanitizer import close, random, tolerance
 
 #: What they store initcheck does not see, and would report when results are copied to the CPU. All of a result is compared there.

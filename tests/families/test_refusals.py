@@ -67,7 +67,10 @@ CALLS = {
         (floats(2, 4, 5), floats(2, 5, 6), floats(4, 1), 1.0, 0.0, floats(2, 3, 4, 64, dtype=torch.bfloat16), -1, None, -1, "ffma"),
     ],
     "matmul_planes": [(floats(4, 5), -1), (floats(2, 4, 5), -2)],
-    "causal_conv1d": [(floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0, 0.0, True, False)],
+    "causal_conv1d": [
+        (floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0, 0.0, True, False, *(None,) * 4, 0.0, ""),
+        (floats(2, 4, 9), floats(4, 1, 3), None, 1, 1, 0.0, False, True, *(floats(4),) * 4, 1e-5, "gelu"),
+    ],
     "causal_conv1d_backward": [(floats(2, 4, 9), floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0.0, True, False, True, True, True)],
     "column_sum": [(floats(4, 5), 0, 1, False, torch.float32), (floats(3, 4, 5, 6), 1, 3, True, torch.float64)],
     "computed_rows": [([floats(4, 5), floats(1, 5)], "t0=mul(i0,i1);out(t0)", "f", False)],

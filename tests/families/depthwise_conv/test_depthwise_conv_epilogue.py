@@ -16,7 +16,8 @@ import torch.nn.functional as F
 import fusebackend
 from fusebackend.backend import fuse
 from fusebackend.native import loader
-from fusebackend.patterns.depthwise_conv.ops import ACTIVATIONS, depthwise_conv, reference
+from fusebackend.patterns.causal_conv1d.channel_reference import ACTIVATIONS
+from fusebackend.patterns.depthwise_conv.ops import depthwise_conv, reference
 
 ops = torch.ops.fusebackend
 C = 16

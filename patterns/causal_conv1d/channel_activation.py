@@ -16,7 +16,7 @@ from fusebackend.patterns.causal_conv1d.nodes import added_to, either_order, is_
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-#: A name of ``ops.ACTIVATIONS``, the node of its value, and all of its nodes.
+#: A name of ``channel_reference.ACTIVATIONS``, the node of its value, and all of its nodes.
 Found = tuple[str, fx.Node, tuple[fx.Node, ...]]
 
 

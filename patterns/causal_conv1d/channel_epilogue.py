@@ -1,8 +1,8 @@
 """Reads what follows a convolution and may be computed with it: batch norm in inference, a scale or shift of each channel, an activation.
 
 Inductor decomposes batch norm in inference: ``(conv - mean) * rsqrt(variance + eps) * scale + shift``, in fp32 also where the convolution
-is in 16 bits, with vectors that are unsqueezed to (C, 1, 1). What is rounded to 16 bits in between may be left in fp32, as Inductor leaves
-it where it fuses.
+is in 16 bits, with vectors that are unsqueezed to (C, 1) or (C, 1, 1). What is rounded to 16 bits in between may be left in fp32, as
+Inductor leaves it where it fuses.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.causal_conv1d.channel_activation import read_activation
 from fusebackend.patterns.causal_conv1d.nodes import either_order, operands, times
-from fusebackend.patterns.depthwise_conv.activation import read_activation
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -31,7 +31,7 @@ class Epilogue:
         output: the node that has the value: the convolution if nothing is absorbed.
         mean, variance, scale, shift: vectors of a number a channel, or None.
         eps: what is added to the variance.
-        activation: a name of ``ops.ACTIVATIONS``, or "".
+        activation: a name of ``channel_reference.ACTIVATIONS``, or "".
         nodes: all nodes behind the convolution, the output included.
     """
 
@@ -45,16 +45,24 @@ class Epilogue:
     nodes: tuple[fx.Node, ...] = ()
 
     @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What an operator is told of it; nothing if nothing is absorbed."""
+        return (self.mean, self.variance, self.scale, self.shift, self.eps, self.activation) if self.nodes else ()
+
+    @property
+    def is_affine(self) -> bool:
+        return any(v is not None for v in (self.mean, self.variance, self.scale, self.shift))
+
+    @property
     def absorbed(self) -> str:
         """What there is, for the report."""
-        vectors = (self.mean, self.variance, self.scale, self.shift)
-        norm = "batch norm" if self.variance is not None else "a scale or shift" if any(v is not None for v in vectors) else ""
+        norm = "batch norm" if self.variance is not None else "a scale or shift" if self.is_affine else ""
         names = {"relu": "ReLU", "relu6": "ReLU6", "silu": "SiLU", "gelu": "GELU", "gelu_tanh": "GELU"}
         return " and ".join(filter(None, (norm, names.get(self.activation, self.activation))))
 
 
 def read_epilogue(conv: fx.Node) -> Epilogue:
-    """The longest epilogue of the convolution ``conv`` of which nothing but its value is used elsewhere."""
+    """The longest epilogue of a convolution's value ``conv`` of which nothing but its value is used elsewhere."""
     dtype = g.value(conv).dtype
     longest = Epilogue(conv)
     found: Epilogue | None = longest

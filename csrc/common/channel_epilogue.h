@@ -2,11 +2,11 @@
 //
 //   y = activation((sum - mean[o]) / sqrt(variance[o] + eps) * scale[o] + shift[o])
 //
-// in the precision of the sums; a vector that is not given is left out.
+// in the precision of the sums; a vector that is not given is left out. For depthwise_conv and causal_conv1d.
 #pragma once
 #include <cstdint>
 
-namespace fusebackend::depthwise_conv {
+namespace fusebackend {
 
 // A number for each output channel.
 struct ChannelVector {
@@ -20,7 +20,7 @@ enum class Activation : int { kNone, kRelu, kRelu6, kHardswish, kSilu, kGeluTanh
 // GELU by tanh is v * sigmoid(kGeluGate * (v + kGeluCubic * v^3)), since (1 + tanh(u)) / 2 = sigmoid(2 u).
 constexpr double kGeluGate = 1.5957691216057308, kGeluCubic = .044715;  // the first is twice sqrt(2 / pi)
 
-struct Epilogue {
+struct ChannelEpilogue {
   ChannelVector mean, variance, scale, shift;
   double eps;
   bool is_affine;  // one of the vectors is given
@@ -28,4 +28,4 @@ struct Epilogue {
   Activation activation;
 };
 
-}  // namespace fusebackend::depthwise_conv
+}  // namespace fusebackend

@@ -1,11 +1,11 @@
-// The epilogue (epilogue.h) of the CPU kernels: on vectors of floats, and on single numbers.
+// The epilogue (channel_epilogue.h) of the CPU kernels: on vectors of floats, and on single numbers.
 #pragma once
 #include <vector>
 
+#include "common/channel_epilogue.h"
 #include "common/cpu_silu.h"
-#include "depthwise_conv/params.h"
 
-namespace fusebackend::depthwise_conv {
+namespace fusebackend {
 namespace {
 
 // erf to an ulp: a polynomial near zero, else 1 - exp of one.
@@ -59,19 +59,20 @@ inline S activated_number(S v, Activation a) {
   }
 }
 
-// The affine maps of all channels, in S.
+// The affine maps of all channels, in S, which is as wide as the sums of T or wider.
 template <typename S>
 struct AffineMaps {
   std::vector<S> mean, scale, shift;  // empty if there is none
 
   template <typename T>
-  static AffineMaps of(const Epilogue& e, int64_t channels, const T*) {
+  static AffineMaps of(const ChannelEpilogue& e, int64_t channels, const T*) {
     AffineMaps m;
     if (!e.is_affine) return m;
     const auto number = [](const ChannelVector& v, int64_t c) {
-      return v.wide ? static_cast<const S*>(v.data)[c * v.stride] : S(widen(static_cast<const T*>(v.data)[c * v.stride]));
+      return v.wide ? S(static_cast<const Acc<T>*>(v.data)[c * v.stride]) : S(widen(static_cast<const T*>(v.data)[c * v.stride]));
     };
-    m.mean.assign(channels, S(0)), m.scale.assign(channels, S(1)), m.shift.assign(channels, S(0));
+    const int64_t padded = channels + VecOf<S>::kSize - 1;  // a vector may begin with the last
+    m.mean.assign(padded, S(0)), m.scale.assign(padded, S(1)), m.shift.assign(padded, S(0));
     for (int64_t c = 0; c < channels; ++c) {
       if (e.mean.data) m.mean[c] = number(e.mean, c);
       if (e.variance.data) m.scale[c] = 1 / std::sqrt(number(e.variance, c) + S(e.eps));
@@ -90,12 +91,12 @@ struct Finish {
   Activation activation = Activation::kNone;
 
   // Of one channel, the same in all lanes, and of as many as there are lanes.
-  static Finish of_channel(const Epilogue& e, const AffineMaps<float>& maps, int64_t c) {
+  static Finish of_channel(const ChannelEpilogue& e, const AffineMaps<float>& maps, int64_t c) {
     Finish f = of(e);
     if (e.is_affine) f.mean = in_all(maps.mean[c]), f.scale = in_all(maps.scale[c]), f.shift = in_all(maps.shift[c]);
     return f;
   }
-  static Finish of_channels(const Epilogue& e, const AffineMaps<float>& maps, int64_t first) {
+  static Finish of_channels(const ChannelEpilogue& e, const AffineMaps<float>& maps, int64_t first) {
     Finish f = of(e);
     if (e.is_affine) f.mean = vload(&maps.mean[first]), f.scale = vload(&maps.scale[first]), f.shift = vload(&maps.shift[first]);
     return f;
@@ -107,7 +108,7 @@ struct Finish {
   }
 
  private:
-  static Finish of(const Epilogue& e) {
+  static Finish of(const ChannelEpilogue& e) {
     Finish f;
     f.is_affine = e.is_affine, f.activation = e.activation;
     return f;
@@ -115,4 +116,4 @@ struct Finish {
 };
 
 }  // namespace
-}  // namespace fusebackend::depthwise_conv
+}  // namespace fusebackend

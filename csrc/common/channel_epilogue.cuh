@@ -1,10 +1,13 @@
-// The epilogue (epilogue.h) on sums in registers. Its kind is a number that all threads share, known when the kernel runs: an instantiation for each would
+// The epilogue (channel_epilogue.h) on sums in registers. Its kind is a number that all threads share, known when the kernel runs: an instantiation for each would
 // multiply compile time and library size.
 #pragma once
-#include "depthwise_conv/device_math.cuh"
-#include "depthwise_conv/epilogue.h"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
-namespace fusebackend::depthwise_conv {
+#include "common/channel_epilogue.h"
+
+namespace fusebackend {
 
 // The affine map of a channel.
 struct ChannelAffine {
@@ -13,11 +16,11 @@ struct ChannelAffine {
 
 template <typename T>
 __device__ __forceinline__ float number_of(const ChannelVector& v, int64_t channel) {
-  return v.wide ? static_cast<const float*>(v.data)[channel * v.stride] : to_float(static_cast<const T*>(v.data)[channel * v.stride]);
+  return v.wide ? static_cast<const float*>(v.data)[channel * v.stride] : static_cast<float>(static_cast<const T*>(v.data)[channel * v.stride]);
 }
 
 template <typename T>
-__device__ __forceinline__ ChannelAffine affine_of(const Epilogue& e, int64_t channel) {
+__device__ __forceinline__ ChannelAffine affine_of(const ChannelEpilogue& e, int64_t channel) {
   ChannelAffine a;
   if (!e.is_affine) return a;
   if (e.mean.data) a.mean = number_of<T>(e.mean, channel);
@@ -82,7 +85,7 @@ __device__ __forceinline__ void with_activation(Activation a, F&& use) {
 
 // Maps the numbers of some channels, side by side in the last dim; `affine` has as many.
 template <typename T, int kNumbers, int kChannels>
-__device__ __forceinline__ void finish(float (&v)[kNumbers][kChannels], const Epilogue& e, const ChannelAffine (&affine)[kChannels]) {
+__device__ __forceinline__ void finish(float (&v)[kNumbers][kChannels], const ChannelEpilogue& e, const ChannelAffine (&affine)[kChannels]) {
   if (!e.any) return;
   if (e.is_affine) {
 #pragma unroll
@@ -100,7 +103,7 @@ __device__ __forceinline__ void finish(float (&v)[kNumbers][kChannels], const Ep
 
 // The same of one channel.
 template <typename T, int kRows, int kNumbers>
-__device__ __forceinline__ void finish(float (&v)[kRows][kNumbers], const Epilogue& e, const ChannelAffine& affine) {
+__device__ __forceinline__ void finish(float (&v)[kRows][kNumbers], const ChannelEpilogue& e, const ChannelAffine& affine) {
   if (!e.any) return;
   const auto for_each = [&](auto f) {
 #pragma unroll
@@ -112,16 +115,16 @@ __device__ __forceinline__ void finish(float (&v)[kRows][kNumbers], const Epilog
   with_activation<T>(e.activation, for_each);
 }
 template <typename T, int kNumbers>
-__device__ __forceinline__ void finish(float (&v)[kNumbers], const Epilogue& e, const ChannelAffine& affine) {
+__device__ __forceinline__ void finish(float (&v)[kNumbers], const ChannelEpilogue& e, const ChannelAffine& affine) {
   finish<T>(reinterpret_cast<float(&)[1][kNumbers]>(v), e, affine);
 }
 
 // One number, where time does not matter.
 template <typename T>
-__device__ __forceinline__ float finished(float v, const Epilogue& e, int64_t channel) {
+__device__ __forceinline__ float finished(float v, const ChannelEpilogue& e, int64_t channel) {
   float numbers[1] = {v};
   finish<T>(numbers, e, affine_of<T>(e, channel));
   return numbers[0];
 }
 
-}  // namespace fusebackend::depthwise_conv
+}  // namespace fusebackend
