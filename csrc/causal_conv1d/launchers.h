@@ -43,7 +43,8 @@ int toeplitz_weight_grad_splits(const WeightGradParams&);
 inline int64_t eager_chain(const WeightGradParams& p) { return std::min(p.in_len, p.out_len) * ((p.batch + 7) / 8); }
 cudaError_t launch_toeplitz_weight_grad(const WeightGradParams&, cudaStream_t);
 
-// Taps at most 32 samples from their output, of 16-bit types: the same in registers.
+// Taps at most 32 samples from their output, of 16-bit types: the same in registers. Rows may begin anywhere, x's and the result's equally far from
+// 16-byte boundaries.
 bool register_toeplitz_supported(const ConvParams&);
 cudaError_t launch_register_toeplitz_forward(const ConvParams&, cudaStream_t);
 

@@ -6,8 +6,12 @@
 // 8q + 7 of row g as they lie in memory, and once results are transposed it has outputs 8q to 8q + 7 of that row. Then all taps that it needs
 // are 3 fragments for each distance in chunks between samples and outputs, -1, 0 and 1: 36 registers, for a whole row.
 //
+// Rows that do not begin at a 16-byte boundary are walked along from the boundary before them (bct_rows.cuh): taps depend on the distance of a
+// sample from its output alone.
+//
 // Zero taps that meet an inf make a NaN, so results that are NaN are computed again, one by one.
 #pragma once
+#include "causal_conv1d/bct_rows.cuh"
 #include "causal_conv1d/direct_sums.cuh"
 #include "causal_conv1d/route_limits.h"
 #include "causal_conv1d/tensor_core.cuh"
@@ -46,18 +50,37 @@ __device__ __forceinline__ void finish_results(float (&y)[8], const ChannelEpilo
   }
 }
 
-// Eight results one by one. Not inlined: it is rare.
+// Eight samples or results at one of the ends of a row, and results one by one. Not inlined: they are rare.
+template <typename T>
+__device__ __noinline__ uint4 load_at_an_end(const T* row, int t, int len) {
+  Vec<T, 8> v = {};
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    if (t + e >= 0 && t + e < len) v.v[e] = row[t + e];
+  }
+  return *reinterpret_cast<const uint4*>(&v);
+}
+template <typename T>
+__device__ __noinline__ void store_at_an_end(T* row, int t, int len, uint4 words) {
+  const Vec<T, 8>& v = reinterpret_cast<const Vec<T, 8>&>(words);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    if (t + e >= 0 && t + e < len) row[t + e] = v.v[e];
+  }
+}
 template <typename T, Epilogue EPILOGUE>
-__device__ __noinline__ void direct_results(const ConvParams& p, const T* x, const T* w, int t, float bias, const StagedAffine& affine, T* out) {
+__device__ __noinline__ void direct_results(const ConvParams& p, const T* x, const T* w, int t, float bias, const StagedAffine& affine, T* row) {
+  const int in_len = static_cast<int>(p.in_len), taps = static_cast<int>(p.taps), first = t - static_cast<int>(p.left);
   float y[8];
-  for (int e = 0; e < 8; ++e)
-    y[e] = bias + sum_of_taps(x, 1, static_cast<int>(p.in_len), w, p.w_stride.k, static_cast<int>(p.taps), t + e, 0.f, p.skips_padding);
+  for (int e = 0; e < 8; ++e) y[e] = bias + sum_of_taps(x, 1, in_len, w, p.w_stride.k, taps, first + e, 0.f, p.skips_padding);
   finish_results<T, EPILOGUE>(y, p.after, affine);
-  *reinterpret_cast<Vec<T, 8>*>(out) = pack<T, 8>(y);
+  const Vec<T, 8> results = pack<T, 8>(y);
+  store_at_an_end(row, t, static_cast<int>(p.out_len), *reinterpret_cast<const uint4*>(&results));
 }
 
-template <typename T, Epilogue EPILOGUE>
-__global__ void __launch_bounds__(kWarpsOfBlock * 32, kBlocksPerSm) register_toeplitz_forward(const __grid_constant__ ConvParams p, const RegisterToeplitzPlan plan) {
+template <typename T, Epilogue EPILOGUE, RowAccess ACCESS>
+__global__ void __launch_bounds__(kWarpsOfBlock * 32, kBlocksPerSm)
+    register_toeplitz_forward(const __grid_constant__ ConvParams p, const RegisterToeplitzPlan plan) {
 #if __CUDA_ARCH__ >= 800
   constexpr int kTaps = 4 * kChunkSamples, kNearest = 2 * kChunkSamples - 1;  // w[s - t + left] is taps[s - t + kNearest]
   static_assert(kTaps == kWarpsOfBlock * 32);
@@ -94,15 +117,17 @@ __global__ void __launch_bounds__(kWarpsOfBlock * 32, kBlocksPerSm) register_toe
     const int group = item / plan.spans, first = (item - group * plan.spans) * plan.span, last = min(first + plan.span, plan.chunks);
     const int64_t b = int64_t{group} * kWarpRows + g;
     const bool valid = b < p.batch;
-    const T* const x = row_of<T>(p.x, p.x_stride, valid ? b : 0, c) + 8 * q;
-    T* const out = row_of<T>(p.out, p.out_stride, valid ? b : 0, c) + 8 * q;
-    const int samples_end = min(in_len, (last + 1) * kChunkSamples);
-    const unsigned samples_left = valid && 8 * q < samples_end ? samples_end - 8 * q : 0, outputs_left = valid && 8 * q < out_len ? out_len - 8 * q : 0;
+    const T* const row = row_of<T>(p.x, p.x_stride, valid ? b : 0, c);
+    T* const out_row = row_of<T>(p.out, p.out_stride, valid ? b : 0, c);
+    // This lane's samples and outputs of chunk 0 begin here.
+    const int lane_t = 8 * q - row_misalignment<T, ACCESS>(row);
+    const int samples_end = valid ? min(in_len, (last + 1) * kChunkSamples) : 0, outputs_end = valid ? out_len : 0;
     uint32_t samples[kSlots][4];
     auto load = [&](int chunk, uint32_t (&to)[4]) {
       uint4 raw = {0, 0, 0, 0};
-      const int s = chunk * kChunkSamples;
-      if (static_cast<unsigned>(s) < samples_left) raw = *reinterpret_cast<const uint4*>(x + s);
+      const int s = chunk * kChunkSamples + lane_t;
+      if (ACCESS == RowAccess::kAligned ? s >= 0 && s < samples_end : s >= 0 && s + 8 <= samples_end) raw = *reinterpret_cast<const uint4*>(row + s);
+      else if (ACCESS != RowAccess::kAligned && s > -8 && s < samples_end) raw = load_at_an_end(row, s, samples_end);
       to[0] = raw.x, to[1] = raw.y, to[2] = raw.z, to[3] = raw.w;
     };
     // Chunk first + i is in slot (i + 1) % kSlots.
@@ -140,10 +165,12 @@ __global__ void __launch_bounds__(kWarpsOfBlock * 32, kBlocksPerSm) register_toe
           pairs[j] = transposed(*reinterpret_cast<const uint32_t*>(&two));
         }
         const bool again = __any_sync(0xffffffffu, any_nan);
-        const int t = chunk * kChunkSamples;
-        if (static_cast<unsigned>(t) < outputs_left) {
-          if (again) direct_results<T, EPILOGUE>(p, x - 8 * q, w, t + 8 * q - left, bias, affine, out + t);
-          else *reinterpret_cast<uint4*>(out + t) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        const int t = chunk * kChunkSamples + lane_t;
+        if (t > -8 && t < outputs_end) {
+          const uint4 results = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+          if (again) direct_results<T, EPILOGUE>(p, row, w, t, bias, affine, out_row);
+          else if (ACCESS == RowAccess::kAligned || (t >= 0 && t + 8 <= outputs_end)) *reinterpret_cast<uint4*>(out_row + t) = results;
+          else store_at_an_end(out_row, t, outputs_end, results);
         }
       }
     }

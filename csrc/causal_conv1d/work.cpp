@@ -22,7 +22,7 @@ Kind kind_of(const ConvParams& p) {
   const int64_t most = in_btc ? kMaxRegisterTaps : is_fp32(p.dtype) ? kRegisterTapsFp32 : has_toeplitz_size(p) ? kRegisterTaps : kMaxRegisterTaps;
   if (in_btc == out_btc && p.taps <= most) return Kind::kWindow;
   if (p.epilogue == Epilogue::kChannel) {
-    const bool in_registers = !is_fp32(p.dtype) && p.batch >= kRegisterToeplitzBatch && is_within_reach(p) && p.in_len % 8 == 0 && p.out_len % 8 == 0;
+    const bool in_registers = !is_fp32(p.dtype) && p.batch >= kRegisterToeplitzBatch && is_within_reach(p);
     if (!in_btc && !out_btc && has_toeplitz_size(p) && in_registers) return Kind::kTensorCores;
     return !is_fp32(p.dtype) && in_btc == out_btc && p.taps <= kMaxRegisterTaps ? Kind::kWindow : Kind::kTile;
   }

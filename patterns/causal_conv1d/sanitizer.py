@@ -18,6 +18,7 @@ def launch_every_kernel() -> None:
         _check(2, 3, 100, 8, dtype, left=3)
         for batch, length, taps in ((2, 129, 129), (4, 100, 100), (9, 300, 300), (17, 64, 33), (3, 700, 31), (9, 104, 31), (2, 700, 640)):
             _check(batch, 2, length, taps, dtype, silu=batch == 4)
+        _check(9, 2, 103, 31, dtype)
         _check(2, 2, 4096, 4096, dtype)
         _check(2, 2, 8192, 8192, dtype)
 

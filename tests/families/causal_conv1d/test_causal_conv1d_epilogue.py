@@ -179,7 +179,9 @@ def h200(library, monkeypatch):
     monkeypatch.setattr(operator_work, "device_facts", lambda device: device_facts.IMAGINED)
 
 
-@pytest.mark.parametrize("taps, samples, route", [(31, 1000, "tensor_cores"), (4, 1000, "window"), (31, 999, "window"), (100, 1000, "")])
+@pytest.mark.parametrize(
+    "taps, samples, route", [(31, 1000, "tensor_cores"), (4, 1000, "window"), (31, 999, "tensor_cores"), (100, 1000, "")]
+)
 def test_the_work_of_both_ways(h200, taps, samples, route):
     """What absorbs it is described by the kernels that can. Leaving it to Inductor is offered where another kernel would convolve then."""
 

@@ -49,8 +49,9 @@ def test_5_to_70_taps_match_fp64_in_both_memory_orders(device, channels_last, ta
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("taps, left", [(17, 16), (31, 15), (31, 30), (33, 32), (65, 32), (20, 3), (31, 0)])
-def test_tens_of_taps_on_aligned_16_bit_rows_stay_in_registers(dtype, taps, left):
-    for batch, channels, length in ((5, 7, 16), (9, 3, 40), (32, 6, 1000), (17, 40, 1032), (64, 4, 96)):
+def test_tens_of_taps_on_16_bit_rows_stay_in_registers(dtype, taps, left):
+    aligned = (5, 7, 16), (9, 3, 40), (32, 6, 1000), (17, 40, 1032), (64, 4, 96)
+    for batch, channels, length in (*aligned, (5, 7, 13), (9, 3, 41), (32, 6, 999), (17, 40, 1030), (64, 4, 95)):
         case = Case(batch, channels, length, taps, dtype, "cuda", left=left, out=length, silu=batch == 9, bias=batch != 5)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
             first = case.forward()
@@ -59,6 +60,19 @@ def test_tens_of_taps_on_aligned_16_bit_rows_stay_in_registers(dtype, taps, left
         case.check()
         case.x[0, 0, length // 2], case.x[-1, -1, 0] = float("inf"), float("nan")
         case.check_what_is_not_finite()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("first, length", [(3, 96), (3, 97), (8, 101), (1, 7)])
+def test_16_bit_rows_that_begin_between_16_byte_boundaries_stay_in_registers(first, length):
+    """x begins `first` samples into longer rows. The result's rows are allocated, so x's must be as far from the boundaries as these."""
+    case = Case(9, 5, length, 31, torch.bfloat16, "cuda", left=15, out=length)
+    longer = torch.randn(9, 5, length + 8 * (first // 8 + 1), device="cuda").bfloat16()
+    case.x = longer[..., first : first + length]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        case.forward()
+    assert any("register_toeplitz" in e.name for e in profiled.events()) == (first % 8 == 0)
+    case.check()
 
 
 @pytest.mark.parametrize("device", DEVICES)
