@@ -5,13 +5,13 @@
 
 #include "column_moments/column_moments.h"
 #include "column_sum/rows.cuh"
+#include "common/column_partials.cuh"
 #include "common/programmatic_launch.cuh"
 
 namespace fusebackend::column_moments {
 namespace {
 
 using column_sum::kBlocks;
-using column_sum::kFinalThreads;
 using column_sum::kMostThreads;
 using column_sum::kRowsAtOnce;
 using column_sum::load_once;
@@ -199,8 +199,8 @@ template <typename In, typename Acc>
 cudaError_t launch_both(const Problem& p, const Plan& plan, void* partials, cudaStream_t stream) {
   const column_sum::Problem& rows = p.rows;
   const int64_t terms = plan.splits * plan.fold, left = plan.partials(rows);
-  const int bits = column_sum::final_column_bits(terms);
-  const int64_t blocks = plan.blocks(rows), tiles = ((rows.columns - 1) >> bits) + 1;
+  const int bits = final_column_bits(terms);
+  const int64_t blocks = plan.blocks(rows), tiles = final_tiles(rows.columns, bits);
   if (blocks > INT32_MAX || tiles * rows.batch > INT32_MAX) return cudaErrorInvalidConfiguration;
   Arguments results{column_sum::rows_of(rows, plan, nullptr), p.variance, p.mean, p.scale, double(rows.rows), 0, p.epsilon};
   results.divisor = results.count > p.correction ? results.count - p.correction : 0;

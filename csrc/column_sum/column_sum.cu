@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "column_sum/rows.cuh"
+#include "common/column_partials.cuh"
 #include "common/programmatic_launch.cuh"
 
 namespace fusebackend::column_sum {
@@ -159,41 +160,19 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks<Acc, kForm>) column_sum_
   }
 }
 
-// The sums of the columns of `terms` rows of partial sums, in fp64: these are few additions, of the largest numbers. A block has
-// 2^column_bits columns, and a thread every n-th term of one, where n such threads share a column. The partial sums of the second of two
-// sums come behind those of all `batches` of the first.
+// The sums of the columns of `terms` rows of partial sums. Those of the second of two sums come behind those of all `batches` of the first.
 template <typename Acc>
 __global__ void __launch_bounds__(kFinalThreads) column_sum_partials(const Acc* partials, const Rows results, int64_t terms, int64_t columns,
                                                                      uint32_t tiles, uint32_t batches, int column_bits) {
-  constexpr int kAtOnce = 8;
-  __shared__ double sums[kFinalThreads];
   wait_for_previous_kernel();
   const uint32_t tile = blockIdx.x % tiles, batch = blockIdx.x / tiles;
-  const int block_columns = 1 << column_bits, lanes = kFinalThreads >> column_bits;
-  const int lane = threadIdx.x >> column_bits, own = threadIdx.x & (block_columns - 1);
-  const int64_t column = int64_t(tile) * block_columns + own;
-  double sum = 0;
-  if (column < columns) {
-    const Acc* const from = partials + int64_t(batch) * terms * columns + column;
-    for (int64_t i = lane; i < terms; i += kAtOnce * lanes) {
-      Acc x[kAtOnce];
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) x[u] = i + u * lanes < terms ? from[(i + u * lanes) * columns] : Acc(0);
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) sum += double(x[u]);
-    }
-  }
-  sums[threadIdx.x] = sum;
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (lane < half) sums[threadIdx.x] = sum += sums[threadIdx.x + half * block_columns];
-  }
-  if (lane == 0 && column < columns) {
-    const bool second = batch >= batches;
-    const int64_t at = int64_t(second ? batch - batches : batch) * columns + column;
-    store_result(second ? results.second_out : results.out, at, sum / (second ? results.wide_second_divisor : results.wide_divisor),
-                 second ? results.second_result : results.result);
-  }
+  int64_t column;
+  double sum;
+  if (!add_column_partials(partials + int64_t(batch) * terms * columns, terms, columns, tile, column_bits, column, sum)) return;
+  const bool second = batch >= batches;
+  const int64_t at = int64_t(second ? batch - batches : batch) * columns + column;
+  store_result(second ? results.second_out : results.out, at, sum / (second ? results.wide_second_divisor : results.wide_divisor),
+               second ? results.second_result : results.result);
 }
 
 template <typename In, typename Acc, Form kForm, int kBytes>
@@ -207,8 +186,8 @@ template <typename In, typename Acc, Form kForm>
 cudaError_t launch_both(const Problem& p, const Plan& plan, void* partials, cudaStream_t stream) {
   const int64_t terms = plan.splits * plan.fold, batches = p.batch * p.sums();
   const int bits = final_column_bits(terms);
-  const int64_t blocks = plan.blocks(p), final_tiles = ((p.columns - 1) >> bits) + 1;
-  if (blocks > INT32_MAX || final_tiles * batches > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const int64_t blocks = plan.blocks(p), tiles = final_tiles(p.columns, bits);
+  if (blocks > INT32_MAX || tiles * batches > INT32_MAX) return cudaErrorInvalidConfiguration;
   const bool finished = plan.partials(p) == 0;
   const Rows results = rows_of(p, plan, p.out);
   Rows rows = results;
@@ -220,8 +199,8 @@ cudaError_t launch_both(const Problem& p, const Plan& plan, void* partials, cuda
     if (plan.vector_bytes == 4) error = launch_rows<In, Acc, kForm, 4>(rows, plan, blocks, stream);
   }
   if (error != cudaSuccess || finished) return error;
-  return launch_dependent(column_sum_partials<Acc>, dim3(uint32_t(final_tiles * batches)), dim3(kFinalThreads), 0, true, stream,
-                          static_cast<const Acc*>(partials), results, terms, p.columns, uint32_t(final_tiles), uint32_t(p.batch), bits);
+  return launch_dependent(column_sum_partials<Acc>, dim3(uint32_t(tiles * batches)), dim3(kFinalThreads), 0, true, stream,
+                          static_cast<const Acc*>(partials), results, terms, p.columns, uint32_t(tiles), uint32_t(p.batch), bits);
 }
 
 template <typename In>

@@ -12,7 +12,6 @@ namespace fusebackend::column_sum {
 // Blocks of a multiprocessor: a thread may then have 64 registers, or 128 where it adds in fp64, or products.
 template <typename Acc, Form kForm = Form::kPlain>
 inline constexpr int kBlocks = sizeof(Acc) == 8 || kForm != Form::kPlain ? 1 : 2;
-constexpr int kFinalThreads = 512;  // of a block of the second kernel
 
 struct Rows {
   const void* x;
@@ -83,13 +82,6 @@ inline Rows rows_of(const Problem& p, const Plan& plan, void* out) {
   rows.second_out = p.second_out, rows.second_result = p.second_result, rows.rounded = p.rounded;
   rows.wide_second_divisor = p.second_mean ? double(p.rows) : 1.0, rows.second_divisor = float(rows.wide_second_divisor);
   return rows;
-}
-
-// As many threads share a column as it has terms, at most 64: then a block has the columns of a sector of 32 bytes.
-inline int final_column_bits(int64_t terms) {
-  int bits = 3;
-  while ((kFinalThreads >> bits) / 2 >= terms) ++bits;
-  return bits;
 }
 
 }  // namespace fusebackend::column_sum

@@ -5,30 +5,9 @@
 
 #include <cstdint>
 
+#include "common/integer_math.h"
+
 namespace fusebackend {
-
-// Unsigned division by a run-time constant: q = (n * m) >> 64-bit product, two instructions instead of some twenty.
-// Exact for every n < 2^31 and 1 <= d < 2^31 (Granlund & Montgomery 1994, round-up method with a 33-bit multiplier folded by the add).
-struct FastDiv {
-  uint32_t d = 1, multiplier = 0, shift = 0;
-
-  FastDiv() = default;
-  __host__ __device__ explicit FastDiv(uint32_t divisor) : d(divisor) {
-    while (shift < 31 && (uint64_t(1) << shift) < d) ++shift;
-    multiplier = uint32_t(((uint64_t(1) << 32) * ((uint64_t(1) << shift) - d)) / d + 1);
-  }
-  __host__ __device__ uint32_t div(uint32_t n) const {
-#ifdef __CUDA_ARCH__
-    return (__umulhi(n, multiplier) + n) >> shift;
-#else
-    return uint32_t(((uint64_t(n) * multiplier) >> 32) + n) >> shift;
-#endif
-  }
-  __host__ __device__ void divmod(uint32_t n, uint32_t& q, uint32_t& r) const {
-    q = div(n);
-    r = n - q * d;
-  }
-};
 
 // Vectors for wide movement: N elements of T, loaded and stored with one instruction where sizeof is 1..16 bytes.
 template <typename T, int N>

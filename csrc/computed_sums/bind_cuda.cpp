@@ -121,7 +121,7 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
   for (size_t k = 0; k < inputs.size(); ++k) {
     const Lies lies = find_or_copy(inputs[k], domain, batch_dims);
     v.kinds += lies.kind;
-    p.inputs[k] = {inputs[k].data_ptr(), lies.row_stride, division_by(lies.divisor), division_by(lies.period)};
+    p.inputs[k] = {inputs[k].data_ptr(), lies.row_stride, FastDiv(uint32_t(lies.divisor)), FastDiv(uint32_t(lies.period))};
   }
   v.vector = vector_of(v, p);
   const Kernel& kernel = kernel_of(v);

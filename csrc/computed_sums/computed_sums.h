@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "common/integer_math.h"
+
 namespace fusebackend::computed_sums {
 
 constexpr int kMostInputs = 16, kMostOuts = 4, kMostNumbers = 16;  // program.py has the same
@@ -69,14 +71,10 @@ std::string source(const Variant& v);
 std::string translate(const std::string& program, int numbers, const std::string& types, int outs);
 
 // The kernels' parameters; inputs.cuh has the same.
-struct Division {  // of n < 2^31: FastDiv of common/cuda_common.cuh
-  uint32_t divisor, multiplier, shift;
-};
-Division division_by(int64_t divisor);
 struct Input {
   const void* data;
   int64_t row_stride;  // in elements
-  Division group, period;
+  FastDiv group, period;
 };
 struct Arguments {
   Input inputs[kMostInputs];

@@ -6,7 +6,7 @@ R"cuda(
 // A block has some columns of some of the rows, `lanes` rows at once, a thread kVector columns of each of its rows. Blocks take turns, so that all
 // of them read the same part of memory.
 
-struct Division {
+struct Division {  // FastDiv of common/integer_math.h
   unsigned divisor, multiplier, shift;
   FUNCTION unsigned of(unsigned n) const { return (__umulhi(n, multiplier) + n) >> shift; }
 };

@@ -156,13 +156,6 @@ std::optional<Lies> describe(const std::vector<int64_t>& sizes, const std::vecto
   return Lies{kind, row_stride, varies ? divisor : 1, period};
 }
 
-Division division_by(int64_t divisor) {
-  Division found{uint32_t(divisor), 0, 0};
-  while (found.shift < 31 && (int64_t(1) << found.shift) < divisor) ++found.shift;
-  found.multiplier = uint32_t(((uint64_t(1) << 32) * ((uint64_t(1) << found.shift) - found.divisor)) / found.divisor + 1);
-  return found;
-}
-
 Plan make_plan(const Variant& v, int64_t batch, int64_t rows, int64_t columns, int multiprocessors) {
   return batch == 1 ? plan_of_rows(v, rows, columns, multiprocessors) : plan_of_images(v, batch, rows, columns, multiprocessors);
 }

@@ -19,7 +19,7 @@ ChannelTilePlan channel_tile_plan(const Geometry& g, const Placement& x, const P
   ChannelTilePlan p = {};
   if (g.stride.h != 1 || g.stride.w != 1 || g.dilation.h != 1 || g.dilation.w != 1 || g.multiplier != 1) return p;
   const int taps = int(g.taps.h);
-  // Nine taps are few enough for rolling_window.cuh, which has no way through shared memory.
+  // Windows of 3x3 are left to kernels that multiply and add: their nine products a result are few.
   if (g.taps.h != g.taps.w || (taps != 5 && taps != 7) || g.channels % 8) return p;
   const int64_t rows = std::max(g.in.h, g.out.h);
   if (!is_loadable(x, rows) || !is_loadable(y, rows) || std::abs(g.pad.h) > 32 || std::abs(g.pad.w) > 32) return p;

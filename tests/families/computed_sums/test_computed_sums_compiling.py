@@ -1,5 +1,6 @@
 """Without a GPU: what compiled kernels take of a multiprocessor, what is refused, how inputs lie, and which blocks compute what."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import torch
 from pointwise_programs import EVERY_NAME, PRODUCT, SELF, SILU, computed_sums, types_of
 from torch._subclasses import FakeTensorMode
 
-from fusebackend.patterns.computed_sums import ops
+from fusebackend.patterns.computed_sums import expression, ops
 from fusebackend.patterns.computed_sums.program import MOST_INPUTS, MOST_SUMS
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -264,3 +265,12 @@ def test_plans_of_images_keep_the_device_busy(batch):
 def test_plans_depend_on_alignment():
     aligned, odd = (ops.plan_facts([bf16], "r", 1, 1000, 64, 132, misaligned)["vector"] for misaligned in (0, 2))
     assert (aligned, odd) == (8, 1)
+
+
+def test_sites_and_the_library_agree_on_what_is_read_where_it_lies():
+    """Three dims of sizes 1 to 3, broadcast or not, at strides that make them one, or do not."""
+    for domain in itertools.product((1, 2, 3), repeat=3):
+        for sizes in itertools.product(*((1, n) if n > 1 else (1,) for n in domain)):
+            for strides in itertools.product((1, 2, 3, 6, 9), repeat=3):
+                given = sizes, strides, domain
+                assert expression.collapses(*given) == (ops.kind(*given) is not None), given
