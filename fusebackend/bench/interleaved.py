@@ -26,7 +26,8 @@ def interleaved_ms(
 
     On CUDA one entry of a round is the mean of consecutive calls that are not waited for in between, as in a training loop. On a
     CPU it is the shortest call, since other load can only add time. Garbage is collected before the rounds and not during them: a
-    collection of what compilers leave behind takes longer than many a step.
+    collection of what compilers leave behind takes longer than many a step. The entries of a round begin with the same seed, so that
+    models which drop layers at random (layerdrop) drop the same ones.
 
     Args:
         seconds: about how long to measure, unless the ratio of any two calls is known to 0.3 % earlier
@@ -46,6 +47,7 @@ def interleaved_ms(
         began = time.perf_counter()
         while True:
             for name in names:
+                torch.manual_seed(len(times[name]))
                 times[name].append(_entry_ms(calls[name], repeats[name], device))
             names.reverse()
             late = time.perf_counter() - began > seconds

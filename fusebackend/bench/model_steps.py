@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -158,9 +159,17 @@ class Prepared:
         for way, step in self.steps.items():
             self.workload.model.zero_grad(set_to_none=True)
             torch.cuda.reset_peak_memory_stats(self.device)
-            step()
+            _seeded(step)
             peaks[way] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        return {"device_ms": {way: median_ms(step, self.device, DEVICE_STEPS) for way, step in self.steps.items()}, "peak_gib": peaks}
+        return {
+            "device_ms": {way: median_ms(functools.partial(_seeded, step), self.device, DEVICE_STEPS) for way, step in self.steps.items()},
+            "peak_gib": peaks,
+        }
+
+
+def _seeded(step: Callable[[], Any]) -> None:
+    torch.manual_seed(0)  # models that drop layers at random drop the same ones
+    step()
 
 
 def _results(workload: Workload, step: Callable[[], Any], start: dict[str, torch.Tensor], steps: int) -> list[torch.Tensor]:

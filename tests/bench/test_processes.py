@@ -22,6 +22,14 @@ def test_calls_are_timed_in_interleaved_rounds():
     assert runs == list("abababab")  # warm-up, calibration, then a b, b a, a b
 
 
+def test_what_is_timed_in_a_round_draws_the_same_random_numbers(monkeypatch):
+    monkeypatch.setattr("fusebackend.bench.interleaved._entry_ms", lambda call, repeats, device: call() or 300.0)
+    drawn = {"a": [], "b": []}
+    interleaved_ms({name: lambda to=to: to.append(torch.rand(())) for name, to in drawn.items()}, CPU, seconds=0.0, rounds=3)
+    assert torch.equal(torch.stack(drawn["a"][-3:]), torch.stack(drawn["b"][-3:]))
+    assert len(set(map(float, drawn["a"][-3:]))) == 3
+
+
 class Answer:
     """A job for worker processes, which import it from here."""
 
