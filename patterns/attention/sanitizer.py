@@ -33,7 +33,7 @@ def launch_every_kernel() -> None:
         keys = keys or queries
         q, grad, k, v = (torch.randn(*batch, n, heads, dim).to(dtype).transpose(-3, -2) for n in (queries, queries, keys, keys))
         biases = [torch.randn(b).to(dtype) for b in biases]
-        if masked:  # such a row keeps nothing of its scores: fp32 absorbs them below a bfloat16's lowest number, not below a float16's
+        if masked:  # queries of 0, since fp32 tells scores apart beside float16's lowest number, and a marked row has none
             biases[0][..., 3, :] = torch.finfo(dtype).min
             q[..., 3, :] = 0
         mask = torch.rand(*batch, heads, queries, keys) > 0.2

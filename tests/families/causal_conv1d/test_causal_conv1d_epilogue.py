@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
+from families.channel_epilogues import DTYPES, NAMES, TOLERANCE, absorbed_by, check_generated_code, check_training, draw_statistics
 from families.traced_graphs import estimates, traced_joint
 
-import fusebackend
-from fusebackend.backend import fuse
 from fusebackend.native import loader
 from fusebackend.patterns.causal_conv1d import operator_work
 from fusebackend.patterns.causal_conv1d.channel_reference import ACTIVATIONS
@@ -20,10 +20,6 @@ from fusebackend.rewriting import device_facts
 
 ops = torch.ops.fusebackend
 C = 16
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Of the largest error, over the largest result: of one rounding, and of fp32 sums.
-TOLERANCE = {torch.float64: 1e-14, torch.float32: 4e-6, torch.float16: 7e-4, torch.bfloat16: 6e-3}
-NAMES = {"relu": "ReLU", "relu6": "ReLU6", "hardswish": "hardswish", "silu": "SiLU", "gelu": "GELU", "gelu_tanh": "GELU"}
 
 
 # ---- graphs ----
@@ -31,26 +27,7 @@ NAMES = {"relu": "ReLU", "relu6": "ReLU6", "hardswish": "hardswish", "silu": "Si
 
 @pytest.fixture
 def absorbed(on_each_device):
-    """Compiles a function, compares its value with fp64, and returns what the report says of each convolution."""
-
-    def run(fn, *args, dynamic=None, dtype=torch.float32):
-        torch.compiler.reset()
-        cast = [a.to(dtype) if isinstance(a, torch.Tensor) else a for a in args]
-        if isinstance(fn, torch.nn.Module):
-            fn = fn.to(dtype)
-        options = {"fuse.strict": True, "fuse.gate": "off", "fuse.interpret": True, "fuse.patterns": ["causal_conv1d"]}
-        with torch.no_grad():
-            want = fn(*cast)
-            got = torch.compile(fn, backend=fuse, dynamic=dynamic, options=options)(*cast)
-            exact = (fn.double() if isinstance(fn, torch.nn.Module) else fn)(
-                *(a.double() if isinstance(a, torch.Tensor) else a for a in cast)
-            )
-        assert (got.dtype, got.stride()) == (want.dtype, want.stride())
-        largest = exact.abs().max()
-        assert (got.double() - exact).abs().max() <= TOLERANCE[dtype] * largest + 1.2 * (want.double() - exact).abs().max()
-        return [s.note for s in fusebackend.last_report().substitutions]
-
-    return run
+    return functools.partial(absorbed_by, "causal_conv1d")
 
 
 class Block(torch.nn.Module):
@@ -60,11 +37,7 @@ class Block(torch.nn.Module):
         super().__init__()
         self.conv = torch.nn.Conv1d(C, C, taps, padding=0 if causal else taps // 2, groups=C, bias=bias)
         self.norm = torch.nn.BatchNorm1d(C, affine=affine)
-        with torch.no_grad():
-            self.norm.running_mean.normal_()
-            self.norm.running_var.uniform_(0.5, 2)
-            for p in self.norm.parameters():
-                p.normal_()
+        draw_statistics(self.norm)
         self.activation, self.causal, self.btc = activation, causal, btc
         self.eval()
 
@@ -145,29 +118,14 @@ def test_channels_that_are_last_after_a_permutation_are_no_rows(absorbed):
 
 
 def test_training_keeps_what_its_backward_needs(on_each_device):
-    block = Block()
-    x = rows().requires_grad_()
-    options = {"fuse.strict": True, "fuse.gate": "off", "fuse.interpret": True}
-    got = torch.compile(block, backend=fuse, options=options)(x)
-    want = block(x)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    notes = {s.pattern: s.note for s in fusebackend.last_report().substitutions}
-    assert notes["causal_conv1d"] == ""
-    leaves = (x, *block.parameters())
-    for a, b in zip(torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(want.sum(), leaves)):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    check_training("causal_conv1d", Block(), rows().requires_grad_())
 
 
 @pytest.mark.codegen
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_generated_code(dtype):
     model, x = torch.nn.Sequential(Block(), torch.nn.Conv1d(C, 8, 1)).eval().to(dtype), rows().to(dtype)
-    torch.compiler.reset()
-    with torch.no_grad():
-        got = torch.compile(model, backend=fuse, options={"fuse.strict": True, "fuse.gate": "off"})(x)
-        exact = model.double()(x.double())
-    assert "absorbs batch norm and SiLU" in [s.note for s in fusebackend.last_report().substitutions]
-    assert (got.double() - exact).abs().max() <= 2 * TOLERANCE[dtype] * exact.abs().max()
+    check_generated_code(model, x)
 
 
 # ---- estimates ----
