@@ -39,19 +39,32 @@ class Switch:
 def disable(*names: str) -> Switch:
     """Switches patterns off, for all later compiles or for a block: ``with fusebackend.disable("fp32_matmul"): ...``.
 
+    Args:
+        names: of patterns; ``"all"`` for those that are known now.
+
     Raises:
-        ValueError: no pattern of that name.
+        ValueError: no pattern of that name, or no name.
     """
-    return Switch(frozenset(map(known, names)), off=True)
+    return Switch(_named("disable", names), off=True)
 
 
 def enable(*names: str) -> Switch:
     """Switches patterns on again, for all later compiles or for a block.
 
+    Args:
+        names: of patterns; ``"all"`` for those that are known now.
+
     Raises:
-        ValueError: no pattern of that name.
+        ValueError: no pattern of that name, or no name.
     """
-    return Switch(frozenset(map(known, names)), off=False)
+    return Switch(_named("enable", names), off=False)
+
+
+def _named(function: str, names: Sequence[str]) -> frozenset[str]:
+    if not names:
+        raise ValueError(f'{function}() takes names of patterns, or "all"; got none')
+    named = [[p.name for p in all_patterns()] if name == "all" else [known(name)] for name in names]
+    return frozenset(n for some in named for n in some)
 
 
 def select(names: Sequence[str], among: Sequence[Pattern] | None = None) -> list[Pattern]:

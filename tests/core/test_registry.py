@@ -21,6 +21,13 @@ def test_patterns_are_switched_off_and_on_for_a_block():
     assert "transpose_add" in names()
     with pytest.raises(ValueError, match="did you mean 'transpose_add'"):
         fusebackend.disable("transpose_ad")
+    with fusebackend.disable("all"):
+        assert not names()
+        with fusebackend.enable("all"):
+            assert "transpose_add" in names()
+    for switch in fusebackend.disable, fusebackend.enable:
+        with pytest.raises(ValueError, match=rf'{switch.__name__}\(\) takes names of patterns, or "all"; got none'):
+            switch()
 
 
 class Entry:
