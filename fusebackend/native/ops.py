@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._library.utils import get_layout_constraint_tag
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend.native import loader
@@ -19,6 +20,7 @@ from fusebackend.native import loader
 _library = torch.library.Library("fusebackend", "FRAGMENT")
 _structured: dict[torch._ops.OpOverload, bool] = {}
 _indices: dict[torch._ops.OpOverload, dict[str, str]] = {}
+_free: set[torch._ops.OpOverload] = set()
 
 #: All operators of this package, and those that users made by ``load_kernel``.
 defined: list[torch._ops.OpOverload] = []
@@ -30,6 +32,7 @@ def define(
     fake: Callable,
     python_kernels: Mapping[str, Callable] | None = None,
     layout: torch.Tag = torch.Tag.flexible_layout,
+    free: bool = False,
     tags: tuple[torch.Tag, ...] = (),
     structured: bool | None = None,
     indices: Mapping[str, str] | None = None,
@@ -42,6 +45,7 @@ def define(
         python_kernels: kernels written in Python, by dispatch key, e.g. ``{"CPU": reference}``.
         layout: which memory layouts of its inputs the kernel accepts. The default is any, so that Inductor never copies for it;
             ``torch.Tag.needs_exact_strides`` and ``torch.Tag.needs_fixed_stride_order`` restrict Inductor.
+        free: that ``needs_exact_strides`` only keeps Inductor from padding inputs, which may have another order than in the graph.
         tags: further tags.
         structured: whether a kernel that reads the outputs may fault where they hold other values than this operator computes: places in
             memory, counts that must add up. Integers are, by default. Random numbers never take the place of such a value.
@@ -59,6 +63,8 @@ def define(
     if structured is not None:
         _structured[op] = structured
     _indices[op] = dict(indices or {})
+    if free:
+        _free.add(op)
     defined.append(op)
     return op
 
@@ -106,6 +112,12 @@ def ask(name: str, *arguments: Any, default: Any = None) -> Any:
 def _answer(name: str, *arguments: Any) -> Any:
     with _disable_current_modes():  # a fake tensor mode, when a fake asks
         return getattr(torch.ops.fusebackend, name).default(*arguments)
+
+
+def holds_strides(op: torch._ops.OpOverload) -> bool:
+    """Whether Inductor must give an operator inputs that lie in memory as the graph says: by its tag, by what PyTorch assumes of custom
+    operators without one, or as :func:`define` was told."""
+    return op not in _free and get_layout_constraint_tag(op) is torch.Tag.needs_exact_strides
 
 
 def is_structured(op: torch._ops.OpOverload, output: torch.Tensor) -> bool:

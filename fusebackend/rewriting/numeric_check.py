@@ -68,6 +68,7 @@ compare = ops.define(
     fake=_fake,
     python_kernels={"CompositeExplicitAutograd": _compare},
     layout=torch.Tag.needs_exact_strides,
+    free=True,
     tags=(torch.Tag.cudagraph_unsafe,),
 )
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from fusebackend import cache_keys
+from fusebackend.native import ops
 
 Level = Literal["joint", "post_grad"]
 
@@ -249,6 +250,10 @@ class Emitter:
                 if getattr(target, "namespace", "") in ("", "aten", "prims"):
                     raise
                 raise Refusal(str(error)) from error
+        if isinstance(target, torch._ops.OpOverload) and ops.holds_strides(target):
+            # Without it Inductor takes the operator for one of a pass that reads any order: it runs what stands between convolutions
+            # channels last, and would give it that.
+            node.meta["eager_input_vals"] = fake_args, fake_kwargs
         return node
 
     def before(self, node: fx.Node) -> Emitter:

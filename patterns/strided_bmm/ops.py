@@ -93,6 +93,7 @@ strided_bmm = ops.define(
     fake=_fake,
     python_kernels={"CPU": _on_cpu},
     layout=torch.Tag.needs_exact_strides,
+    free=True,
 )
 
 # Implemented by csrc/strided_bmm/bind.cpp. They do not appear in graphs.
