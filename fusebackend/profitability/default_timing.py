@@ -145,7 +145,7 @@ class DefaultTiming:
 
 def _may_be_told_alone(core: Sequence[fx.Node], estimate: Estimate) -> bool:
     """Whether the time of the replacement by itself may tell that it pays."""
-    return ours_decides(estimate) or bool(library_calls(core))
+    return (estimate.pays is None and ours_decides(estimate.ours, estimate.inductor)) or bool(library_calls(core))
 
 
 def _lacks_a_form(estimate: Estimate) -> bool:

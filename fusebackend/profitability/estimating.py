@@ -251,11 +251,9 @@ def with_library_calls(generated: Interval, calls_ms: float, error: float) -> In
     return Interval.around(expected, math.hypot(calls * error, generated.expected * generated.half_width) / expected)
 
 
-def ours_decides(estimate: Estimate) -> bool:
-    """Whether an open estimate would be a yes, did the replacement take as little as it may: then its time is worth knowing."""
-    if estimate.pays is not None or estimate.ours is None or estimate.inductor is None:
-        return False
-    return pays(Interval.around(estimate.ours.low, 0.0), estimate.inductor) is True
+def ours_decides(ours: Interval | None, inductor: Interval | None) -> bool:
+    """Whether a replacement would pay, did it take as little as it may: then its time is worth knowing."""
+    return ours is not None and inductor is not None and pays(Interval.around(ours.low, 0.0), inductor) is True
 
 
 def inductor_decides(ours: Interval | None, inductor: Interval | None) -> bool:
