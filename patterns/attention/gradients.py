@@ -13,7 +13,7 @@ from fusebackend.patterns.attention.conditions import holds_everywhere
 from fusebackend.patterns.attention.dims import Axis, Dims, after, all_leaves, is_cast, is_expansion, is_view, leaves
 from fusebackend.patterns.attention.dropout import Dropout, masking
 from fusebackend.patterns.attention.numbers import same_number, scaling, uniform
-from fusebackend.patterns.attention.operands import PRODUCTS, Link, Operand, read_operand, split_product
+from fusebackend.patterns.attention.operands import PRODUCTS, Link, Operand, factors, read_operand, split_product
 from fusebackend.patterns.attention.site import Forward, Result, end_of
 from fusebackend.patterns.attention.softmax import SoftmaxGradient, holders, read_softmax_gradient
 from fusebackend.rewriting.pattern import Reject
@@ -78,7 +78,7 @@ def read_backward(forward: Forward) -> Backward | Reject | None:
     for holder, user in forward.others:
         if user in inside:
             continue
-        found = _read_values_gradient(forward, holder, user, grad) if user.target in PRODUCTS else None
+        found = _read_values_gradient(forward, holder, user, grad) if factors(user) is not None else None
         if found is None or values is not None:
             return Reject(f"{g.describe(user)} also uses the probabilities", user, "illegal")
         if isinstance(found, Reject):
@@ -220,7 +220,7 @@ def _read_scores_gradient(
                 reached[user] = step
                 order.append(user)
                 continue
-            if user.target in PRODUCTS:
+            if factors(user) is not None:
                 found = _read_operand_gradient(forward, user, node, dims, factor)
                 if isinstance(found, Reject):
                     return found

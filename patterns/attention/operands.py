@@ -18,12 +18,28 @@ PRODUCTS = frozenset({aten.bmm.default, aten.mm.default})
 _MOST_STEPS = 24
 
 
+def factors(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """The operands of a product of matrices; None if ``node`` is none.
+
+    Inductor's decompositions multiply columns by rows, (batch, M, 1) by (batch, 1, N), element by element: gradients where there is one
+    query, and results where there is one key.
+    """
+    if node.target in PRODUCTS:
+        return node.args[0], node.args[1]  # type: ignore[return-value]
+    if node.target is not aten.mul.Tensor or not all(g.is_tensor(a) for a in node.args):
+        return None
+    left, right = (g.value(a).shape for a in node.args)
+    if not len(left) == len(right) == 3 or not g.same_size(left[0], right[0]) or g.same_size(g.value(node).numel(), left[0]):
+        return None
+    return node.args if g.same_size(left[2], 1) and g.same_size(right[1], 1) else None  # type: ignore[return-value]
+
+
 @dataclasses.dataclass(frozen=True)
 class Link:
     """A node of which an operand is computed: ``operand = factor * views(node)``.
 
     Attributes:
-        is_same: whether only views lie between: the node holds the operand's values.
+        is_same: whether only views and conversions to wider types lie between: the node holds the operand's values.
     """
 
     node: fx.Node
@@ -87,7 +103,8 @@ def read_operand(node: fx.Node, dims: Dims) -> Operand:
         if scaled is not None:
             source, factor, same = scaled[0], scaled[1] * link.factor, False
         elif is_view(link.node) or is_cast(link.node):
-            source, factor, same = link.node.args[0], link.factor, link.is_same and is_view(link.node)  # type: ignore[assignment]
+            source, factor = link.node.args[0], link.factor  # type: ignore[assignment]
+            same = link.is_same and holds(g.value(link.node).dtype, g.value(source).dtype)
         else:
             break
         if g.value(source).dtype not in (torch.float16, torch.bfloat16, torch.float32):

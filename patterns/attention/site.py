@@ -13,7 +13,7 @@ from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.dims import Dim, Dims, after, fresh, holds, is_cast, is_empty, is_view, leaves
 from fusebackend.patterns.attention.dropout import Dropout, Dropped, dims_of_dropped, dropout_of, read_dropped
 from fusebackend.patterns.attention.numbers import same_number, scaling
-from fusebackend.patterns.attention.operands import PRODUCTS, Operand, read_operand, split_product
+from fusebackend.patterns.attention.operands import Operand, factors, read_operand, split_product
 from fusebackend.patterns.attention.scores import Mask, Scores, read_scores
 from fusebackend.patterns.attention.softmax import Softmax, holders, read_softmax
 from fusebackend.rewriting.pattern import Reject
@@ -105,7 +105,7 @@ def read_forward(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES) -> For
     held, others = holders(softmax.result)
     dropped = read_dropped(held)
     users = [*others, *((p, u) for p in dropped for u in p.users if u not in dropped)]
-    products = [(p, u) for p, u in users if u.target in PRODUCTS or u.target is aten.baddbmm.default]
+    products = [(p, u) for p, u in users if factors(u) is not None or u.target is aten.baddbmm.default]
     if not products:
         return _why_no_product(softmax, others)
     scores = read_scores(softmax.scores)
@@ -176,7 +176,7 @@ def _why_no_product(softmax: Softmax, others: list[tuple[fx.Node, fx.Node]]) -> 
     for _, user in others:
         reached = [user]
         for node in reached:
-            if node.target in PRODUCTS:
+            if factors(node) is not None:
                 what = "dropout" if _is_random(user) else g.describe(user)
                 return Reject(f"{what} between the softmax and the product with the values is not supported", user)
             if len(reached) < 16:
@@ -206,7 +206,7 @@ def _dims_of_holders(softmax: Softmax, dims: Dims, held: list[fx.Node]) -> dict[
 
 def _contracts(dims: Dims, product: fx.Node, operand: fx.Node, axes: Dim) -> bool:
     """Whether ``product`` sums along ``axes`` of ``operand``."""
-    first, second = product.args[-2:] if product.target in PRODUCTS else product.args[1:3]
+    first, second = factors(product) or product.args[1:3]
     if first is operand and leaves(dims[-1]) == axes and second is not operand:
         return True
     return second is operand and leaves(dims[-2]) == axes and first is not operand

@@ -114,6 +114,13 @@ def test_dtypes_and_lengths(dtype, keys, training):
 
 
 @pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("queries, keys", [(1, 9), (9, 1), (1, 2)])
+def test_one_query_or_one_key(queries, keys, training):
+    """Products of columns and rows are decomposed: those of the backward, and of the probabilities of one key."""
+    check(plain, (*heads(queries=queries, keys=keys), randn(4, queries, keys)), training=training)
+
+
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     "shape",
     [(9, 9), (1, 9), (9, 1), (4, 9, 9), (4, 1, 9), (1, 4, 9, 9), (2, 1, 1, 9), (2, 1, 9, 9), (2, 4, 9, 9), (2, 4, 1, 9), (2, 4, 9, 1)],
