@@ -175,10 +175,10 @@ def placed(e: Emitter, site: Site, result: Result, node: fx.Node) -> fx.Node:
     layout = site.layout_of(result)
     assert layout is not None
     place, dims = site.placed(result)
-    node = arrange(e, node, layout, dims, repeat=False)
+    node = converted(e, arrange(e, node, layout, dims, repeat=False), g.value(place).dtype)
     if result.factor != 1.0:
         node = e.call(aten.mul.Tensor, node, result.factor)
-    return in_place_of(e, g.value(place), converted(e, node, g.value(place).dtype))
+    return in_place_of(e, g.value(place), node)
 
 
 def _bias_gradient(e: Emitter, site: Site, result: Result, node: fx.Node, addend: Addend) -> fx.Node:

@@ -310,7 +310,7 @@ def _with_source(
     failure = None
     for link in of.sources(forward.dtype, scaled=True):
         end = end_of(product, dims, forward.scores.scale * link.factor / factor, forward.dtype)
-        if isinstance(end, Result) and (end.factor == 1.0 or link.is_same):
+        if isinstance(end, Result) and (end.factor == 1.0 or link.is_same or g.value(end.node).dtype == torch.float32):
             return is_queries, end, link
         failure = failure or (end if isinstance(end, Reject) else None)
     return failure or Reject(f"{forward.dtype} operands of a product in {g.value(product).dtype}", product)

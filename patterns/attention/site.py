@@ -215,7 +215,8 @@ def _contracts(dims: Dims, product: fx.Node, operand: fx.Node, axes: Dim) -> boo
 def end_of(start: fx.Node, dims: Dims, factor: float, dtype: torch.dtype) -> Result | Reject:
     """The first node behind ``start``, by views, casts and scalings, that is ``factor`` times ``start`` and has that dtype.
 
-    Where the last is ``factor`` times it but for a power of two, which no binary type rounds, it is returned too.
+    Where the last is ``factor`` times it but for a power of two, which no binary type rounds, it is returned too; and so is what is summed
+    up in fp32 before it is rounded to that dtype, as the gradients of keys that a group of queries shares are.
     """
     node, passed, missing = start, list[fx.Node](), factor
     while not (same_number(missing, 1.0) and g.value(node).dtype == dtype):
@@ -223,6 +224,8 @@ def end_of(start: fx.Node, dims: Dims, factor: float, dtype: torch.dtype) -> Res
         if step is None:
             if g.value(node).dtype == dtype and math.frexp(missing)[0] == 0.5:
                 return Result(node, dims, 1 / missing, tuple(passed), _further(node, dims))
+            if g.value(node).dtype == torch.float32 and _is_summed_and_rounded(node, dtype):
+                return Result(node, dims, 1 / missing, tuple(passed))
             return Reject(f"{g.describe(start)} is not scaled and converted as its counterpart in the forward is", start)
         user, scale = step
         found = after(user, dims)
@@ -243,6 +246,15 @@ def _only_step(node: fx.Node) -> tuple[fx.Node, float] | None:
     if scaled is not None:
         return user, scaled[1]
     return (user, 1.0) if is_view(user) or is_cast(user) else None
+
+
+def _is_summed_and_rounded(node: fx.Node, dtype: torch.dtype) -> bool:
+    """Whether ``node`` is used by a sum alone, of which nothing is used but what is rounded to ``dtype``."""
+    total = next(iter(node.users)) if len(node.users) == 1 else None
+    step = (total, 1.0) if total is not None and total.target is aten.sum.dim_IntList else None
+    while step is not None and g.value(step[0]).dtype == torch.float32:
+        step = _only_step(step[0])
+    return step is not None and g.value(step[0]).dtype == dtype
 
 
 def _further(node: fx.Node, dims: Dims) -> tuple[tuple[fx.Node, Dims], ...]:

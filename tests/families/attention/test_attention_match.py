@@ -200,6 +200,25 @@ def test_heads_that_share_keys(training):
     check(fn, (q, *heads(count=2)[:2], randn(4, 9, 9)), training=training)
 
 
+def in_wide_heads(q, k, v, times):
+    """Keys and values are repeated in float32: their gradients are summed up before they are rounded."""
+    k, v = (x.float()[:, :, None].expand(2, 2, 2, 9, 16).reshape(2, 4, 9, 16) for x in (k, v))
+    return ((q.float() @ (k * times).mT).softmax(-1) @ v).to(q.dtype)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("times", [0.25, 0.3])
+def test_heads_that_share_keys_in_float32(times, dtype, training):
+    def exact(q, k, v, times):
+        k, v = (x[:, :, None].expand(2, 2, 2, 9, 16).reshape(2, 4, 9, 16) for x in (k, v))
+        return (q @ (k * times).mT).softmax(-1) @ v
+
+    args = (heads(dtype=dtype)[0], *heads(count=2, dtype=dtype)[:2], times)
+    report = check(in_wide_heads, args, training=training, exact=exact)
+    assert not training or report.substitutions[0].replacement.count("aten.sum") == 0  # they stay in the graph
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_a_bias_that_several_layers_share(training):
     def fn(q, k, v, b):
