@@ -16,7 +16,7 @@ from fusebackend.patterns.attention.biases import Addend, emit_addend, emit_hidd
 from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, leaves, product
 from fusebackend.patterns.attention.gradients import Backward
 from fusebackend.patterns.attention.operands import Link
-from fusebackend.patterns.attention.ops import attention, attention_backward, attention_mask_bits
+from fusebackend.patterns.attention.ops import attention, attention_backward, attention_mask_bits, limits
 from fusebackend.patterns.attention.site import Forward, Result
 from fusebackend.rewriting.pattern import Emitter
 
@@ -133,9 +133,10 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     """The values of ``site.outputs``."""
     forward, backward = site.forward, site.backward
     rows, columns = forward.rows, forward.columns
-    query = operand(e, site, site.queries, (rows, forward.depth))
-    key = operand(e, site, site.keys, (columns, forward.depth))
-    value = operand(e, site, site.values, (columns, forward.width))
+    unscaled = operand(e, site, site.queries, (rows, forward.depth))
+    query = _padded(e, times_gain(e, site, unscaled))
+    key = _padded(e, operand(e, site, site.keys, (columns, forward.depth)))
+    value = _padded(e, operand(e, site, site.values, (columns, forward.width)))
     biases = [with_contiguous_rows(e, emit_addend(e, a, site.scores_layout, forward.dtype)) for a in site.addends]
     dropped: tuple[Any, ...] = ()
     if forward.dropout is not None:
@@ -145,30 +146,64 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     out, statistics = e.call(operator.getitem, made, 0), e.call(operator.getitem, made, 1)
     if forward.softmax.is_safe and site.addends:
         out, statistics = without_hidden_rows(e, out, statistics)
-    found = [placed(e, site, forward.out, out)]
+    found = [placed(e, site, forward.out, _without_padding(e, out, forward.width))]
     if backward is None:
         return found
     assert site.grad is not None
-    grad = operand(e, site, site.grad, (rows, forward.width))
+    grad = _padded(e, operand(e, site, site.grad, (rows, forward.width)))
     if any(not math.isinf(m.fill) for m in forward.masks):
         statistics = _without_score_gradients(e, statistics, emit_hidden_rows(e, site.addends[-1], site.scores_layout))
     wanted, wide = ([i in slots for i in range(len(biases))] for slots in (site.slots, site.wide_slots))
     gradients = e.call(attention_backward, grad, query, key, value, biases, out, statistics, site.scale, False, wanted, wide, *dropped)
     for i, result in enumerate((backward.queries, backward.keys, backward.values)):
         if result is not None:
-            found.append(placed(e, site, result, e.call(operator.getitem, gradients, i)))
+            gradient = _without_padding(e, e.call(operator.getitem, gradients, i), forward.width if i == 2 else forward.depth)
+            found.append(placed(e, site, result, times_gain(e, site, gradient) if i == 0 else gradient))
     picked = e.call(operator.getitem, gradients, 3) if any(wanted) else None
     for slot, bias in zip(site.slots, backward.biases):
         assert picked is not None
         gradient = e.call(operator.getitem, picked, sum(wanted[:slot]))
-        gradient = _bias_gradient(e, site, bias.result, gradient, site.addends[slot])
+        gradient = _summed(e, bias.result, gradient, site.scores_layout_of(site.addends[slot]))
         found.append(contiguous(e, gradient) if gradient in found else gradient)
+    if backward.gain is not None:  # scores before the gain, times their gradients, summed up over keys: queries times theirs
+        gradient = _without_padding(e, e.call(operator.getitem, gradients, 0), forward.depth)
+        products = [converted(e, node, torch.float32) for node in (gradient, unscaled)]
+        layout = (*site.batch, rows, forward.depth)
+        found.append(_summed(e, backward.gain.result, e.call(aten.mul.Tensor, *products), layout))
     return found
+
+
+def times_gain(e: Emitter, site: Site, node: fx.Node) -> fx.Node:
+    """Queries, or their gradients, times what multiplies the scores of each; rounded once."""
+    gain = site.forward.scores.gain
+    if gain is None:
+        return node
+    factor = arrange(e, gain.tensor, gain.dims, (*site.batch, site.forward.rows, ()), repeat=False)
+    product = e.call(aten.mul.Tensor, converted(e, node, torch.float32), converted(e, factor, torch.float32))
+    return converted(e, product, site.forward.dtype)
 
 
 def operand(e: Emitter, site: Site, link: Link, inner: tuple[Dim, Dim]) -> fx.Node:
     node = arrange(e, link.node, link.dims, (*site.batch, *inner), repeat=True)
     return converted(e, node, site.forward.dtype)
+
+
+def _padded(e: Emitter, node: fx.Node) -> fx.Node:
+    """With heads of as many elements as the kernels take; zeros change no product."""
+    size = g.value(node).shape[-1]
+    wanted = padded_size(size)
+    return node if wanted == size else e.call(aten.constant_pad_nd.default, node, [0, wanted - size], 0.0)
+
+
+def _without_padding(e: Emitter, node: fx.Node, dim: Dim) -> fx.Node:
+    size = product(axis.size for axis in dim)
+    return node if g.value(node).shape[-1] == size else e.call(aten.slice.Tensor, node, -1, 0, size)
+
+
+def padded_size(size: int) -> int:
+    """Of a head of ``size`` elements."""
+    multiple = limits()[2]
+    return -(-size // multiple) * multiple
 
 
 def placed(e: Emitter, site: Site, result: Result, node: fx.Node) -> fx.Node:
@@ -181,14 +216,15 @@ def placed(e: Emitter, site: Site, result: Result, node: fx.Node) -> fx.Node:
     return in_place_of(e, g.value(place), node)
 
 
-def _bias_gradient(e: Emitter, site: Site, result: Result, node: fx.Node, addend: Addend) -> fx.Node:
-    layout = site.scores_layout_of(addend)
+def _summed(e: Emitter, result: Result, node: fx.Node, layout: tuple[Dim, ...]) -> fx.Node:
+    """``result``, of which ``node`` has the axes, as ``layout`` says, and others."""
+    held_as = layout
     kept, held = all_leaves(result.dims), all_leaves(layout)
     summed = [axis for axis in held if axis not in kept]
     if summed:  # of several tensors that were added up before they were added to the scores, one
         layout = tuple((axis,) for axis in held if axis in kept)
         dims = (*layout, *((axis,) for axis in summed))
-        node = arrange(e, node, site.scores_layout_of(addend), dims, repeat=False)
+        node = arrange(e, node, held_as, dims, repeat=False)
         node = e.call(aten.sum.dim_IntList, node, list(range(len(layout), len(dims))))
     node = arrange(e, node, layout, result.dims, repeat=False)
     if result.factor != 1.0:

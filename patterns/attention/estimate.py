@@ -17,10 +17,11 @@ _aten = torch.ops.aten
 _PRODUCTS = (_aten.bmm.default, _aten.mm.default, _aten.baddbmm.default, _aten.addmm.default)
 
 
-def workload(site: Attended, backward: bool, nodes: Sequence[fx.Node]) -> Estimate | Workload:
+def workload(site: Attended, passes: Sequence[Work], backward: bool, nodes: Sequence[fx.Node]) -> Estimate | Workload:
     """The work of an attention both ways.
 
     Args:
+        passes: what is moved around our kernels.
         backward: whether the graph holds the gradients too.
         nodes: all nodes that the replacement computes or makes unnecessary.
     """
@@ -33,6 +34,7 @@ def workload(site: Attended, backward: bool, nodes: Sequence[fx.Node]) -> Estima
         return Estimate(None, "a size depends on data, so it is not known whether the kernels pay", "unmeasured")
     ours = [work(site, False)] + ([work(site, True)] if backward else []) + (_masks(site) if site.drops else [])
     theirs = [w for w in works if w is not None]
+    ours += passes
     return Workload(tuple(ours), (*theirs, Generated(others)) if others else tuple(theirs))
 
 

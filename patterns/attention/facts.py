@@ -10,9 +10,11 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.biases import Addend, dtype_of
 from fusebackend.patterns.attention.dims import Dim, leaves, product
-from fusebackend.patterns.attention.emit import Site
+from fusebackend.patterns.attention.emit import Site, padded_size
 from fusebackend.patterns.attention.scores import Bias
 from fusebackend.patterns.attention.work import Attended, BiasFacts
+from fusebackend.rewriting.pattern import Work
+from fusebackend.rewriting.workload import streamed
 
 aten = torch.ops.aten
 
@@ -29,7 +31,8 @@ def attended(site: Site) -> Attended | None:
         return None
     if len(site.batch) == 2:
         known.insert(1, 1)
-    b, inner, heads, queries, keys, depth, width = known
+    b, inner, heads, queries, keys, *widths = known
+    depth, width = map(padded_size, widths)
     return Attended(
         (b, inner, heads, queries, keys, depth, width),
         [_bias(site, i, addend) for i, addend in enumerate(site.addends)],
@@ -39,6 +42,24 @@ def attended(site: Site) -> Attended | None:
         drops=forward.dropout is not None,
         dynamic=not all(isinstance(size, int) for size in sizes),
     )
+
+
+def passes(site: Site, facts: Attended) -> list[Work]:
+    """What is moved before and behind the operators' kernels, at most: operands that are padded, or multiplied by a gain, and their
+    gradients."""
+    b, inner, heads, queries, keys, depth, width = facts.sizes
+    of_queries, of_keys, of_values, of_result = queries * depth, keys * depth, keys * width, queries * width
+    forward, passed = site.forward, list[int]()
+    padded = [padded_size(size) != size for size in (product(a.size for a in dim) for dim in (forward.depth, forward.width))]
+    passed += [of_queries, of_keys] if padded[0] else []
+    passed += [of_values, of_result] if padded[1] else []
+    gain = forward.scores.gain
+    passed += [of_queries] if gain is not None else []
+    passed *= 1 if site.backward is None else 2  # the gradients
+    if gain is not None and site.backward is not None and site.backward.gain is not None:
+        passed.append(of_queries)
+    like = g.value(site.queries.node)
+    return [streamed(2.0 * b * inner * heads * size * facts.itemsize, like) for size in passed]
 
 
 def gathered_term(site: Site) -> fx.Node | None:

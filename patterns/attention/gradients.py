@@ -10,10 +10,11 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.conditions import holds_everywhere
-from fusebackend.patterns.attention.dims import Axis, Dims, after, all_leaves, is_cast, is_expansion, is_view, leaves
+from fusebackend.patterns.attention.dims import Axis, Dims, after, all_leaves, broadcast, is_cast, is_expansion, is_view, leaves
 from fusebackend.patterns.attention.dropout import Dropout, masking
 from fusebackend.patterns.attention.numbers import same_number, scaling, uniform
 from fusebackend.patterns.attention.operands import PRODUCTS, Link, Operand, factors, read_operand, split_product
+from fusebackend.patterns.attention.scores import Gain
 from fusebackend.patterns.attention.site import Forward, Result, end_of
 from fusebackend.patterns.attention.softmax import SoftmaxGradient, holders, read_softmax_gradient
 from fusebackend.rewriting.pattern import Reject
@@ -40,6 +41,7 @@ class Backward:
         grad: the gradient of the forward's result.
         queries, keys, values: their gradients, None where they are not computed.
         biases: the gradients of biases.
+        gain: that of what multiplies the scores.
         masks: nodes that compute numbers of the mask of dropout.
         query_source, key_source: of what ``queries`` and ``keys`` are the gradients.
         needed: the nodes that must go: nobody else may use them.
@@ -54,10 +56,11 @@ class Backward:
     key_source: Link | None
     needed: tuple[fx.Node, ...]
     masks: tuple[fx.Node, ...] = ()
+    gain: BiasGradient | None = None
 
     @property
     def results(self) -> tuple[Result, ...]:
-        found = (self.queries, self.keys, self.values, *(b.result for b in self.biases))
+        found = (self.queries, self.keys, self.values, *(b.result for b in (*self.biases, *([self.gain] if self.gain is not None else []))))
         return tuple(r for r in found if r is not None)
 
 
@@ -208,19 +211,28 @@ def _read_scores_gradient(
     query_source = key_source = None
     biases: list[BiasGradient] = []
     order, unused = [softmax.result], list[fx.Node]()
+    gain, gain_gradient, multiplied = forward.scores.gain, None, set[fx.Node]()
     for node in order:
         dims, factor = reached[node]
-        foreign: list[fx.Node] = []
+        before_gain = gain is not None and node not in multiplied
+        foreign, known_biases = list[fx.Node](), len(biases)
         for user in node.users:
             if _ignores(user, node):
                 unused += holders(user)[0]
                 continue
             step = _followed(user, node, dims, factor, conditions)
+            if step is None and gain is not None and before_gain and _multiplies(user, node, gain, dims):
+                step = dims, factor
+                multiplied.add(user)
             if step is not None:
                 reached[user] = step
                 order.append(user)
+                multiplied |= {user} if node in multiplied else set()
                 continue
-            if factors(user) is not None:
+            if gain is not None and before_gain and gain_gradient is None and _is_weighted(user, node, gain, dims):
+                gain_gradient = _bias_gradient(user, dims, factor / gain.factor_after, forward.dtype)
+                continue
+            if not before_gain and factors(user) is not None:
                 found = _read_operand_gradient(forward, user, node, dims, factor)
                 if isinstance(found, Reject):
                     return found
@@ -238,11 +250,53 @@ def _read_scores_gradient(
                 biases.append(_bias_gradient(user, summed, factor, forward.dtype))
             else:
                 foreign.append(user)
+        if node in multiplied and (foreign or len(biases) > known_biases):
+            reason = f"the gradient of the multiplied scores at {node.name} is used otherwise than for queries and keys"
+            return Reject(reason, node, "illegal")
         if foreign:
             biases.append(BiasGradient(Result(node, dims, factor)))
-    outputs = {b.result.node for b in biases}
+    if gain_gradient is not None and gain_gradient.axes & set(forward.columns):
+        return Reject(f"{g.describe(gain_gradient.result.node)} is no gradient of what multiplies the scores", gain_gradient.result.node)
+    outputs = {b.result.node for b in (*biases, *([gain_gradient] if gain_gradient is not None else ()))}
     needed += [n for n in (*order, *unused) if n not in outputs]
-    return Backward(grad, queries, keys, values, tuple(biases), query_source, key_source, tuple(needed))
+    return Backward(grad, queries, keys, values, tuple(biases), query_source, key_source, tuple(needed), gain=gain_gradient)
+
+
+def _multiplies(user: fx.Node, node: fx.Node, gain: Gain, dims: Dims) -> bool:
+    """Whether ``user`` is ``node``, the gradient of the multiplied scores, times ``gain``."""
+    other = _other_factor(user, node)
+    if other is None or not _has_shape_of(user, node):
+        return False
+    known, wanted = _dims_of(other, gain.tensor, gain.dims), broadcast(dims, other)
+    return known is not None and wanted is not None and _are_alike(known, wanted)
+
+
+def _is_weighted(user: fx.Node, node: fx.Node, gain: Gain, dims: Dims) -> bool:
+    """Whether ``user`` is ``node``, the gradient of the multiplied scores, times the scores before."""
+    other = _other_factor(user, node)
+    known = None if other is None else _dims_of(other, gain.of, gain.of_dims)
+    return known is not None and _are_alike(known, dims)
+
+
+def _dims_of(node: Any, source: fx.Node, dims: Dims) -> Dims | None:
+    """The dims of ``node`` if it holds the values of ``source``, by views and casts."""
+    path: list[fx.Node] = []
+    while node is not source:
+        if not (is_view(node) or is_cast(node)):
+            return None
+        path.append(node)
+        node = node.args[0]
+    known: Dims | None = dims
+    for step in reversed(path):
+        known = None if known is None else after(step, known)
+    return known
+
+
+def _other_factor(user: fx.Node, node: fx.Node) -> fx.Node | None:
+    if user.target is not aten.mul.Tensor or len(user.args) != 2 or user.kwargs:
+        return None
+    other = user.args[1] if user.args[0] is node else user.args[0]
+    return other if isinstance(other, fx.Node) and other is not node else None
 
 
 def _ignores(user: fx.Node, node: fx.Node) -> bool:

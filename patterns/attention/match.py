@@ -17,7 +17,7 @@ from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.biases import Addend, addends
 from fusebackend.patterns.attention.emit import Site, batch_dims, emit
 from fusebackend.patterns.attention.estimate import workload
-from fusebackend.patterns.attention.facts import attended, gathered_term
+from fusebackend.patterns.attention.facts import attended, gathered_term, passes
 from fusebackend.patterns.attention.gradients import Backward, BiasGradient, read_backward
 from fusebackend.patterns.attention.inductor_patterns import is_taken_by_inductor
 from fusebackend.patterns.attention.numbers import is_of_positions
@@ -80,7 +80,7 @@ class Attention(Pattern):
         if gathered is not None and facts.device.type == "cuda":
             reason = f"Inductor computes {gathered.name} in each loop of its softmax, and how long that takes is not known"
             return Estimate(None, reason, "unmeasured", gathered)
-        return workload(facts, site.backward is not None, match.nodes)
+        return workload(facts, passes(site, facts), site.backward is not None, match.nodes)
 
 
 def read_site(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES, most_batch_dims: int = 3) -> Site | Reject | None:

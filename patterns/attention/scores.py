@@ -18,6 +18,7 @@ from fusebackend.rewriting.pattern import Reject
 aten = torch.ops.aten
 
 _MOST_STEPS = 40
+_GAINS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _MOST_BRANCHES = 200
 
 
@@ -47,8 +48,25 @@ class Mask:
 
 
 @dataclasses.dataclass(frozen=True)
+class Gain:
+    """A tensor that multiplies the scores before terms are applied, as Swin v2's learned scale of each head does.
+
+    Attributes:
+        tensor: by what they are multiplied; ``dims`` are its dims.
+        of: the scores before, which the gradient of ``tensor`` is computed of; ``of_dims`` are their dims.
+        factor_after: by what the scores are scaled afterwards.
+    """
+
+    tensor: fx.Node
+    dims: Dims
+    of: fx.Node
+    of_dims: Dims
+    factor_after: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Scores:
-    """What a softmax is taken of: ``scale * left @ right``, with terms applied to it in this order.
+    """What a softmax is taken of: ``scale * gain * left @ right``, with terms applied to it in this order.
 
     Attributes:
         product: the node of the product of queries and keys.
@@ -67,6 +85,7 @@ class Scores:
     terms: tuple[Bias | Mask, ...]
     nodes: tuple[fx.Node, ...]
     dims: Dims
+    gain: Gain | None = None
 
     @property
     def product_dims(self) -> Dims:
@@ -79,8 +98,8 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """``node`` is computed from ``inner``, elements of which it scales by ``factor``; then a term may be added, or elements be replaced.
-    ``shifts``: a number is added to all, which changes no softmax."""
+    """``node`` is computed from ``inner``, elements of which it scales by ``factor``, or multiplies by ``gain``; then a term may be added,
+    or elements be replaced. ``shifts``: a number is added to all, which changes no softmax."""
 
     node: fx.Node
     inner: fx.Node
@@ -91,6 +110,7 @@ class _Step:
     hides: bool = True
     fill: float = 0.0
     shifts: bool = False
+    gain: fx.Node | None = None
 
 
 def read_scores(last: fx.Node) -> Scores | Reject | None:
@@ -123,13 +143,18 @@ def read_scores(last: fx.Node) -> Scores | Reject | None:
         if beta != 0:
             terms.append(Bias(given["self"], added, beta * scale))
         scale *= alpha
-    shifted = False
+    shifted, gain = False, None
     for step, outer in zip(reversed(steps), reversed(factor_after)):
         assert dims is not None
         dims = after(step.node, dims) if step.added is None and step.condition is None else dims
         if dims is None:
             return Reject(f"{g.describe(step.node)} arranges the scores in a way that is not followed", step.node)
         shifted |= step.shifts
+        if step.gain is not None:
+            gain_dims = broadcast(dims, step.gain)
+            if gain is not None or terms or shifted or gain_dims is None:
+                return Reject("a tensor multiplies scores to which something was added, or that were multiplied before", step.node)
+            gain = Gain(step.gain, gain_dims, step.inner, dims, outer)
         other = step.added if step.added is not None else step.condition
         if other is None:
             continue
@@ -142,7 +167,7 @@ def read_scores(last: fx.Node) -> Scores | Reject | None:
             assert step.condition is not None
             terms.append(Mask(step.node, step.condition, other_dims, step.hides, outer * step.fill, shifted))
     nodes = (product, *(step.node for step in reversed(steps)))
-    return Scores(product, left, right, left_dims, right_dims, scale, tuple(terms), nodes, dims)
+    return Scores(product, left, right, left_dims, right_dims, scale, tuple(terms), nodes, dims, gain)
 
 
 class _Search:
@@ -191,6 +216,10 @@ def _steps(node: fx.Node) -> Iterator[_Step]:
         return
     if node.target in (aten.add.Tensor, aten.sub.Tensor):
         yield from _sums(node)
+    if node.target is aten.mul.Tensor:
+        for inner, gain in (node.args, reversed(node.args)):
+            if _has_shape_of(inner, node) and g.is_tensor(gain) and g.value(gain).dtype in _GAINS:
+                yield _Step(node, inner, gain=gain)  # type: ignore[arg-type]
     if node.target is aten.where.self:
         condition, x, y = node.args
         for inner, other, hides in ((y, x, True), (x, y, False)):

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.attention.dims import Dim, Dims, after, fresh, holds, is_cast, is_empty, is_view, leaves
+from fusebackend.patterns.attention.dims import Dim, Dims, after, all_leaves, fresh, holds, is_cast, is_empty, is_view, leaves
 from fusebackend.patterns.attention.dropout import Dropout, Dropped, dims_of_dropped, dropout_of, read_dropped
 from fusebackend.patterns.attention.numbers import same_number, scaling
 from fusebackend.patterns.attention.operands import Operand, factors, read_operand, split_product
@@ -121,6 +121,8 @@ def read_forward(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES) -> For
         rows, swapped = right, True
     else:
         return Reject("the softmax does not run along all keys, or all queries, of the product", softmax.result)
+    if scores.gain is not None and set(leaves(columns)) & set(all_leaves(scores.gain.dims)):
+        return Reject("a tensor that differs between keys multiplies the scores", scores.gain.tensor)
     operands = read_operand(scores.left, scores.left_dims), read_operand(scores.right, scores.right_dims)
     queries, keys = reversed(operands) if swapped else operands
     of_probabilities = _dims_of_holders(softmax, scores.dims, held)
@@ -151,6 +153,8 @@ def read_forward(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES) -> For
     if dtype is None:
         supported = " and ".join(str(d).removeprefix("torch.") for d in dtypes)
         return Reject(f"{g.value(scores.left).dtype} queries: {supported} are supported", scores.product)
+    if scores.gain is not None and g.value(scores.product).dtype.itemsize > 2:
+        return Reject("a tensor multiplies scores that are not rounded to 16 bits: the queries would be, once more", scores.gain.of)
     out = end_of(product, out_dims, 1.0, dtype)
     if isinstance(out, Reject):
         return out

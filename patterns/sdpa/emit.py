@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from fusebackend.patterns.attention.emit import Site, operand, placed
+from fusebackend.patterns.attention.emit import Site, operand, placed, times_gain
 from fusebackend.patterns.sdpa.masks import Known, emit_mask
 from fusebackend.patterns.sdpa.ops import sdpa
 from fusebackend.rewriting.pattern import Emitter
@@ -13,7 +13,7 @@ from fusebackend.rewriting.pattern import Emitter
 def emit(e: Emitter, site: Site, known: Known) -> list[fx.Node]:
     """The values of ``site.outputs``."""
     forward = site.forward
-    query = operand(e, site, site.queries, (forward.rows, forward.depth))
+    query = times_gain(e, site, operand(e, site, site.queries, (forward.rows, forward.depth)))
     key = operand(e, site, site.keys, (forward.columns, forward.depth))
     value = operand(e, site, site.values, (forward.columns, forward.width))
     mask = None if known.nothing or known.causal else emit_mask(e, site)

@@ -12,7 +12,7 @@ from fusebackend.patterns.attention.emit import Site
 from fusebackend.patterns.attention.inductor_patterns import is_taken_by_inductor
 from fusebackend.patterns.sdpa.masks import Known
 from fusebackend.rewriting.pattern import Estimate, Match, Work, Workload
-from fusebackend.rewriting.workload import alignment, log2
+from fusebackend.rewriting.workload import alignment, log2, streamed
 
 #: How many keys PyTorch's kernel takes at a time, and how many queries, by the least number of all queries.
 _KEYS, _QUERIES = 512, ((768, 256), (192, 64), (0, 32))
@@ -28,7 +28,11 @@ def estimate(match: Match) -> Estimate | Workload:
         return Estimate(None, "a size depends on data, so it is not known whether PyTorch's attention pays", "unmeasured")
     if is_taken_by_inductor(match):
         return Estimate(False, "Inductor calls PyTorch's attention here itself")
-    return Workload((_flash(site, known, sizes),), (_written_out(site, sizes),))
+    ours = [_flash(site, known, sizes)]
+    if site.forward.scores.gain is not None:
+        heads, queries, _, depth = sizes
+        ours.append(streamed(2.0 * heads * queries * depth * site.forward.dtype.itemsize, g.value(site.queries.node)))
+    return Workload(tuple(ours), (_written_out(site, sizes),))
 
 
 def _sizes(site: Site) -> tuple[int, int, int, int] | None:

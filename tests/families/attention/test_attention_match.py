@@ -121,6 +121,24 @@ def test_one_query_or_one_key(queries, keys, training):
 
 
 @pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("depth", [6, 20, 127])
+def test_heads_of_any_size_are_padded(depth, training):
+    """TNT has heads of 6 elements, MobileViT of 20."""
+
+    def of_tokens(q, k, v, b):
+        q, k, v = (x.view(2, 9, 4, depth).transpose(1, 2) for x in (q, k, v))
+        return plain(q, k, v, b).transpose(1, 2).reshape(2, 9, 4 * depth)
+
+    def narrow_queries(q, k, v, b):
+        return plain(q[..., :4], k[..., :4], v, b)
+
+    for fn in (plain, narrow_queries):
+        report = check(fn, (*heads(depth=depth), randn(4, 9, 9)), training=training)
+        assert "aten.constant_pad_nd.default" in report.substitutions[0].replacement
+    check(of_tokens, (*(randn(2, 9, 4 * depth) for _ in range(3)), randn(4, 9, 9)), training=training)
+
+
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     "shape",
     [(9, 9), (1, 9), (9, 1), (4, 9, 9), (4, 1, 9), (1, 4, 9, 9), (2, 1, 1, 9), (2, 1, 9, 9), (2, 4, 9, 9), (2, 4, 1, 9), (2, 4, 9, 1)],

@@ -45,12 +45,11 @@ def test_other_dtypes_are_refused(dtype, words):
     refused(fn, (*heads(dtype=dtype), randn(4, 9, 9, dtype=dtype)), words, training=False, code="unsupported")
 
 
-@pytest.mark.parametrize("depth", [12, 136])
-def test_heads_that_the_kernels_do_not_take_are_refused(depth):
+def test_heads_that_the_kernels_do_not_take_are_refused():
     def fn(q, k, v, b):
         return (q @ k.mT * 0.25 + b).softmax(-1) @ v
 
-    refused(fn, (*heads(depth=depth), randn(4, 9, 9)), "D must be a multiple of 8", training=False, code="unsupported")
+    refused(fn, (*heads(depth=136), randn(4, 9, 9)), "D must be a multiple of 8", training=False, code="unsupported")
 
 
 def test_what_stands_between_is_named():
@@ -60,11 +59,49 @@ def test_what_stands_between_is_named():
     refused(fn, (*heads(), randn(4, 9, 9)), "aten.tanh.default between the product and the softmax", training=False)
 
 
-def test_a_learned_scale_is_refused():
-    def fn(q, k, v, s):
-        return (q @ k.mT * s).softmax(-1) @ v
+def of_keys(q, k, v, s):
+    return (q @ k.mT * s.mT).softmax(-1) @ v
 
-    refused(fn, (*heads(), randn(4, 1, 1)), "aten.mul.Tensor between the product and the softmax", training=True)
+
+def behind_a_bias(q, k, v, s):
+    return ((q @ k.mT + 2 * s) * s).softmax(-1) @ v
+
+
+def twice(q, k, v, s):
+    return (q @ k.mT * s * s).softmax(-1) @ v
+
+
+def of_wide_scores(q, k, v, s):
+    return (q.float() @ k.float().mT * s).softmax(-1).to(v.dtype) @ v
+
+
+def divided(q, k, v, s):
+    return (q @ k.mT / s).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "fn, reason",
+    [
+        (of_keys, "a tensor that differs between keys multiplies the scores"),
+        (behind_a_bias, "a tensor multiplies scores to which something was added"),
+        (twice, "a tensor multiplies scores to which something was added, or that were multiplied before"),
+        (of_wide_scores, "a tensor multiplies scores that are not rounded"),
+        (divided, "aten.div.Tensor between the product and the softmax"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_multiplies_scores_otherwise_is_refused(fn, reason, training):
+    refused(fn, (*heads(), randn(4, 9, 1)), reason, training=training)
+
+
+def test_multiplied_scores_that_are_used_elsewhere_are_refused():
+    def fn(q, k, v, s):
+        scores = q @ k.mT
+        return (scores * s).softmax(-1) @ v + scores.mean(-1, keepdim=True)
+
+    refused(fn, (*heads(), randn(4, 1, 1)), "also uses the scores", training=False)
+    refused(fn, (*heads(), randn(4, 1, 1)), "is used otherwise than for queries and keys", training=True)
 
 
 def test_a_softmax_of_a_layer_is_no_attention():

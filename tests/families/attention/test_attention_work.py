@@ -123,6 +123,27 @@ def test_a_term_that_inductor_gathers_inside_its_softmax_is_timed(fn, learned, d
         assert found.pays is None and "in each loop of its softmax" in found.reason and found.code == "unmeasured"
 
 
+def of_one_size(q, k, v, s):
+    return ((q @ k.mT * 0.125 + s).softmax(-1)) @ v
+
+
+def multiplied(q, k, v, s):
+    return (((q * 0.125) @ k.mT * s).softmax(-1)) @ v
+
+
+@pytest.mark.usefixtures("kernels_for_every_device")
+@pytest.mark.parametrize("fn, depth, moved", [(of_one_size, 32, []), (of_one_size, 20, [24] * 8), (multiplied, 32, [32] * 3)])
+def test_what_is_moved_around_the_kernels_is_counted(fn, depth, moved, monkeypatch):
+    """Padding of q, k, v and the result, of which a kernel takes 24 for 20 elements a head, and of their gradients; products with a scale
+    of the scores, and the sum in its gradient."""
+    monkeypatch.setattr(estimate, "device_facts", lambda device: device_facts.IMAGINED)
+    q, k, v = (torch.randn(2, 4, 64, depth, dtype=torch.bfloat16) for _ in range(3))
+    graph = traced_joint(fn, (q, k, v, torch.randn(4, 1, 1, dtype=torch.bfloat16)), (0, 1, 2, 3) if fn is multiplied else (0, 1, 2))
+    (found,) = estimates_where_found(graph)
+    assert isinstance(found, Workload)
+    assert [w.quantities["bytes"] for w in found.ours if w.kind == "stream"] == [2 * 2 * 2 * 4 * 64 * size for size in moved]
+
+
 def estimates_where_found(graph):
     matches = (Attention().match(n) for n in graph.nodes if n.op == "call_function" and n.target in Attention.anchors)
     return [Attention().estimate(m) for m in matches if isinstance(m, Match)]

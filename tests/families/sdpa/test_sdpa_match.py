@@ -51,6 +51,21 @@ def test_more_keys_than_queries(keys):
     check(scaled_queries, tuple(heads(2, 3, 9, 16, keys=keys)))
 
 
+def multiplied(q, k, v, s, mask):
+    return (q @ k.mT * s + mask).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_tensor_that_multiplies_the_scores(dtype):
+    check(multiplied, (*heads(dtype=dtype), torch.rand(3, 1, 1).to(dtype), torch.randn(2, 1, 1, 9).to(dtype)))
+
+
+def test_a_tensor_that_multiplies_the_scores_is_refused_in_float32():
+    """Queries times it would be rounded before they are multiplied by keys."""
+    args = (*heads(keys=160, dtype=torch.float32), torch.rand(3, 1, 1), torch.randn(2, 1, 1, 160))
+    refused(multiplied, args, "a tensor multiplies scores that are not rounded to 16 bits")
+
+
 def causal_by_tril(q, k, v):
     seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     return (q @ k.mT * 0.25).masked_fill(~seen, -math.inf).softmax(-1) @ v
