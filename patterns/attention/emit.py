@@ -201,9 +201,9 @@ def _without_padding(e: Emitter, node: fx.Node, dim: Dim) -> fx.Node:
 
 
 def padded_size(size: int) -> int:
-    """Of a head of ``size`` elements."""
-    multiple = limits()[2]
-    return -(-size // multiple) * multiple
+    """Of a head of ``size`` elements; those that are too large stay as they are, and are refused."""
+    _, most, multiple = limits()
+    return size if size > most else -(-size // multiple) * multiple
 
 
 def placed(e: Emitter, site: Site, result: Result, node: fx.Node) -> fx.Node:

@@ -21,7 +21,7 @@ def attention(b: Builder) -> bool | None:
     dtype = b.dtype if b.chance(8) else b.dtype if b.dtype in _HALVES else b.pick(_HALVES)
     batch = tuple(b.pick((2, 3, 1, 4)) for _ in range(b.pick((2, 2, 1, 3, 0))))
     queries, keys = b.pick((5, 9, 4, 17, 2)), b.pick((5, 9, 4, 17, 3))
-    depth, width = b.pick((16, 8, 16, 32)), b.pick((16, 16, 8))
+    depth, width = b.pick((16, 8, 16, 32, 20)), b.pick((16, 16, 8, 6))
     if b.chance(50):
         keys, width = queries, depth
     q, k, v = (_operand(b, batch, rows, columns, dtype) for rows, columns in ((queries, depth), (keys, depth), (keys, width)))
@@ -38,6 +38,8 @@ def attention(b: Builder) -> bool | None:
         return False
     if scaled > 2:
         scores = b.emit(b.pick((f"{scores} * {1 / root}", f"{scores} / {root}"))) or scores
+    if b.chance(10):  # a scale of each head
+        scores = b.emit(f"{scores} * {b.operand((*batch[-1:], 1, 1), dtype)}") or scores
     if b.chance(10):
         scores = b.emit(f"{scores} {b.pick(('- 9990', '+ 7', '- 0.5'))}") or scores
     for _ in range(b.pick((1, 0, 1, 2, 3))):
