@@ -98,6 +98,17 @@ def contiguous(e: Emitter, node: fx.Node) -> fx.Node:
     return e.call(aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
+def in_rows(e: Emitter, node: fx.Node) -> fx.Node:
+    """The tokens (..., heads, tokens, elements) with the elements of each side by side, as kernels read them: others they would copy, where
+    Inductor writes the copy as it computes them. Heads of a token follow one another."""
+    value = g.value(node)
+    if g.same_size(value.shape[-1], 1) or g.same_size(value.stride(-1), 1):
+        return node
+    rank = value.dim()
+    by_tokens = [*range(rank - 3), rank - 2, rank - 3, rank - 1]
+    return e.call(aten.permute.default, contiguous(e, e.call(aten.permute.default, node, by_tokens)), by_tokens)
+
+
 def _in_graph(graph: fx.Graph, argument: Any) -> Any:
     """``argument`` with the nodes of the graph that hold its symbolic sizes."""
     if isinstance(argument, (list, tuple)):

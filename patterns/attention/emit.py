@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.attention.arrange import apply, arrange, contiguous, converted, copies, in_place_of, steps
+from fusebackend.patterns.attention.arrange import apply, arrange, contiguous, converted, copies, in_place_of, in_rows, steps
 from fusebackend.patterns.attention.biases import Addend, emit_addend, emit_hidden_rows, number, with_contiguous_rows
 from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, leaves, product
 from fusebackend.patterns.attention.gradients import Backward
@@ -134,9 +134,9 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     forward, backward = site.forward, site.backward
     rows, columns = forward.rows, forward.columns
     unscaled = operand(e, site, site.queries, (rows, forward.depth))
-    query = _padded(e, times_gain(e, site, unscaled))
-    key = _padded(e, operand(e, site, site.keys, (columns, forward.depth)))
-    value = _padded(e, operand(e, site, site.values, (columns, forward.width)))
+    query = in_rows(e, _padded(e, times_gain(e, site, unscaled)))
+    key = in_rows(e, _padded(e, operand(e, site, site.keys, (columns, forward.depth))))
+    value = in_rows(e, _padded(e, operand(e, site, site.values, (columns, forward.width))))
     biases = [with_contiguous_rows(e, emit_addend(e, a, site.scores_layout, forward.dtype)) for a in site.addends]
     dropped: tuple[Any, ...] = ()
     if forward.dropout is not None:
@@ -150,7 +150,7 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     if backward is None:
         return found
     assert site.grad is not None
-    grad = _padded(e, operand(e, site, site.grad, (rows, forward.width)))
+    grad = in_rows(e, _padded(e, operand(e, site, site.grad, (rows, forward.width))))
     if any(not math.isinf(m.fill) for m in forward.masks):
         statistics = _without_score_gradients(e, statistics, emit_hidden_rows(e, site.addends[-1], site.scores_layout))
     wanted, wide = ([i in slots for i in range(len(biases))] for slots in (site.slots, site.wide_slots))

@@ -19,7 +19,8 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.attention.arrange import in_place_of
+from fusebackend.patterns.attention.arrange import in_place_of, in_rows
+from fusebackend.patterns.attention.biases import with_contiguous_rows
 from fusebackend.patterns.attention.dims import is_empty
 from fusebackend.patterns.attention.emit import without_hidden_rows
 from fusebackend.patterns.attention.ops import DTYPES, attention, attention_backward, limits, unavailable
@@ -212,10 +213,11 @@ def _sum_of(gradient: fx.Node, dims: tuple[int, ...]) -> fx.Node | None:
 
 def emit(e: Emitter, site: Site) -> list[fx.Node]:
     """The values of ``site.outputs``."""
-    q, k, v = site.operands
+    q, k, v = (in_rows(e, x) for x in site.operands)
     bias = site.bias
     for _ in range(g.value(q).dim() - g.value(bias).dim()):
         bias = e.call(aten.unsqueeze.default, bias, 0)
+    bias = with_contiguous_rows(e, bias)
     made = e.call(attention, q, k, v, [bias], site.scale, site.causal)
     # PyTorch's gives zeros in rows whose scores are all -inf.
     out, statistics = without_hidden_rows(e, e.call(operator.getitem, made, 0), e.call(operator.getitem, made, 1))
@@ -223,7 +225,8 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     if site.grad is None:
         return found
     wanted = [site.bias_gradient is not None]
-    gradients = e.call(attention_backward, site.grad, q, k, v, [bias], out, statistics, site.scale, site.causal, wanted)
+    grad = in_rows(e, site.grad)
+    gradients = e.call(attention_backward, grad, q, k, v, [bias], out, statistics, site.scale, site.causal, wanted)
     for i, replaced in site.gradients.items():
         found.append(in_place_of(e, g.value(replaced), e.call(operator.getitem, gradients, i)))
     if site.bias_gradient is not None:
