@@ -1,5 +1,8 @@
-// A block's products in fp32, by fused multiply-adds, one term after another. A thread has four columns side by side of four rows, or of eight, for
-// one batch entry or for eight. Eight entries are a sector of memory, whether x has them side by side or the result has.
+// A block's products in fp32, by fused multiply-adds. A thread has four columns side by side of four rows, or of eight, for one batch entry or for
+// eight. Eight entries are a sector of memory, whether x has them side by side or the result has.
+//
+// A few terms, kRun or those of a stage, are added one after another, and then to the sums of the runs before: an error grows with the length of a run
+// and the number of runs, not with the number of terms.
 #pragma once
 
 #include "strided_bmm/tiles.cuh"
@@ -12,6 +15,7 @@ struct FmaProducts {
   using TileY = typename Traits::TileY;
   static constexpr bool kIsStaged = false;
   static constexpr int kFours = Traits::kTileRows / 32;  // of rows of a thread
+  static constexpr int kRun = 16;  // terms
   static_assert(Traits::kTileColumns == Traits::kThreads / 32 * 16);
   static __host__ __device__ constexpr int staged_bytes(int span) { return 0; }
 
@@ -34,32 +38,43 @@ struct FmaProducts {
   }
 
   __device__ __forceinline__ void add_entry(int e, uint32_t stage, int terms) {
+    static_assert(Traits::kAllEntries || Traits::kDepth % kRun == 0);
+#pragma unroll 1
+    for (int first = 0; first < Traits::kDepth; first += kRun) {
+      if (first >= terms) break;
+      float run[4 * kFours][4] = {};
 #pragma unroll(Traits::kEntries > 1 ? 1 : 2)
-    for (int k4 = 0; k4 < Traits::kDepth / 4; ++k4) {
-      if (k4 * 4 >= terms) break;
-      float y[4][4];
-      read_block<TileY, Traits::kY>(y, stage + TileX::kBytes, k4, [&](int j) { return column + j; });
+      for (int k4 = first / 4; k4 < (first + kRun) / 4; ++k4) {
+        if (k4 * 4 >= terms) break;
+        float y[4][4];
+        read_block<TileY, Traits::kY>(y, stage + TileX::kBytes, k4, [&](int j) { return column + j; });
 #pragma unroll
-      for (int four = 0; four < kFours; ++four) {
-        float x[4][4];
-        read_block<TileX, Traits::kX>(x, stage, k4, [&](int i) { return row(four, i); });
+        for (int four = 0; four < kFours; ++four) {
+          float x[4][4];
+          read_block<TileX, Traits::kX>(x, stage, k4, [&](int i) { return row(four, i); });
 #pragma unroll
-        for (int t = 0; t < 4; ++t)
+          for (int t = 0; t < 4; ++t)
 #pragma unroll
-          for (int i = 0; i < 4; ++i)
+            for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) sums[e][4 * four + i][j] = fmaf(x[i][t], y[j][t], sums[e][4 * four + i][j]);
+              for (int j = 0; j < 4; ++j) run[4 * four + i][j] = fmaf(x[i][t], y[j][t], run[4 * four + i][j]);
+        }
       }
+#pragma unroll
+      for (int r = 0; r < 4 * kFours; ++r)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[e][r][j] += run[r][j];
     }
   }
 
   __device__ __forceinline__ void add_all(uint32_t stage) {
     static_assert(!Traits::kAllEntries || kFours == 1);
-#pragma unroll 1
-    for (int t = 0; t < Traits::kDepth; ++t) {
 #pragma unroll
-      for (int e = 0; e < Traits::kEntries; e += 4) {
-        float x[4][4];  // of four entries
+    for (int e = 0; e < Traits::kEntries; e += 4) {
+      float run[4][4][4] = {};  // of four entries
+#pragma unroll 1
+      for (int t = 0; t < Traits::kDepth; ++t) {
+        float x[4][4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) read_vector(x[i], stage + TileX::batch_offset(row(0, i), t, e / 4));
 #pragma unroll
@@ -69,9 +84,15 @@ struct FmaProducts {
 #pragma unroll
           for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) sums[e + own][i][j] = fmaf(x[i][own], y[j], sums[e + own][i][j]);
+            for (int j = 0; j < 4; ++j) run[own][i][j] = fmaf(x[i][own], y[j], run[own][i][j]);
         }
       }
+#pragma unroll
+      for (int own = 0; own < 4; ++own)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sums[e + own][i][j] += run[own][i][j];
     }
   }
 

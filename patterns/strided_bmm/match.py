@@ -52,7 +52,7 @@ class StridedBmm(Pattern):
                 return Reject("the precision of fp32 matrix products is set to less than fp32: a library may be faster", node)
             terms = g.value(a).shape[2]
             if terms > MOST_FP32_TERMS:
-                return Reject(f"{terms} terms in fp32: up to {MOST_FP32_TERMS} are added one after another", node)
+                return Reject(f"{terms} terms in fp32: up to {MOST_FP32_TERMS} are added well in this order", node)
         reason = unavailable(value.device)
         if reason:
             return Reject(reason, node, "no_kernel")

@@ -12,7 +12,7 @@ from fusebackend.rewriting.device_facts import device_facts
 #: Those that the kernels multiply.
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
-#: Of a sum in fp32, which the kernels add one after another. A library adds more of them in a better order.
+#: Of a sum in fp32: the kernels add short runs, and these one after another. A library adds more of them in a better order.
 MOST_FP32_TERMS = 128
 
 #: At multiples of these the operands' data begin.
@@ -28,7 +28,7 @@ def reference(x: torch.Tensor, y: torch.Tensor, order: Sequence[int]) -> torch.T
         order: the result's dims from the outermost to the innermost in memory, where it has no gaps.
 
     Returns:
-        ``x @ y.mT``, (outer, batch, m, n). The terms of an element are added in fp32, those of fp32 operands one after another, and the
+        ``x @ y.mT``, (outer, batch, m, n). The terms of an element are added in fp32, those of fp32 operands in runs of up to 16, and the
         sum is rounded once.
     """
     product = torch.matmul(x.float(), y.float().mT).to(x.dtype)
