@@ -11,6 +11,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.column_sum.work import sum_over_rows
+from fusebackend.patterns.contraction.chunks import groups_of_chunks
 from fusebackend.patterns.contraction.factors import Folded
 from fusebackend.patterns.contraction.in_place import InPlace
 from fusebackend.patterns.contraction.legality import goes_away
@@ -46,9 +47,7 @@ def estimate(site: Site, found: InPlace | None, by_library: Match) -> Estimate |
         return Estimate(False, f"the product is computed all the same, for {g.describe(other)}", "fused_neighbour", other)
     if site.device.type == "cpu" and not _has_cpu_library(site.dtype):
         return Estimate(False, f"PyTorch multiplies {site.dtype} matrices element by element on this CPU")
-    ours = [_matrix_product(site)]
-    if site.chunked:
-        ours.append(_sum_of_chunks(site))
+    ours = [_matrix_product(site), *_sums_of_chunks(site)]
     library = Workload(tuple(ours), (_original(site.undivided or site),))
     if found is None:
         return library
@@ -57,6 +56,7 @@ def estimate(site: Site, found: InPlace | None, by_library: Match) -> Estimate |
 
 def _in_place(site: Site, found: InPlace, library: Workload) -> Workload:
     """The product without copies. What Inductor would compute in its loop is written in any order, as a library reads it, too."""
+    site = site.undivided or site
     computed = [site.count(o.factor.dims) for o in found.operands if _is_computed_in_loop(site, o)]
     untimed = "a product by itself does not tell, since Inductor writes computed operands as a library reads them" if computed else ""
     return dataclasses.replace(library, ours=(strided_product(found.layout, site.device, computed),), untimed=untimed)
@@ -85,10 +85,11 @@ def _computed(site: Site) -> list[int]:
     return [site.count(o.factor.dims) for o in operands(site) if o.is_view and _is_computed_in_loop(site, o)]
 
 
-def _sum_of_chunks(site: Site) -> Work:
-    """The sum of the chunks' results, which Inductor generates."""
+def _sums_of_chunks(site: Site) -> list[Work]:
+    """The sums of the chunks' results, which Inductor generates."""
     batch, chunks, elements = (site.count(dims) for dims in (site.batch, site.chunked, (*site.free_x, *site.free_y)))
-    return sum_over_rows(batch, chunks, elements, site.dtype, site.device, bool(_is_dynamic(site)))
+    steps = groups_of_chunks(site) or [(1, chunks)] if site.chunked else []
+    return [sum_over_rows(batch * groups, n, elements, site.dtype, site.device, bool(_is_dynamic(site))) for groups, n in steps]
 
 
 def _original(site: Site) -> Work | Generated:

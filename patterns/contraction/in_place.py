@@ -31,11 +31,13 @@ class InPlace:
 
 
 def in_place(site: Site) -> InPlace | None:
-    """The product at ``site`` by ``strided_bmm``; None if a library reads and writes all as it lies, or the kernels do not compute it."""
+    """The product at ``site`` by ``strided_bmm``, which needs no chunks; None if a library needs none either and reads and writes all as it
+    lies, or if the kernels do not compute it."""
+    is_divided, site = bool(site.chunked), site.undivided or site
     both, memory = operands(site), g.memory_order(g.value(site.node))
-    if all(operand.is_view for operand in both) and is_in_order(site):
+    if not is_divided and all(operand.is_view for operand in both) and is_in_order(site):
         return None
-    if site.dtype not in DTYPES or site.sizes is None or site.repeated or site.chunked or memory is None or unavailable(site.device):
+    if site.dtype not in DTYPES or site.sizes is None or site.repeated or memory is None or unavailable(site.device):
         return None
     if site.dtype == torch.float32 and site.count(site.summed) > MOST_FP32_TERMS:
         return None

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.chunks import in_chunks
+from fusebackend.patterns.contraction.chunks import in_chunks, most_in_sequence
 from fusebackend.patterns.contraction.factors import Folded, number_of
 from fusebackend.patterns.contraction.sites import SUMS, Site, read
 from fusebackend.rewriting.pattern import Reject
@@ -16,9 +16,6 @@ from fusebackend.rewriting.view_dims import FOLLOWED
 
 aten = torch.ops.aten
 
-#: Of a sum in fp32 or fp64. A matrix product adds one term after another, so that its error grows with their number; a sum adds in a
-#: tree. More are added in chunks.
-MOST_TERMS = 1024
 #: Of a factor: one of 2**-116 keeps all its digits.
 LEAST_SCALE = 2.0**-10
 
@@ -38,11 +35,12 @@ def accept(node: fx.Node) -> Site | Reject | None:
     if site.is_mean and site.dtype == torch.float16:
         return Reject("the mean of fp16 products: their sum, before it is divided, may be out of fp16's range", node, "illegal")
     terms = None if site.sizes is None else site.count(site.summed)
-    if site.dtype.itemsize > 2 and (terms is None or terms > MOST_TERMS):
+    most = most_in_sequence(site)
+    if site.dtype.itemsize > 2 and (terms is None or terms > most):
         chunked = None if terms is None else in_chunks(site)
         if chunked is None:
             many = "unknown many" if terms is None else f"{terms}"
-            reason = f"a sum of {many} terms in {site.dtype}, which can't be divided: up to {MOST_TERMS} are added one after another"
+            reason = f"a sum of {many} terms in {site.dtype}, which can't be divided: up to {most} are added one after another"
             return Reject(reason, node)
         site = chunked
     is_reordered = any(isinstance(f, Folded) and not f.is_exact for f in (site.x, site.y))

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.contraction.chunks import groups_of_chunks
 from fusebackend.patterns.contraction.estimate import estimate
 from fusebackend.patterns.contraction.in_place import InPlace, in_place
 from fusebackend.patterns.contraction.legality import accept
@@ -64,7 +65,8 @@ class Contraction(Pattern):
 def _match(site: Site, found: InPlace | None) -> Match:
     """The site as a product in place, or by a library."""
     interior = () if site.other_users else (*site.parts, site.product, *site.between)
-    return Match((site.node,), lambda emitter: _emit(emitter, site, found), interior, note=_note(site, found), site=(site, found))
+    whole = site if found is None else site.undivided or site  # products in place have no chunks
+    return Match((site.node,), lambda emitter: _emit(emitter, whole, found), interior, note=_note(whole, found), site=(site, found))
 
 
 def _emit(emitter: Emitter, site: Site, found: InPlace | None) -> fx.Node:
@@ -75,11 +77,11 @@ def _emit(emitter: Emitter, site: Site, found: InPlace | None) -> fx.Node:
         batch = (*site.batch, *site.chunked)
         node = emitter.call(aten.bmm.default if batch else aten.mm.default, left, right)
         dims = [*batch, *site.free_x, *site.free_y]
-    if len(dims) != g.value(node).dim():
-        node = emitter.call(aten.reshape.default, node, [_size(emitter, site, d) for d in dims])
     if site.chunked:
-        node = emitter.call(aten.sum.dim_IntList, node, [dims.index(d) for d in site.chunked])
+        node = _sum_of_chunks(emitter, site, node)
         dims = [d for d in dims if d not in site.chunked]
+    elif len(dims) != g.value(node).dim():
+        node = emitter.call(aten.reshape.default, node, [_size(emitter, site, d) for d in dims])
     if site.is_mean:
         node = emitter.call(aten.div.Tensor, node, _summed_elements(site))
     for scaling in site.scalings if site.scales_result else ():
@@ -87,6 +89,28 @@ def _emit(emitter: Emitter, site: Site, found: InPlace | None) -> fx.Node:
     if g.value(node).dtype != g.value(site.node).dtype:
         node = emitter.call(prims.convert_element_type.default, node, g.value(site.node).dtype)
     return _in_place_of(emitter, site, node, dims)
+
+
+def _sum_of_chunks(emitter: Emitter, site: Site, node: fx.Node) -> fx.Node:
+    """The sum of the chunks' results, which are a part of the batch of ``node``."""
+    before, chunks, behind = ([_size(emitter, site, d) for d in dims] for dims in (site.batch, site.chunked, (*site.free_x, *site.free_y)))
+    axis, steps = len(before), groups_of_chunks(site)
+    if not steps:
+        node = emitter.call(aten.reshape.default, node, [*before, *chunks, *behind])
+        return emitter.call(aten.sum.dim_IntList, node, [axis + i for i in range(len(chunks))])
+    count = site.count(site.chunked)
+    node = emitter.call(aten.reshape.default, node, [*before, count, *behind])
+    for groups, length in steps:
+        whole = count // length
+        parts = [node]
+        if count % length:
+            parts = [emitter.call(aten.slice.Tensor, node, axis, *ends) for ends in ((0, whole * length), (whole * length, count))]
+        grouped = emitter.call(aten.reshape.default, parts[0], [*before, whole, length, *behind])
+        sums = [emitter.call(aten.sum.dim_IntList, grouped, [axis + 1])]
+        sums += [emitter.call(aten.sum.dim_IntList, part, [axis], True) for part in parts[1:]]
+        node = sums[0] if len(sums) == 1 else emitter.call(aten.cat.default, sums, axis)
+        count = groups
+    return emitter.call(aten.squeeze.dim, node, axis)
 
 
 def _summed_elements(site: Site) -> int:

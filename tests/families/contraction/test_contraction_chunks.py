@@ -1,4 +1,4 @@
-"""Long sums in fp32 and fp64: in chunks, as exact as a sum in a tree."""
+"""Sums in fp32, and long ones in fp64: in chunks, as exact as a sum in a tree."""
 
 import pytest
 import torch
@@ -53,6 +53,27 @@ def test_a_long_sum_is_as_exact_as_one_in_a_tree(name, dtype):
         assert norm_of_error(found, exact) < 1.3 * norm_of_error(eager, exact) + 2e-8
 
 
+def by_middle_dims(x, y):
+    return (x[:, :, :, None] * y[:, :, None]).sum(1)
+
+
+@pytest.mark.parametrize("fn", [rows, by_middle_dims])
+@pytest.mark.parametrize("terms", [17, 32, 64, 128, 192, 256, 512, 1024, 1072, 4096])
+def test_compiled_sums_err_no_more_than_eager(fn, terms):
+    """Normwise and in the worst element, of numbers that cancel and of such that do not."""
+    compiled = torch.compile(fn, backend="fuse", dynamic=False, options={"fuse.patterns": "contraction", "fuse.gate": "off"})
+    for draw in (torch.randn, torch.rand):
+        x, y = draw(4, 48, terms), draw(4, 40, terms)
+        if fn is by_middle_dims:
+            x, y = x.mT.contiguous(), y.mT.contiguous()
+        exact, scale = fn(x.double(), y.double()), fn(x.double().abs(), y.double().abs())
+        found, eager = (result.double() - exact for result in (compiled(x, y), fn(x, y)))
+        # 17 terms are one chunk: of 16, eager mode adds two and two on a CPU. One matrix product of 1,024 errs 2.2 times as much as eager.
+        assert found.norm() <= 1.25 * eager.norm()
+        assert (found.abs() / scale).max() <= 1.7 * (eager.abs() / scale).max()
+    assert len(fusebackend.last_report().substitutions) == 1
+
+
 def test_forward_and_backward_of_a_recurrence():
     inputs = torch.randn(2, 17, 17), torch.randn(2, 17, 32, 64)
     module, outcome = rewritten(both_gradients, *inputs)
@@ -60,7 +81,7 @@ def test_forward_and_backward_of_a_recurrence():
     assert len(notes) == 3 and sum("chunks" in note for note in notes) == 1, outcome
     exact = both_gradients(*[x.double() for x in inputs])
     for found, eager, wanted in zip(module(*inputs), both_gradients(*inputs), exact):
-        assert norm_of_error(found, wanted) < 2.5 * norm_of_error(eager, wanted)
+        assert norm_of_error(found, wanted) < 1.5 * norm_of_error(eager, wanted)
 
 
 def test_symbolic_sizes_beside_those_that_are_summed(interpreted):

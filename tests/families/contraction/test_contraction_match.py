@@ -46,7 +46,8 @@ SPELLINGS = {
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_spellings(interpreted, device, name, dynamic):
     fn, *shapes = SPELLINGS[name]
-    left = dynamic and name in ("the mean", "merged summed dims", "merged free dims")  # are not followed under symbolic sizes
+    # Under symbolic sizes some are not followed, and one that adds more terms than go into a chunk can't be divided.
+    left = dynamic and name in ("the mean", "merged summed dims", "merged free dims", "two summed dims")
     inputs = [torch.randn(s, device=device) for s in shapes]
     result = interpreted(fn, options={"fuse.patterns": "contraction", "fuse.strict": True}, dynamic=dynamic)(*inputs)
     expected = fn(*inputs)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from families.contraction.random_contractions import aten, calls, draw, rewritten
 
-from fusebackend.patterns.contraction.legality import MOST_TERMS
+from fusebackend.patterns.contraction.chunks import MOST_IN_SEQUENCE
 
 COUNT = int(os.environ.get("FUSEBACKEND_TEST_CONTRACTIONS", "160"))
 SEEDS_A_TEST = 40
@@ -46,7 +46,7 @@ def expected_products(drawn, dtype):
     kinds = ("summed", "left", "right")
     terms = [math.prod(n for n, kind in zip(drawn.sizes, drawn.kinds) if kind == wanted) for wanted in kinds]
     wide = any(t.itemsize > 2 for t in (*drawn.dtypes, dtype))
-    return sum(count <= MOST_TERMS or not wide for count in terms), len(terms)
+    return sum(count <= MOST_IN_SEQUENCE or not wide for count in terms), len(terms)
 
 
 @pytest.mark.parametrize("start", range(0, COUNT, SEEDS_A_TEST))

@@ -53,6 +53,21 @@ def test_a_contraction_is_offered_in_place_and_by_a_library():
     assert library.match.outputs == match.outputs and library.match.nodes == match.nodes and library.match.note != match.note
 
 
+def test_in_fp32_a_library_needs_chunks_and_the_kernels_none():
+    match, (here, library) = contracted(dtype=f32)
+    assert [work.kind for work in here.ours] == ["strided_bmm"] and "chunks" not in match.note
+    assert [work.kind for work in library.ours] == ["contraction", "inductor column sum"] and "4 chunks" in library.match.note
+    assert here.ours[0].quantities["flops in 32 bits"] == library.ours[0].quantities["flops in 32 bits"]
+
+
+def test_in_fp32_what_lies_as_a_library_reads_it_is_offered_in_place_too():
+    def rows(x, y):
+        return (x[:, :, None] * y[:, None]).sum(-1)
+
+    (match,) = matches(traced(rows, (4, 64, 64, f32), (4, 64, 64, f32)), Contraction())
+    assert [w.ours[0].kind for w in Contraction().estimate(match)] == ["strided_bmm", "contraction"]
+
+
 def test_each_form_is_what_it_says():
     for form, (present, absent) in enumerate(((op, aten.bmm.default), (aten.bmm.default, op))):
         match, workloads = contracted()
