@@ -21,7 +21,7 @@ _MOST_OF_MANY = 32
 #: Terms. In fp64, and where eager mode rounds each product to 16 bits, only more than these are divided.
 MANY = 1024
 #: Terms of a chunk at least: of shorter ones there are as many results as terms.
-_LEAST_CHUNKED = 8
+_LEAST_CHUNKED = 4
 #: Chunks whose results are added one after another on a CPU.
 _GROUP = 8
 _UNLIMITED = 1 << 62
