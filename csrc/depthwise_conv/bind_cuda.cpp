@@ -62,6 +62,19 @@ WeightGradRoute route_of(const WeightGradParams& p) {
   return {direct_weight_grad_splits(p), launch_direct_weight_grad};
 }
 
+// A kernel of both gradients; none launches if no kernel takes them.
+struct GradientsRoute {
+  int splits;
+  cudaError_t (*launch)(const InputGradParams& input, const WeightGradParams& weight, cudaStream_t stream);
+};
+
+GradientsRoute route_of(const InputGradParams& input, const WeightGradParams& weight) {
+  if (can_run_dilated_rows(input, weight)) return {dilated_rows_splits(input, weight), launch_dilated_rows};
+  if (can_run_plane_ring(input, weight)) return {plane_ring_splits(input, weight), launch_plane_ring};
+  if (can_run_row_ring(input, weight)) return {row_ring_splits(input, weight), launch_row_ring};
+  return {};
+}
+
 // The gradients of weight and bias from what `launch` writes, partial sums in `splits` parts.
 template <typename Launch>
 cudaError_t weight_grad(WeightGradParams& p, int splits, const Tensor& like, cudaStream_t stream, Launch&& launch) {
@@ -91,12 +104,8 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv_backward(const Tensor& grad, c
   Backward b(grad, x, weight, stride, padding, dilation, channels_last, weight_channels_last, need_x, need_weight, need_bias);
   const auto check = [](cudaError_t e) { check_cuda(e, "depthwise_conv_backward"); };
   const bool any_x = need_x && b.dx.numel() > 0, any_weight = need_weight || need_bias;
-  if (any_x && any_weight && can_run_plane_ring(b.input, b.weight)) {
-    check(weight_grad(b.weight, plane_ring_splits(b.input, b.weight), x, scope.stream(), [&] { return launch_plane_ring(b.input, b.weight, scope.stream()); }));
-    return {b.dx, b.dw, b.db};
-  }
-  if (any_x && any_weight && can_run_row_ring(b.input, b.weight)) {
-    check(weight_grad(b.weight, row_ring_splits(b.input, b.weight), x, scope.stream(), [&] { return launch_row_ring(b.input, b.weight, scope.stream()); }));
+  if (const GradientsRoute both = any_x && any_weight ? route_of(b.input, b.weight) : GradientsRoute{}; both.launch) {
+    check(weight_grad(b.weight, both.splits, x, scope.stream(), [&] { return both.launch(b.input, b.weight, scope.stream()); }));
     return {b.dx, b.dw, b.db};
   }
   if (any_x) check(input_grad(b.input, scope.stream()));

@@ -2,7 +2,7 @@
 //                     int multiprocessors) -> str: what a convolution makes a GPU do (work.h), or, with 0 multiprocessors, this CPU
 //                     (cpu_launch.h), for tensors that need not exist.
 //
-//   direction: "forward", "input" or "weight": whose gradient.
+//   direction: "forward", "input" or "weight": whose gradient; "gradients": what computes both.
 //   sizes: batch, channels, outputs, rows and columns of x, rows and columns of the result.
 //   padding: above and on the left.
 //   orders: of x, of the result (or the incoming gradient), and of x's gradient: true for (batch, height, width, channels).
@@ -51,9 +51,11 @@ std::string depthwise_conv_work(std::string direction, const std::vector<int64_t
   p.x_stride = strides(orders[0], sizes[1], p.g.in), p.y_stride = strides(orders[1], sizes[2], p.g.out), p.dx_stride = strides(orders[2], sizes[1], p.g.in);
   p.dtype = *dtype;
   const int sms = int(multiprocessors);
-  STD_TORCH_CHECK(direction == "forward" || direction == "input" || direction == "weight", "depthwise_conv_work: direction must be forward, input or weight");
+  STD_TORCH_CHECK(direction == "forward" || direction == "input" || direction == "weight" || (direction == "gradients" && sms > 0),
+                  "depthwise_conv_work: direction must be forward, input, weight or, on a GPU, gradients");
   if (sms == 0) return cpu_work(direction, p);
   if (direction == "forward") return forward_work(p, sms);
+  if (direction == "gradients") return gradients_work(p, sms);
   return direction == "input" ? input_grad_work(p, sms) : weight_grad_work(p, sms);
 }
 

@@ -1,5 +1,5 @@
-// Convolutions by one row of a few dilated taps, stride 1, of tensors whose rows are contiguous: forward (and x's gradient, with reversed taps), and
-// the weight's gradient.
+// Convolutions by one row of a few dilated taps, stride 1, of tensors whose rows are contiguous: forward (and x's gradient, with reversed taps), the
+// weight's gradient, and both gradients at once.
 //
 // There are few products, and memory is what takes time. A thread computes some vectors of a row's results, of 16 bytes each, in as many parts of
 // the row, so that they share what belongs to the row, and neighbouring threads have neighbouring vectors. What a tap multiplies a vector by is 16 bytes of the
@@ -90,13 +90,29 @@ struct DilatedRowsParams {
 };
 
 // One result, without padding.
-template <typename T>
-__device__ __noinline__ float sum_row_tap_by_tap(float sum, const DilatedRowsParams& p, const T* x, const T* w, int column) {
+template <typename T, typename Params>
+__device__ __noinline__ float sum_row_tap_by_tap(float sum, const Params& p, const T* x, const T* w, int column) {
   for (int b = 0; b < p.taps; ++b) {
     const int j = column - p.pad + b * p.dilation;
     if (j >= 0 && j < p.in_w) sum = fmaf(to_float(w[b * p.p.w_stride.w]), to_float(x[j]), sum);
   }
   return sum;
+}
+
+// Stores a vector of results, from `column` of a row on, where 16 bytes begin: what of it the row has.
+template <typename T, bool kAligned>
+__device__ __forceinline__ void store_row(T* row, int column, int width, const float (&results)[kVectorLength<T>]) {
+  constexpr int kLength = kVectorLength<T>;
+  if (kAligned ? column < width : column >= 0 && column + kLength <= width) {
+    uint4 vector;
+    if constexpr (sizeof(T) == 4) vector = {__float_as_uint(results[0]), __float_as_uint(results[1]), __float_as_uint(results[2]), __float_as_uint(results[3])};
+    else vector = {pack<T>(results[0], results[1]), pack<T>(results[2], results[3]), pack<T>(results[4], results[5]), pack<T>(results[6], results[7])};
+    *reinterpret_cast<uint4*>(row + column) = vector;
+  } else if (!kAligned) {
+#pragma unroll
+    for (int i = 0; i < kLength; ++i)
+      if (column + i >= 0 && column + i < width) row[column + i] = from_float<T>(results[i]);
+  }
 }
 
 template <typename T, int kTaps, bool kAligned>
@@ -146,16 +162,7 @@ __global__ void __launch_bounds__(kDilatedRowsThreads, dilated_rows_blocks(kTaps
       for (int i = 0; i < kLength; ++i) sums[i] = sum_row_tap_by_tap<T>(bias, p, x, w, column + i);
     }
     if (p.p.epilogue.any) finish<T>(sums, p.p.epilogue, affine_of<T>(p.p.epilogue, c));
-    if (kAligned ? column < p.out_w : column >= 0 && column + kLength <= p.out_w) {
-      uint4 vector;
-      if constexpr (sizeof(T) == 4) vector = {__float_as_uint(sums[0]), __float_as_uint(sums[1]), __float_as_uint(sums[2]), __float_as_uint(sums[3])};
-      else vector = {pack<T>(sums[0], sums[1]), pack<T>(sums[2], sums[3]), pack<T>(sums[4], sums[5]), pack<T>(sums[6], sums[7])};
-      *reinterpret_cast<uint4*>(y + column) = vector;
-    } else if (!kAligned) {
-#pragma unroll
-      for (int i = 0; i < kLength; ++i)
-        if (column + i >= 0 && column + i < p.out_w) y[column + i] = from_float<T>(sums[i]);
-    }
+    store_row<T, kAligned>(y, column, p.out_w, sums);
   }
 }
 
@@ -168,6 +175,19 @@ struct DilatedRowsWeightGradParams {
   int part, splits, channels, in_w, out_w, pad, dilation, taps;
   bool need_weight;
 };
+
+// The sums of each number over the lanes of each warp, which all threads may read behind it.
+template <int kNumbers, int kWarps>
+__device__ __forceinline__ void sum_warps(const float (&sums)[kNumbers], float (&of_warps)[kNumbers][kWarps]) {
+#pragma unroll
+  for (int b = 0; b < kNumbers; ++b) {
+    float sum = sums[b];
+#pragma unroll
+    for (int lane = 16; lane; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+    if (threadIdx.x % 32 == 0) of_warps[b][threadIdx.x / 32] = sum;
+  }
+  __syncthreads();
+}
 
 // A thread block sums a part of one channel's vectors of the gradient: each thread some of these, into a register a tap and one for the bias.
 template <typename T, int kTaps, bool kAligned>
@@ -214,18 +234,87 @@ __global__ void __launch_bounds__(kDilatedRowsThreads, dilated_rows_weight_grad_
   }
 
   __shared__ float parts[kTaps + 1][kWarps];
-#pragma unroll
-  for (int b = 0; b <= kTaps; ++b) {
-    float sum = sums[b];
-#pragma unroll
-    for (int lane = 16; lane; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
-    if (threadIdx.x % 32 == 0) parts[b][threadIdx.x / 32] = sum;
-  }
-  __syncthreads();
+  sum_warps(sums, parts);
   const int b = int(threadIdx.x);
   if (b > p.taps) return;
   float sum = 0;
   for (int i = 0; i < kWarps; ++i) sum += parts[b == p.taps ? kTaps : b][i];
+  p.partial[(int64_t{split} * p.channels + channel) * (p.taps + 1) + b] = sum;
+}
+
+struct DilatedRowsGradientsParams {
+  ForwardParams p;  // of x's gradient: from the incoming gradient, with reversed taps
+  const void* x;
+  float* partial;
+  Strides x_stride;
+  FastDiv parts, rows;
+  int64_t items;
+  int splits, channels, in_w, out_w, columns, pad, dilation, taps;  // in_w: of the incoming gradient; out_w: of x; columns: that are looked at
+  int bias_tap;                                                     // whose windows have each element of the gradient once; -1 if db is not wanted
+};
+
+// Both gradients: what a vector of x's gradient is computed of, the weight's products with the vector of x there are computed of, too. With reversed taps
+//   dx[i] = sum_b w[b] g[i - pad + b * dilation],   dw[b] = sum_i x[i] g[i - pad + b * dilation],
+// so that three tensors are moved instead of five. A thread block has some vectors of one channel.
+template <typename T, int kTaps, bool kAligned>
+__global__ void __launch_bounds__(kDilatedRowsThreads, dilated_rows_gradients_blocks(kTaps, kAligned, sizeof(T) == 2))
+    depthwise_dilated_rows_gradients(const __grid_constant__ DilatedRowsGradientsParams p) {
+  constexpr int kLength = kVectorLength<T>, kWarps = kDilatedRowsThreads / 32;
+  const int channel = int(blockIdx.x) % p.channels, split = int(blockIdx.x) / p.channels;
+  const int first = int(p.items * split / p.splits), last = int(p.items * (split + 1) / p.splits);
+  const T* const grad = static_cast<const T*>(p.p.x) + channel * p.p.x_stride.c;
+  const T* const x = static_cast<const T*>(p.x) + channel * p.x_stride.c;
+  T* const dx = static_cast<T*>(p.p.y) + channel * p.p.y_stride.c;
+  const T* const w = static_cast<const T*>(p.p.w) + channel * p.p.w_stride.n;
+  float taps[kTaps];
+#pragma unroll
+  for (int b = 0; b < kTaps; ++b) taps[b] = b < p.taps ? to_float(w[b * p.p.w_stride.w]) : 0.f;
+
+  float sums[kTaps + 1] = {};
+  for (int item = first + int(threadIdx.x); item < last; item += kDilatedRowsThreads) {
+    uint32_t line, place, n, h;
+    p.parts.divmod(uint32_t(item), line, place);
+    p.rows.divmod(line, n, h);
+    const T* const grad_row = grad + (n * p.p.x_stride.n + h * p.p.x_stride.h);
+    const T* const x_row = x + (n * p.x_stride.n + h * p.x_stride.h);
+    T* const dx_row = dx + (n * p.p.y_stride.n + h * p.p.y_stride.h);
+    const int lead = kAligned ? 0 : int(reinterpret_cast<uint64_t>(dx_row) / sizeof(T) % kLength), column = int(place) * kLength - lead;
+    RowWindow<T, kAligned> own, windows[kTaps];
+#pragma unroll
+    for (int b = 0; b < kTaps; ++b) windows[b].load(grad_row, column - p.pad + b * p.dilation, column < p.columns && b < p.taps ? p.in_w : 0);
+    own.load(x_row, column, p.out_w);
+
+    float values[kLength], results[kLength] = {}, finite = 0;
+    own.elements(values);
+#pragma unroll
+    for (int b = 0; b < kTaps; ++b) {
+      float g[kLength];
+      windows[b].elements(g);
+#pragma unroll
+      for (int i = 0; i < kLength; ++i) {
+        results[i] = fmaf(taps[b], g[i], results[i]);
+        sums[b] = fmaf(g[i], values[i], sums[b]);
+      }
+      if (b == p.bias_tap) {
+#pragma unroll
+        for (int i = 0; i < kLength; ++i) sums[kTaps] += g[i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kLength; ++i) finite = fmaf(results[i], 0.f, finite);
+    if (finite != 0.f) {
+#pragma unroll
+      for (int i = 0; i < kLength; ++i) results[i] = sum_row_tap_by_tap<T>(0.f, p, grad_row, w, column + i);
+    }
+    store_row<T, kAligned>(dx_row, column, p.out_w, results);
+  }
+
+  __shared__ float parts[kTaps + 1][kWarps];
+  sum_warps(sums, parts);
+  const int b = int(threadIdx.x);
+  if (b > p.taps) return;
+  float sum = 0;
+  for (int i = 0; i < kWarps; ++i) sum += parts[b == p.taps ? kTaps : p.taps - 1 - b][i];
   p.partial[(int64_t{split} * p.channels + channel) * (p.taps + 1) + b] = sum;
 }
 

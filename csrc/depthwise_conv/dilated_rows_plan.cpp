@@ -16,7 +16,8 @@ int lead_of(const Placement& t, const Geometry& g, int64_t rows, int length) {
   return int(t.address / uint64_t(kDilatedRowsBytes / length) % uint64_t(length));
 }
 
-DilatedRowsPlan rows_plan(const Geometry& g, DType dtype, const Placement& source, const Placement& target, bool weight_grad) {
+// Which kernels take the convolution of `source` to `target`, whose vectors threads share; with no `items` in all yet.
+DilatedRowsPlan rows_plan(const Geometry& g, DType dtype, const Placement& source, const Placement& target) {
   DilatedRowsPlan p = {};
   if (dtype != DType::kFloat32 && dtype != DType::kFloat16 && dtype != DType::kBFloat16) return p;
   // A row of the source is convolved to one of the target.
@@ -24,42 +25,68 @@ DilatedRowsPlan rows_plan(const Geometry& g, DType dtype, const Placement& sourc
   // Without dilation others are faster: there the taps of a result are one load.
   if (g.stride.w != 1 || g.multiplier != 1 || g.dilation.w < 2 || g.taps.w < 2 || g.taps.w > kDilatedRowsTaps) return p;
   if (source.stride.w != 1 || target.stride.w != 1) return p;
-  const int length = vector_length(dtype), from = lead_of(source, g, g.in.h, length), to = lead_of(target, g, g.out.h, length);
-  p.aligned = to == 0 && from == 0 && g.in.w % length == 0 && g.out.w % length == 0 && g.pad.w % length == 0 && g.dilation.w % length == 0;
-  // To shift so many windows of 16 bits in registers takes longer than toeplitz.cuh's products, where these can be had.
-  constexpr int kMostShifted = 5;
-  if (!weight_grad && !p.aligned && is_half(dtype) && g.taps.w > kMostShifted && toeplitz_plan(g, false, source, target, 1).fits) return p;
-  const int64_t vectors = ceil_div(g.out.w + (to < 0 ? length - 1 : to), length);
-  p.part = int(ceil_div(vectors, weight_grad ? dilated_rows_weight_grad_vectors(int(g.taps.w), p.aligned) : dilated_rows_vectors(int(g.taps.w), p.aligned)));
-  p.items = g.batch * g.out.h * p.part;
+  const int length = vector_length(dtype);
+  p.aligned = lead_of(target, g, g.out.h, length) == 0 && lead_of(source, g, g.in.h, length) == 0 && g.in.w % length == 0 && g.out.w % length == 0 &&
+              g.pad.w % length == 0 && g.dilation.w % length == 0;
   p.fits = g.out.w > 0;
   return p;
 }
 
-bool is_counted_in_32_bits(int64_t items) { return items > 0 && items <= INT32_MAX / 2; }
+// Cuts a channel's rows of `columns` into the shares of threads, of so many vectors each.
+void share(DilatedRowsPlan& p, const Geometry& g, DType dtype, const Placement& target, int64_t columns, int vectors_each) {
+  const int length = vector_length(dtype), lead = lead_of(target, g, g.out.h, length);
+  const int64_t vectors = ceil_div(columns + (lead < 0 ? length - 1 : lead), length);
+  p.part = int(ceil_div(vectors, vectors_each));
+  p.items = g.batch * g.out.h * p.part;
+}
+
+void count_in_32_bits(DilatedRowsPlan& p) { p.fits = p.fits && p.items > 0 && p.items <= INT32_MAX / 2; }
+
+// As many splits of a channel as fill the multiprocessors most evenly; a block has some steps' time to begin and end.
+void split(DilatedRowsPlan& p, int64_t channels, int64_t slots) {
+  constexpr int kEnds = 2, kMostSplits = 256;
+  double least = 0;
+  for (int s = 1; s <= kMostSplits && s <= ceil_div(p.items, kDilatedRowsThreads); ++s) {
+    const double cost = double(ceil_div(channels * s, slots)) * double(ceil_div(p.items, int64_t{s} * kDilatedRowsThreads) + kEnds);
+    if (s == 1 || cost < least) least = cost, p.splits = s;
+  }
+  p.fits = channels * p.splits <= INT32_MAX;
+}
 
 }  // namespace
 
 DilatedRowsPlan dilated_rows_plan(const Geometry& g, DType dtype, const Placement& source, const Placement& target) {
-  DilatedRowsPlan p = rows_plan(g, dtype, source, target, false);
+  DilatedRowsPlan p = rows_plan(g, dtype, source, target);
+  if (!p.fits) return p;
+  // To shift so many windows of 16 bits in registers takes longer than toeplitz.cuh's products, where these can be had.
+  constexpr int kMostShifted = 5;
+  p.fits = p.aligned || !is_half(dtype) || g.taps.w <= kMostShifted || !toeplitz_plan(g, false, source, target, 1).fits;
+  share(p, g, dtype, target, g.out.w, dilated_rows_vectors(int(g.taps.w), p.aligned));
   p.items *= g.channels;
-  p.fits = p.fits && is_counted_in_32_bits(p.items);
+  count_in_32_bits(p);
   return p;
 }
 
 DilatedRowsPlan dilated_rows_weight_grad_plan(const Geometry& g, DType dtype, const Placement& grad, const Placement& x, int sm_count) {
-  DilatedRowsPlan p = rows_plan(g, dtype, x, grad, true);
-  p.fits = p.fits && is_counted_in_32_bits(p.items);
+  DilatedRowsPlan p = rows_plan(g, dtype, x, grad);
   if (!p.fits) return p;
-  // As many splits as fill the multiprocessors most evenly; a block has some steps' time to begin and end.
-  constexpr int kEnds = 2, kMostSplits = 256;
-  const int64_t slots = int64_t{dilated_rows_weight_grad_blocks(int(g.taps.w), p.aligned)} * sm_count;
-  double least = 0;
-  for (int s = 1; s <= kMostSplits && s <= ceil_div(p.items, kDilatedRowsThreads); ++s) {
-    const double cost = double(ceil_div(g.channels * s, slots)) * double(ceil_div(p.items, int64_t{s} * kDilatedRowsThreads) + kEnds);
-    if (s == 1 || cost < least) least = cost, p.splits = s;
-  }
-  p.fits = g.channels * p.splits <= INT32_MAX;
+  share(p, g, dtype, grad, g.out.w, dilated_rows_weight_grad_vectors(int(g.taps.w), p.aligned));
+  count_in_32_bits(p);
+  if (p.fits) split(p, g.channels, int64_t{dilated_rows_weight_grad_blocks(int(g.taps.w), p.aligned)} * sm_count);
+  return p;
+}
+
+DilatedRowsPlan dilated_rows_gradients_plan(const Geometry& g, DType dtype, const Placement& grad, const Placement& x, const Placement& dx, bool need_bias, int sm_count) {
+  const Geometry r = reversed(g);
+  DilatedRowsPlan p = rows_plan(r, dtype, grad, dx);
+  // Windows begin at columns from -pad on, by steps of the dilation: where none does at or before the first, the gradient's first columns are in no sum.
+  if (!p.fits || x.stride.w != 1 || (need_bias && r.pad.w < 0)) return {};
+  p.aligned = p.aligned && lead_of(x, r, r.out.h, vector_length(dtype)) == 0;
+  p.bias_tap = need_bias ? int(std::min(r.pad.w / r.dilation.w, r.taps.w - 1)) : -1;
+  p.columns = int(need_bias ? std::max(r.out.w, r.in.w + r.pad.w - p.bias_tap * r.dilation.w) : r.out.w);
+  share(p, r, dtype, dx, p.columns, 1);
+  count_in_32_bits(p);
+  if (p.fits) split(p, r.channels, int64_t{dilated_rows_gradients_blocks(int(r.taps.w), p.aligned, is_half(dtype))} * sm_count);
   return p;
 }
 

@@ -76,12 +76,16 @@ bool can_run_register_window(const WeightGradParams& p);
 int register_window_splits(const WeightGradParams& p);
 cudaError_t launch_register_window(const WeightGradParams& p, cudaStream_t stream);
 
-// One row of a few dilated taps, of contiguous rows (dilated_rows.cuh). For x's gradient, of the incoming gradient with reversed taps.
+// One row of a few dilated taps, of contiguous rows (dilated_rows.cuh). For x's gradient alone, of the incoming gradient with reversed taps; both gradients
+// are one kernel.
 bool can_run_dilated_rows(const ForwardParams& p);
 cudaError_t launch_dilated_rows(const ForwardParams& p, cudaStream_t stream);
 bool can_run_dilated_rows(const WeightGradParams& p);
 int dilated_rows_splits(const WeightGradParams& p);
 cudaError_t launch_dilated_rows(const WeightGradParams& p, cudaStream_t stream);
+bool can_run_dilated_rows(const InputGradParams& input, const WeightGradParams& p);
+int dilated_rows_splits(const InputGradParams& input, const WeightGradParams& p);
+cudaError_t launch_dilated_rows(const InputGradParams& input, const WeightGradParams& p, cudaStream_t stream);
 
 // Adds up the partial sums, in a fixed order.
 cudaError_t launch_reduce(const WeightGradParams& p, cudaStream_t stream);

@@ -51,11 +51,16 @@ struct InputGradParams {
 };
 
 // x's gradient as the forward of the incoming gradient, with reversed taps: where the stride is 1, and there is one output a channel.
+constexpr Geometry reversed(const Geometry& g) {
+  Geometry r = g;
+  r.in = g.out, r.out = g.in;
+  r.pad = {(g.taps.h - 1) * g.dilation.h - g.pad.h, (g.taps.w - 1) * g.dilation.w - g.pad.w};
+  return r;
+}
+
 inline ForwardParams reversed(const InputGradParams& p) {
   ForwardParams f = {};
-  f.g = p.g;
-  f.g.in = p.g.out, f.g.out = p.g.in;
-  f.g.pad = {(p.g.taps.h - 1) * p.g.dilation.h - p.g.pad.h, (p.g.taps.w - 1) * p.g.dilation.w - p.g.pad.w};
+  f.g = reversed(p.g);
   f.x = p.grad, f.y = p.dx;
   f.x_stride = p.grad_stride, f.y_stride = p.dx_stride, f.w_stride = p.w_stride;
   f.dtype = p.dtype;

@@ -98,12 +98,8 @@ Facts convolution(const Geometry& g, bool transposed, const Strides& from, const
   const Pair in = transposed ? g.out : g.in, out = transposed ? g.in : g.out;
   const double results = double(g.batch) * double(transposed ? g.channels : g.outputs()) * double(out.h * out.w);
   const Placement source = {from, transposed ? g.outputs() : g.channels, in.w, 0}, target = {to, transposed ? g.channels : g.outputs(), out.w, 0};
-  Geometry forward = g;
-  if (transposed) {
-    std::swap(forward.in, forward.out);
-    forward.pad = {(g.taps.h - 1) * g.dilation.h - g.pad.h, (g.taps.w - 1) * g.dilation.w - g.pad.w};
-  }
   const bool is_forward = !transposed || (g.multiplier == 1 && g.stride.h == 1 && g.stride.w == 1);
+  const Geometry forward = transposed ? reversed(g) : g;
   Facts f = is_forward ? rolling(forward, source, target, dtype, sm_count) : Facts{};
   if (f.band || f.channel || f.dilated || f.rolling) return f;
   if (!is_forward) {
@@ -194,6 +190,18 @@ std::string weight_grad_work(const WorkParams& p, int sm_count) {
     }
   }
   f.partial_bytes = 4 * splits * double(g.outputs()) * (taps + 1);
+  return text(f);
+}
+
+std::string gradients_work(const WorkParams& p, int sm_count) {
+  const Geometry& g = p.g;
+  const Placement grad = {p.y_stride, g.outputs(), g.out.w, 0}, x = {p.x_stride, g.channels, g.in.w, 0}, dx = {p.dx_stride, g.channels, g.in.w, 0};
+  const DilatedRowsPlan d = dilated_rows_gradients_plan(g, p.dtype, grad, x, dx, true, sm_count);
+  if (!d.fits) return text({});
+  const double inputs = double(g.batch) * double(g.channels) * double(g.in.h * g.in.w);
+  Facts f = dilated_rows(reversed(g), inputs / double(g.in.w), double(g.channels) * d.splits);
+  f.loaded += inputs, f.products *= 2;  // one of each window's elements is for x's gradient, the other for the weight's
+  f.partial_bytes = 4 * double(d.splits) * double(g.channels) * double(g.tap_count() + 1);
   return text(f);
 }
 

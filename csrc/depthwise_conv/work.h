@@ -28,4 +28,8 @@ std::string input_grad_work(const WorkParams& p, int sm_count);
 // The same, where `channel` stands for channel_products.cuh, `rows` for row_products.cuh and `outer` for outer_products.cuh, with `partial_bytes` of sums between the kernels.
 std::string weight_grad_work(const WorkParams& p, int sm_count);
 
+// Of the kernel that computes both gradients: nothing but zeros where that of x and that of the weight are described by themselves. So are kernels that are
+// described as others.
+std::string gradients_work(const WorkParams& p, int sm_count);
+
 }  // namespace fusebackend::depthwise_conv

@@ -146,16 +146,17 @@ def backward_workload(site: Backward) -> Estimate | Workload:
     of_x, of_weight, of_bias = (r is not None for r in site.results)
     grads, inputs = sizes.item * sizes.results, sizes.item * sizes.inputs
     ours = []
-    if of_x:
-        order = is_channels_last(_image(g.value(site.results[0])))
-        facts = _facts(sizes, "input", sizes.orders, order)
-        quantities = {"bytes": grads + inputs, "launches": 1, **_quantities(sizes, facts)}
-        ours.append(sizes.work("depthwise_conv of x", quantities, {**_route(sizes, facts), "dx channels last": float(order)}))
-    if of_weight or of_bias:
-        facts = _facts(sizes, "weight", sizes.orders, sizes.orders[0])
-        quantities = {"bytes": grads + inputs, "launches": 2, **_quantities(sizes, facts), "partial bytes": facts.get("partial_bytes", 0.0)}
-        shape = {**_route(sizes, facts), "outer": facts.get("outer", 0.0), "rows": facts.get("rows", 0.0)}
-        ours.append(sizes.work("depthwise_conv of weight", quantities, shape))
+    order = is_channels_last(_image(g.value(site.results[0]))) if of_x else sizes.orders[0]
+    together = _facts(sizes, "gradients", sizes.orders, order) if of_x and of_weight and sizes.device.type == "cuda" else {}
+    if any(together.values()):
+        ours.append(_of_weight(sizes, together, grads + 2 * inputs))
+    else:
+        if of_x:
+            facts = _facts(sizes, "input", sizes.orders, order)
+            quantities = {"bytes": grads + inputs, "launches": 1, **_quantities(sizes, facts)}
+            ours.append(sizes.work("depthwise_conv of x", quantities, {**_route(sizes, facts), "dx channels last": float(order)}))
+        if of_weight or of_bias:
+            ours.append(_of_weight(sizes, _facts(sizes, "weight", sizes.orders, sizes.orders[0]), grads + inputs))
     theirs = {
         "bytes": (grads + inputs) * (of_x + of_weight),
         "results of x": sizes.inputs * of_x,
@@ -166,6 +167,13 @@ def backward_workload(site: Backward) -> Estimate | Workload:
     }
     shape = {"of x": float(of_x), "of weight": float(of_weight)}
     return Workload(tuple(ours), (sizes.work("depthwise conv2d backward", theirs, shape),))
+
+
+def _of_weight(sizes: _Sizes, facts: Mapping[str, float], moved: float) -> Work:
+    """The kernel of the weight's gradient, which may compute x's as well, and the one that adds up its partial sums."""
+    quantities = {"bytes": moved, "launches": 2, **_quantities(sizes, facts), "partial bytes": facts.get("partial_bytes", 0.0)}
+    shape = {**_route(sizes, facts), "outer": facts.get("outer", 0.0), "rows": facts.get("rows", 0.0)}
+    return sizes.work("depthwise_conv of weight", quantities, shape)
 
 
 def _image(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,8 @@ def kernel_work(
     """The facts that csrc/depthwise_conv/work.h names, or cpu_launch.h.
 
     Args:
-        direction: ``"forward"``, or whose gradient, ``"input"`` or ``"weight"``.
+        direction: ``"forward"``, or whose gradient, ``"input"`` or ``"weight"``; ``"gradients"``: what computes both on a GPU, all zero if
+            no kernel does.
         sizes: batch, channels, outputs, rows and columns of x, rows and columns of the result.
         padding: above and on the left.
         orders: of x, of the result (or the incoming gradient), and of x's gradient: True for (batch, height, width, channels).

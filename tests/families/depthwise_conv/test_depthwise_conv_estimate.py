@@ -116,6 +116,33 @@ def test_which_rows_of_taps_are_dilated_rows(direction):
         assert dilated_facts(direction, **other)["dilated"] == 0, other
 
 
+def test_which_gradients_of_dilated_rows_are_one_kernel():
+    for dtype, width, taps, dilation, left in itertools.product((BF16, torch.float16, FP32), (4096, 4095), (2, 8), (2, 300), (-3, 8, 5000)):
+        facts = dilated_facts("gradients", (2, 3, 5, width), taps, dilation, left, dtype)
+        # Where there is more padding than the taps reach, no tap's windows have the incoming gradient's first columns, for the bias's.
+        apart = left > dilation * (taps - 1)
+        assert not any(facts.values()) if apart else facts["dilated"] == 1
+    others = dict(dilation=1), dict(taps=1), dict(taps=9), dict(stride=(1, 2)), dict(outputs=1024), dict(orders=(True,) * 3)
+    for other in (*others, dict(orders=(False, False, True)), dict(orders=(False, True, False)), dict(shape=(2, 3, 9, 64), rows=3, top=1)):
+        assert not any(dilated_facts("gradients", **other).values()), other
+
+
+def test_both_gradients_of_dilated_rows_move_three_tensors():
+    args = torch.empty(16, 512, 4096, dtype=BF16), torch.empty(512, 1, 3, dtype=BF16)
+
+    def centred(x, w):
+        return F.conv1d(x, w, padding=8, dilation=8, groups=512)
+
+    (_, together), (_, of_x), (_, of_weight) = (workloads(centred, args, wanted) for wanted in ((0, 1), (0,), (1,)))
+    (one,), tensor = together.ours, 2 * 16 * 512 * 4096
+    assert one.kind == "depthwise_conv of weight" and one.quantities["bytes"] == 3 * tensor and one.quantities["launches"] == 2
+    apart = (*of_x.ours, *of_weight.ours)
+    assert [work.quantities["bytes"] for work in apart] == [2 * tensor, 2 * tensor]
+    assert one.quantities["products (rolling)"] == sum(work.quantities["products (rolling)"] for work in apart)
+    known = calibration.for_device("cuda", "NVIDIA H200")
+    assert 0.6 < known.time([one]).expected / sum(known.time([work]).expected for work in apart) < 0.9
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_calibrations_that_are_older_than_dilated_rows_estimate_them(dtype):
     args = torch.empty(16, 512, 4096, dtype=dtype), torch.empty(512, 1, 3, dtype=dtype)
@@ -140,6 +167,9 @@ def test_dilated_rows_load_what_they_need_once():
     assert dilated_facts(dilation=9)["blocks"] == elements / 8 / 256 / 2
     for more in (dict(taps=4, dilation=9), dict(taps=5), dict(taps=8)):
         assert dilated_facts(**more)["blocks"] == elements / 8 / 256, more
+    both = dilated_facts("gradients")
+    assert both["loaded"] == 2 * elements and both["products"] == 6 * elements and both["blocks"] == 512
+    assert both["partial_bytes"] == 4 * 4 * both["blocks"]
     assert dilated_facts("weight")["partial_bytes"] == 4 * 4 * dilated_facts("weight")["blocks"]
     assert dilated_facts("weight", (1, 1, 1, 100000))["blocks"] > 10  # one channel is split
 
