@@ -67,7 +67,7 @@ cudaError_t launch_dilated_rows(const WeightGradParams& w, cudaStream_t stream) 
   p.need_weight = w.dw != nullptr;
   const unsigned blocks = unsigned(g.channels * plan.splits);
   return dispatch(w.dtype, p.taps, plan.aligned, [&](auto type, auto taps, auto aligned) {
-    depthwise_dilated_rows_weight_grad<decltype(type), decltype(taps)::value, decltype(aligned)::value><<<blocks, kDilatedRowsThreads, 0, stream>>>(p);
+    depthwise_dilated_rows_weight_grad<decltype(type), decltype(taps)::value, decltype(aligned)::value><<<blocks, kDilatedRowsSumThreads, 0, stream>>>(p);
   });
 }
 
@@ -87,7 +87,7 @@ cudaError_t launch_dilated_rows(const InputGradParams& input, const WeightGradPa
   p.bias_tap = plan.bias_tap;
   const unsigned blocks = unsigned(g.channels * plan.splits);
   return dispatch(w.dtype, p.taps, plan.aligned, [&](auto type, auto taps, auto aligned) {
-    depthwise_dilated_rows_gradients<decltype(type), decltype(taps)::value, decltype(aligned)::value><<<blocks, kDilatedRowsThreads, 0, stream>>>(p);
+    depthwise_dilated_rows_gradients<decltype(type), decltype(taps)::value, decltype(aligned)::value><<<blocks, kDilatedRowsSumThreads, 0, stream>>>(p);
   });
 }
 

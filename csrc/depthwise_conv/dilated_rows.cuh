@@ -191,9 +191,9 @@ __device__ __forceinline__ void sum_warps(const float (&sums)[kNumbers], float (
 
 // A thread block sums a part of one channel's vectors of the gradient: each thread some of these, into a register a tap and one for the bias.
 template <typename T, int kTaps, bool kAligned>
-__global__ void __launch_bounds__(kDilatedRowsThreads, dilated_rows_weight_grad_blocks(kTaps, kAligned))
+__global__ void __launch_bounds__(kDilatedRowsSumThreads, dilated_rows_weight_grad_blocks(kTaps, kAligned))
     depthwise_dilated_rows_weight_grad(const __grid_constant__ DilatedRowsWeightGradParams p) {
-  constexpr int kLength = kVectorLength<T>, kVectors = dilated_rows_weight_grad_vectors(kTaps, kAligned), kWarps = kDilatedRowsThreads / 32;
+  constexpr int kLength = kVectorLength<T>, kVectors = dilated_rows_weight_grad_vectors(kTaps, kAligned), kWarps = kDilatedRowsSumThreads / 32;
   const int channel = int(blockIdx.x) % p.channels, split = int(blockIdx.x) / p.channels;
   const int first = int(p.items * split / p.splits), last = int(p.items * (split + 1) / p.splits);
   const T* const grad = static_cast<const T*>(p.grad) + channel * p.grad_stride.c;
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kDilatedRowsThreads, dilated_rows_weight_grad_
   const int taps = p.need_weight ? p.taps : 0;
 
   float sums[kTaps + 1] = {};
-  for (int item = first + int(threadIdx.x); item < last; item += kDilatedRowsThreads) {
+  for (int item = first + int(threadIdx.x); item < last; item += kDilatedRowsSumThreads) {
     uint32_t line, place, n, h;
     p.parts.divmod(uint32_t(item), line, place);
     p.rows.divmod(line, n, h);
@@ -257,9 +257,9 @@ struct DilatedRowsGradientsParams {
 //   dx[i] = sum_b w[b] g[i - pad + b * dilation],   dw[b] = sum_i x[i] g[i - pad + b * dilation],
 // so that three tensors are moved instead of five. A thread block has some vectors of one channel.
 template <typename T, int kTaps, bool kAligned>
-__global__ void __launch_bounds__(kDilatedRowsThreads, dilated_rows_gradients_blocks(kTaps, kAligned, sizeof(T) == 2))
+__global__ void __launch_bounds__(kDilatedRowsSumThreads, dilated_rows_gradients_blocks(kTaps, kAligned, sizeof(T) == 2))
     depthwise_dilated_rows_gradients(const __grid_constant__ DilatedRowsGradientsParams p) {
-  constexpr int kLength = kVectorLength<T>, kWarps = kDilatedRowsThreads / 32;
+  constexpr int kLength = kVectorLength<T>, kWarps = kDilatedRowsSumThreads / 32;
   const int channel = int(blockIdx.x) % p.channels, split = int(blockIdx.x) / p.channels;
   const int first = int(p.items * split / p.splits), last = int(p.items * (split + 1) / p.splits);
   const T* const grad = static_cast<const T*>(p.p.x) + channel * p.p.x_stride.c;
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kDilatedRowsThreads, dilated_rows_gradients_bl
   for (int b = 0; b < kTaps; ++b) taps[b] = b < p.taps ? to_float(w[b * p.p.w_stride.w]) : 0.f;
 
   float sums[kTaps + 1] = {};
-  for (int item = first + int(threadIdx.x); item < last; item += kDilatedRowsThreads) {
+  for (int item = first + int(threadIdx.x); item < last; item += kDilatedRowsSumThreads) {
     uint32_t line, place, n, h;
     p.parts.divmod(uint32_t(item), line, place);
     p.rows.divmod(line, n, h);

@@ -46,8 +46,8 @@ void count_in_32_bits(DilatedRowsPlan& p) { p.fits = p.fits && p.items > 0 && p.
 void split(DilatedRowsPlan& p, int64_t channels, int64_t slots) {
   constexpr int kEnds = 2, kMostSplits = 256;
   double least = 0;
-  for (int s = 1; s <= kMostSplits && s <= ceil_div(p.items, kDilatedRowsThreads); ++s) {
-    const double cost = double(ceil_div(channels * s, slots)) * double(ceil_div(p.items, int64_t{s} * kDilatedRowsThreads) + kEnds);
+  for (int s = 1; s <= kMostSplits && s <= ceil_div(p.items, kDilatedRowsSumThreads); ++s) {
+    const double cost = double(ceil_div(channels * s, slots)) * double(ceil_div(p.items, int64_t{s} * kDilatedRowsSumThreads) + kEnds);
     if (s == 1 || cost < least) least = cost, p.splits = s;
   }
   p.fits = channels * p.splits <= INT32_MAX;

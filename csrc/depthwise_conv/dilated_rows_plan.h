@@ -4,13 +4,14 @@
 
 namespace fusebackend::depthwise_conv {
 
-constexpr int kDilatedRowsThreads = 256, kDilatedRowsTaps = 8;  // at most
-constexpr int kDilatedRowsBytes = 16;                           // of a vector of results
+constexpr int kDilatedRowsThreads = 128, kDilatedRowsSumThreads = 256;  // of a block; where it sums up the weight's gradient
+constexpr int kDilatedRowsTaps = 8;                                     // at most
+constexpr int kDilatedRowsBytes = 16;                                   // of a vector of results
 
 // Vectors of one row that a thread has loads on their way for, and thread blocks that a multiprocessor is to have registers for.
 FUSE_HOST_DEVICE constexpr int dilated_rows_vectors(int taps, bool aligned) { return taps > 4 || (taps == 4 && !aligned) ? 1 : 2; }
 FUSE_HOST_DEVICE constexpr int dilated_rows_weight_grad_vectors(int taps, bool aligned) { return taps <= 4 && aligned ? 2 : 1; }
-FUSE_HOST_DEVICE constexpr int dilated_rows_blocks(int taps, bool aligned) { return taps > 4 ? 2 : aligned ? 4 : 3; }
+FUSE_HOST_DEVICE constexpr int dilated_rows_blocks(int taps, bool aligned) { return taps > 4 ? 4 : aligned ? 8 : 6; }
 FUSE_HOST_DEVICE constexpr int dilated_rows_weight_grad_blocks(int taps, bool aligned) { return aligned ? 4 : taps <= 4 ? 3 : 2; }
 // Of both gradients at once a thread has one vector at a time.
 FUSE_HOST_DEVICE constexpr int dilated_rows_gradients_blocks(int taps, bool aligned, bool half) {
@@ -27,6 +28,7 @@ struct DilatedRowsPlan {
   // Both gradients: the reversed tap by whose windows the incoming gradient is summed, and the columns of x, and behind it, whose windows have all of it.
   int bias_tap, columns;
 
+  // Of a forward.
   constexpr int64_t grid() const { return ceil_div(items, kDilatedRowsThreads); }
 };
 

@@ -79,7 +79,8 @@ Facts dilated_rows(const Geometry& g, double rows, double blocks) {
 Facts rolling(const Geometry& g, const Placement& source, const Placement& target, DType dtype, int sm_count) {
   Facts f = {};
   const DilatedRowsPlan d = dilated_rows_plan(g, dtype, source, target);
-  if (d.fits) return dilated_rows(g, double(g.batch * g.channels * g.out.h), double(d.grid()));
+  // In blocks of as many threads as the other kernels of rows have: what a block costs, its threads do.
+  if (d.fits) return dilated_rows(g, double(g.batch * g.channels * g.out.h), double(d.grid()) * kDilatedRowsThreads / kDilatedRowsSumThreads);
   const RollingBandPlan b = is_half(dtype) ? rolling_band_plan(g, source, target, sm_count) : RollingBandPlan{};
   if (b.fits) {
     f.band = true;
