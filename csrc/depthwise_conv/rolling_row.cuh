@@ -32,8 +32,6 @@ struct RollingIndex {
   }
 };
 
-// Rows of planes are asked for so many rows before they are loaded: there are registers for one that is on its way.
-constexpr int kRowsAsked = 2;
 __device__ __forceinline__ void ask_for(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // Some columns of a row of kChannels channels, as they lie in memory. In planes rows begin at multiples of four columns, and are loaded so.

@@ -25,6 +25,7 @@ depthwise_rolling_weight_grad(const __grid_constant__ RollingGradParams p) {
   constexpr int kChannels = rolling_channels(kTaps, kForm), kColumns = rolling_columns(kTaps, kForm), kStep = rolling_step(kForm);
   constexpr int kFront = kPlanes ? 4 - kTaps / 2 : 0, kCount = rolling_window_columns(kTaps, kForm), kRing = rolling_ring(kTaps, kForm);
   constexpr int kWindow = (kColumns - 1) * kStep + kTaps;
+  constexpr int kRowsAsked = rolling_rows_asked(kForm);
   using Row = RollingRow<T, kChannels, kCount, kPlanes>;
   using GradRow = RollingRow<T, kChannels, kColumns, kPlanes>;
   const RollingWindowPlan& plan = p.plan;

@@ -56,11 +56,13 @@ cudaError_t launch_rolling_window(const ForwardParams& f, cudaStream_t stream) {
   p.x_row = int(f.x_stride.h), p.x_column = int(f.x_stride.w), p.y_row = int(f.y_stride.h), p.y_column = int(f.y_stride.w);
   p.x_step = f.x_stride.w * element_size(f.dtype), p.y_step = f.y_stride.w * element_size(f.dtype);
   const unsigned blocks = unsigned(p.plan.strip_tiles * p.plan.channel_tiles);
-  return dispatch(f.dtype, f.g.taps.w, p.plan.form, [&](auto type, auto taps, auto form) {
+  const auto launch = [&](auto type, auto taps, auto form) {
     const int bytes = p.plan.groups * rolling_channels(taps, form) * (taps * taps * 4 + int(sizeof(StagedAffine)));
     depthwise_rolling_window<decltype(type), decltype(taps)::value, decltype(form)::value><<<blocks, kRollingThreads, bytes, stream>>>(p);
     return cudaGetLastError();
-  });
+  };
+  if (p.plan.form == Rolling::kWidePlanes) return launch(float{}, std::integral_constant<int, kRollingWideTaps>{}, Form<Rolling::kWidePlanes>{});
+  return dispatch(f.dtype, f.g.taps.w, p.plan.form, launch);
 }
 
 cudaError_t launch_rolling_window(const InputGradParams& d, cudaStream_t stream) {

@@ -38,10 +38,11 @@ __device__ __noinline__ void roll_tap_by_tap(const ForwardParams& p, const Rolli
 template <typename T, int kTaps, Rolling kForm>
 __global__ void __launch_bounds__(kRollingThreads, rolling_blocks(kTaps, kForm))
 depthwise_rolling_window(const __grid_constant__ RollingWindowParams params) {
-  constexpr bool kPlanes = kForm == Rolling::kPlanes;
+  constexpr bool kPlanes = is_planes(kForm);
   constexpr int kChannels = rolling_channels(kTaps, kForm), kColumns = rolling_columns(kTaps, kForm), kStep = rolling_step(kForm);
   constexpr int kFront = kPlanes ? 4 - kTaps / 2 : 0, kCount = rolling_window_columns(kTaps, kForm), kRing = rolling_ring(kTaps, kForm);
   constexpr int kWindow = (kColumns - 1) * kStep + kTaps;
+  constexpr int kRowsAsked = rolling_rows_asked(kForm);
   constexpr int kAhead = kForm == Rolling::kStrided ? 2 : kTaps == 3 && !kPlanes ? 3 : 1;  // rows that are on their way
   using Row = RollingRow<T, kChannels, kCount, kPlanes>;
   const ForwardParams& p = params.p;
@@ -133,7 +134,9 @@ depthwise_rolling_window(const __grid_constant__ RollingWindowParams params) {
           finish<T>(done, p.epilogue, of_channels);
         }
         if constexpr (kPlanes) {
-          *reinterpret_cast<float4*>(target) = {done[0][0], done[1][0], done[2][0], done[3][0]};
+#pragma unroll
+          for (int j = 0; j < kColumns; j += 4)
+            if (j == 0 || j < columns) *reinterpret_cast<float4*>(target + j) = {done[j][0], done[j + 1][0], done[j + 2][0], done[j + 3][0]};
         } else {
           char* to = reinterpret_cast<char*>(target);
 #pragma unroll

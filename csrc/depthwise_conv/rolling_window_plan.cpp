@@ -50,23 +50,29 @@ RollingWindowPlan rolling_window_plan(const Geometry& g, DType dtype, const Plac
   p.channel_tiles = int(ceil_div(groups, p.groups));
   const int first_column = first_of_pairs(int(g.pad.w)), first_row = first_of_pairs(int(g.pad.h));
   if (input_grad && (g.in.h + g.pad.h <= 0 || g.in.w + g.pad.w <= 0)) return p;  // all of x is cropped
-  p.column_strips = int(input_grad ? ceil_div(g.in.w + g.pad.w - first_column, 2 * kRollingInputColumns) : ceil_div(g.out.w, rolling_columns(taps, p.form)));
   p.all_rows = int(input_grad ? ceil_div(g.in.h + g.pad.h - first_row, 2) : g.out.h);
-  const int64_t columns_of_strips = g.batch * p.column_strips;
-  const int64_t slots = int64_t{weight_grad ? rolling_grad_blocks(taps) : input_grad ? kRollingInputBlocks : rolling_blocks(taps, p.form)} * sm_count;
+  const auto slots_of = [&](Rolling form) {
+    return int64_t{weight_grad ? rolling_grad_blocks(taps) : input_grad ? kRollingInputBlocks : rolling_blocks(taps, form)} * sm_count;
+  };
   double least = 0;
-  for (int parts = 1; parts <= 64 && parts <= ceil_div(p.all_rows, ceil_div(taps, step)); ++parts) {
-    const int rows = int(ceil_div(p.all_rows, parts));
-    const int64_t strips = columns_of_strips * ceil_div(p.all_rows, rows), tiles = ceil_div(strips, p.lines);
-    // What the busiest thread walks down, or all blocks in whole waves.
-    const int64_t rounds = weight_grad ? ceil_div(ceil_div(strips, std::max<int64_t>(slots / p.channel_tiles, 1)), p.lines) : round_up(tiles * p.channel_tiles, slots);
-    const double cost = double(rounds) * double(rows * step + taps + 1);
-    if (parts == 1 || cost < least * .98) least = cost, p.rows = rows;
-  }
+  const auto cut = [&](Rolling form) {
+    const int columns = rolling_columns(taps, form);
+    const int column_strips = int(input_grad ? ceil_div(g.in.w + g.pad.w - first_column, 2 * kRollingInputColumns) : ceil_div(g.out.w, columns));
+    for (int parts = 1; parts <= 64 && parts <= ceil_div(p.all_rows, ceil_div(taps, step)); ++parts) {
+      const int rows = int(ceil_div(p.all_rows, parts));
+      const int64_t strips = g.batch * column_strips * ceil_div(p.all_rows, rows), tiles = ceil_div(strips, p.lines), slots = slots_of(form);
+      // What the busiest thread walks down, or all blocks in whole waves.
+      const int64_t rounds = weight_grad ? ceil_div(ceil_div(strips, std::max<int64_t>(slots / p.channel_tiles, 1)), p.lines) : round_up(tiles * p.channel_tiles, slots);
+      const double cost = double(rounds) * double(rows * step + taps + 1) * columns;
+      if (least == 0 || cost < least * .98) least = cost, p.form = form, p.rows = rows, p.column_strips = column_strips;
+    }
+  };
+  cut(p.form);
+  if (planes && result == RollingResult::kForward && taps == kRollingWideTaps) cut(Rolling::kWidePlanes);
   p.row_tiles = int(ceil_div(p.all_rows, p.rows));
-  p.strips = columns_of_strips * p.row_tiles;
+  p.strips = g.batch * p.column_strips * p.row_tiles;
   p.strip_tiles = ceil_div(p.strips, p.lines);
-  if (weight_grad) p.strip_tiles = std::clamp<int64_t>(slots / p.channel_tiles, 1, std::min<int64_t>(p.strip_tiles, 1024));
+  if (weight_grad) p.strip_tiles = std::clamp<int64_t>(slots_of(p.form) / p.channel_tiles, 1, std::min<int64_t>(p.strip_tiles, 1024));
   p.fits = p.strips > 0 && p.strips <= INT32_MAX / 2 && p.strip_tiles * p.channel_tiles <= INT32_MAX;
   return p;
 }

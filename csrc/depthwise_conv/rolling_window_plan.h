@@ -6,31 +6,36 @@
 namespace fusebackend::depthwise_conv {
 
 constexpr int kRollingThreads = 128;
+constexpr int kRollingWideTaps = 7;  // of a row, for which a kernel of wide planes is compiled
 
 // In which memory order, and by which steps, kernels are compiled.
 enum class Rolling : int {
   kPlanes,
+  kWidePlanes,  // of more columns a thread, forward
   kChannels,  // innermost
   kStrided,   // the same, by steps of two rows and columns
 };
 
+FUSE_HOST_DEVICE constexpr bool is_planes(Rolling form) { return form == Rolling::kPlanes || form == Rolling::kWidePlanes; }
 FUSE_HOST_DEVICE constexpr int rolling_step(Rolling form) { return form == Rolling::kStrided ? 2 : 1; }
 
 // What a thread computes, by the taps of a row: neighbouring channels times neighbouring columns (of y, or the gradient).
 FUSE_HOST_DEVICE constexpr int rolling_channels(int taps, Rolling form) {
-  return form == Rolling::kPlanes ? 1 : taps == 3 || (taps == 5 && form == Rolling::kStrided) ? 2 : 1;
+  return is_planes(form) ? 1 : taps == 3 || (taps == 5 && form == Rolling::kStrided) ? 2 : 1;
 }
-FUSE_HOST_DEVICE constexpr int rolling_columns(int taps, Rolling form) { return form == Rolling::kChannels ? 7 : 4; }
+FUSE_HOST_DEVICE constexpr int rolling_columns(int taps, Rolling form) { return form == Rolling::kChannels ? 7 : form == Rolling::kWidePlanes ? 8 : 4; }
 // Of the gradient where that of x is computed, of which there are twice as many.
 constexpr int kRollingInputColumns = 2;
 // Columns of x that such columns of y reach.
 FUSE_HOST_DEVICE constexpr int rolling_window_columns(int taps, Rolling form) {
-  return form == Rolling::kPlanes ? 12 : (rolling_columns(taps, form) - 1) * rolling_step(form) + taps;
+  return is_planes(form) ? rolling_columns(taps, form) + 8 : (rolling_columns(taps, form) - 1) * rolling_step(form) + taps;
 }
 // Rows of y that a row of x has a part in.
 FUSE_HOST_DEVICE constexpr int rolling_ring(int taps, Rolling form) { return (taps + rolling_step(form) - 1) / rolling_step(form); }
 // Thread blocks that a multiprocessor has registers for.
 FUSE_HOST_DEVICE constexpr int rolling_blocks(int taps, Rolling form) { return form != Rolling::kPlanes && (taps == 7 || (taps == 5 && form == Rolling::kStrided)) ? 3 : 4; }
+// Rows of planes are asked for so many rows before they are loaded: there are registers for one that is on its way.
+FUSE_HOST_DEVICE constexpr int rolling_rows_asked(Rolling form) { return form == Rolling::kWidePlanes ? 3 : 2; }
 FUSE_HOST_DEVICE constexpr int rolling_grad_blocks(int taps) { return taps == 3 ? 4 : 3; }
 constexpr int kRollingInputBlocks = 4;
 

@@ -36,6 +36,8 @@ def launch_every_kernel() -> None:
     for taps in (3, 5, 7):
         for columns, channels_last in ((22, False), (20, False), (13, True)):
             _check((3, 4, 18, columns), (taps, taps), 1, torch.float32, channels_last)
+    # Threads have eight columns each where there are enough for all multiprocessors.
+    _check((16, 3 * 132, 4, 60), (7, 7), 1, torch.float32)
     _check((2, 8, 9, 12), (3, 3), 2, torch.float32, channels_last=True)
     # Rows wait in shared memory where a GPU's multiprocessors have more to read than they hold at once.
     images = 1 + 132 * (228 << 10) // (40 * 57 * 29)

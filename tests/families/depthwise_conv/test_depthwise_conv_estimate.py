@@ -174,6 +174,20 @@ def test_dilated_rows_load_what_they_need_once():
     assert dilated_facts("weight", (1, 1, 1, 100000))["blocks"] > 10  # one channel is split
 
 
+def test_threads_have_eight_columns_of_large_fp32_planes():
+    def loaded(batch, taps=7, width=56, direction="forward"):
+        numbers = (taps, taps), (1, 1), (taps // 2, taps // 2), (1, 1), (False,) * 3
+        return kernel_work(direction, [batch, 96, 96, 56, width, 56, width], *numbers, FP32, 132)["loaded"] / (batch * 96)
+
+    # Of a row of x sixteen columns for eight results, instead of twelve for four; a thread walks down all rows.
+    for direction in ("forward", "input"):
+        assert loaded(64, direction=direction) == 7 * (56 + 6) * 16
+    assert loaded(64, direction="weight") == 14 * ((56 + 6) * 12 + 56 * 4)
+    # There are fewer strips for more threads, and only of many taps there is enough to multiply.
+    assert loaded(4) == 14 * 8 * (7 + 6) * 12
+    assert loaded(64, taps=5) % (14 * 12) == 0 and loaded(64, taps=3) % (14 * 12) == 0
+
+
 @pytest.mark.parametrize("taps", [3, 5, 7])
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_strided_channels_last_rolls(taps, dtype):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 
@@ -155,6 +156,37 @@ def test_channels_last_rolls_down_columns_by_two(taps):
 def test_fp32_planes_roll_down_columns(taps):
     for shape in ((3, 16, 17, 28), (9, 33, 7, 8), (1, 130, 25, 60), (5, 2, 120, 200), (17, 3, 2, 12), (2, 1, 300, 4)):
         check_routes(Case(shape, taps, FP32, "cuda"), WINDOW)
+
+
+def is_wide(call):
+    """Whether the kernel that ``call`` launches has eight columns of fp32 planes a thread."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        call()
+        torch.cuda.synchronize()
+    (name,) = (e.name for e in profiled.events() if "depthwise_rolling_window" in e.name)
+    return "Rolling)1" in name
+
+
+def test_threads_have_eight_columns_of_large_fp32_planes():
+    multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    # Blocks of 128 strips of a channel, three a multiprocessor: whole rows of strips, one of which is half a strip, and no whole block.
+    for batch, width, rows in ((64, 56, 56), (64, 52, 33), (63, 60, 7), (32, 28, 5)):
+        channels = max(3 * multiprocessors // -(-batch * -(-width // 8) // 128), 1)
+        case = Case((batch, channels, rows, width), 7, FP32, "cuda")
+        assert is_wide(case.forward) and is_wide(lambda case=case: case.backward(True, False, False))
+        check_routes(case, WINDOW)
+    case.x[1, 3, 2, 7], case.x[0, 9, 4, 27], case.weight[4, 0, 0, 0] = float("inf"), float("nan"), float("-inf")
+    assert is_wide(case.forward)
+    for name, got, want in zip(("y", "dx", "dw", "db"), case.ours(), case.tap_by_tap()):
+        for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+            assert torch.equal(kind(got.cpu()), kind(want)), name
+    case = Case((64, 3 * multiprocessors // 4, 20, 52), 7, FP32, "cuda")
+    arguments = (*case.numbers, None, None, None, None, None, 0.0, "relu")
+    call = functools.partial(torch.ops.fusebackend.depthwise_conv, case.x, case.weight, case.bias, *arguments)
+    assert is_wide(call)
+    want = reference(case.x.double(), case.weight.double(), case.bias.double(), *case.numbers).relu()
+    assert (call().double() - want).norm() < TOLERANCE[FP32] * want.norm()
+    assert not is_wide(Case((3, 16, 17, 28), 7, FP32, "cuda").forward) and not is_wide(Case((64, 96, 56, 56), 5, FP32, "cuda").forward)
 
 
 def row(shape, taps, dilation, left, right, **more):
