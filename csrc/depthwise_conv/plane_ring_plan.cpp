@@ -61,6 +61,11 @@ PlaneRingPlan plan_of(const Geometry& g, bool sums, const PlaneRingDevice& devic
     const int64_t cost = ceil_div(g.channels * s, slots) * (ceil_div(stages, s) + 1);
     if (s == 1 || cost < least) least = cost, p.splits = s;
   }
+  // Memory serves some multiprocessors faster than others. So it is better still to deal out many small blocks as multiprocessors have room: where there are
+  // several waves of them, all end together. Of fewer waves the last one takes more than that gains, and of a stage each, what a block begins with.
+  constexpr int kStagesDealt = 2, kWavesDealt = 5;
+  const int64_t dealt = ceil_div(stages, int64_t{kStagesDealt});
+  if (!sums && g.channels * dealt >= kWavesDealt * slots) p.splits = int(dealt);
   p.stages = int(stages);
   p.fits = true;
   return p;

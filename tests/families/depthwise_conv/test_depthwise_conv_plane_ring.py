@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from one_depthwise_convolution import TOLERANCE, Case
@@ -50,6 +52,22 @@ def test_planes_wait_in_shared_memory(taps, dtype):
         check_ring(Case(shape, taps, dtype, "cuda"), forward=True)
     for shape in SMALL:
         check_ring(Case(shape, taps, dtype, "cuda"), forward=False)
+
+
+@pytest.mark.parametrize("taps", [3, 5, 7])
+def test_small_blocks_of_large_tensors_are_dealt_out(taps, tmp_path):
+    """Two stages each, and one where their number is odd, in several waves of blocks."""
+    per_multiprocessor = 5 * 16 * torch.cuda.get_device_properties("cuda").multi_processor_count
+    for batch, height, stages in ((33, 9, 3), (128, 8, 8)):
+        case = Case((batch, -(-per_multiprocessor // (stages // 2)), height, 6), taps, BF16, "cuda")
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+            case.forward()
+            torch.cuda.synchronize()
+        profiled.export_chrome_trace(str(tmp_path / "trace.json"))
+        events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        grids = [e["args"]["grid"] for e in events if "depthwise_plane_ring" in e.get("name", "") and "grid" in e.get("args", {})]
+        assert grids == [[case.x.shape[1] * -(-stages // 2), 1, 1]]
+        check_ring(case, forward=True)
 
 
 @pytest.mark.parametrize("taps", [3, 5, 7])
