@@ -6,6 +6,7 @@
 #include "attention/heads.cuh"
 #include "attention/ptx_tma_sm90.cuh"
 #include "common/bulk_copy_sm90.cuh"
+#include "common/encode_tiled_sm90.h"
 #include "common/mbarrier_sm90.cuh"
 
 namespace fusebackend::attention {
@@ -57,16 +58,6 @@ struct Place {
   __device__ __forceinline__ int stage_two_before() const { return stage < 2 ? stage + kStageCount - 2 : stage - 2; }
   __device__ __forceinline__ uint32_t parity_two_before() const { return parity ^ (stage < 2); }
 };
-
-inline decltype(&cuTensorMapEncodeTiled) encode_tiled() {
-  static const auto function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found) : nullptr;
-  }();
-  return function;
-}
 
 // Of matrices of 16-bit elements. The cache reads a tile's rows alone: next to a head's row lies that of another, which is needed later.
 // `strides`: of the plan's dimensions, in elements; `tile_columns`: 32 or 64.

@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "common/cuda_common.cuh"
+#include "common/encode_tiled_sm90.h"
 #include "common/mbarrier_sm90.cuh"
 #include "common/programmatic_launch.cuh"
 #include "fp32_matmul/wgmma_stages.cuh"
@@ -225,18 +226,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // Host --------------------------------------------------------------------------------------------------------------------------------
-
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-EncodeTiled encode_tiled() {
-  static const EncodeTiled fn = [] {
-    void* p = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    const cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &found);
-    return err == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(p) : nullptr;
-  }();
-  return fn;
-}
 
 cudaError_t tensor_map(CUtensorMap* map, const void* planes, const Operand& op, int rows) {
   const PlaneLayout layout(op);
