@@ -65,6 +65,9 @@ struct ChannelRingMemory {
   }
 };
 
+// Barriers, by number: of the warps that move, and of all, once every result is stored.
+enum ChannelRingBarrier { kOfMovers = 1, kAllStored };
+
 // Steps that complete no result.
 constexpr int steps_before_results(int taps) { return (taps - 1) / kChannelRingRows; }
 
@@ -112,7 +115,7 @@ __device__ __forceinline__ void move_channel_ring(const ChannelRingParams& param
     if (leads) wait_until_read<1>();
     if (count >= 0) mbarrier::wait(m.results_full + 8 * place, (count / kChannelRingBuffers) & 1);
     __syncwarp();
-    wait_for_threads<32 * kChannelRingMoveWarps>();  // all have left the step's pixels, and the place for results is free
+    wait_for_threads<kOfMovers, 32 * kChannelRingMoveWarps>();  // all have left the step's pixels, and the place for results is free
     if (leads && step + plan.slots < steps) {
       fence_async_proxy();
       fill(step + plan.slots, used);
@@ -129,7 +132,8 @@ __device__ __forceinline__ void move_channel_ring(const ChannelRingParams& param
     __syncwarp();
     if (lane == 0) mbarrier::arrive(m.results_empty + 8 * place);
     fence_async_proxy();
-    wait_for_threads<32 * kChannelRingMoveWarps>();
+    __syncwarp();
+    wait_for_threads<kOfMovers, 32 * kChannelRingMoveWarps>();
     if (leads) {
       store_box(&params.to, out, at.channel, at.column, at.row + count * kChannelRingRows, at.image);
       commit_stores();
@@ -137,6 +141,7 @@ __device__ __forceinline__ void move_channel_ring(const ChannelRingParams& param
     __syncwarp();
   }
   if (leads) wait_until_stored();
+  __syncwarp();
 }
 
 // kFinishes: with an epilogue. An instantiation of its own, as in channel_band.cuh.
@@ -159,7 +164,7 @@ __global__ void __launch_bounds__(kChannelRingThreads, kChannelRingBlocks) depth
   if (threadIdx.x >= 32 * kChannelRingMultiplyWarps) {
     release_registers<32>();
     move_channel_ring<kTaps>(params, m, at, steps);
-    __syncthreads();
+    wait_for_threads<kAllStored, kChannelRingThreads>();
     return;
   }
   acquire_registers<104>();
@@ -242,7 +247,8 @@ __global__ void __launch_bounds__(kChannelRingThreads, kChannelRingBlocks) depth
       if (count >= 0 && lane == 0) mbarrier::arrive(m.results_full + 8 * result);
     }
   }
-  __syncthreads();  // all results are stored
+  __syncwarp();
+  wait_for_threads<kAllStored, kChannelRingThreads>();
   if (kFinishes ? finite == 0.f : (finite_pair & 0x7fff7fff) == 0) return;
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
