@@ -120,6 +120,17 @@ def holds_strides(op: torch._ops.OpOverload) -> bool:
     return op not in _free and get_layout_constraint_tag(op) is torch.Tag.needs_exact_strides
 
 
+def with_self_by_position(op: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a call, one named ``self`` by position: by name, or where it is omitted, PyTorch's ``normalize_function``, through
+    which Inductor passes what must hold its strides, calls it ``input``."""
+    names = [a.name for a in op._schema.arguments]
+    if "self" not in names or names.index("self") < len(args):
+        return args, kwargs
+    moved = op._schema.arguments[len(args) : names.index("self") + 1]
+    left = {name: value for name, value in kwargs.items() if name not in {a.name for a in moved}}
+    return (*args, *(kwargs.get(a.name, a.default_value) for a in moved)), left
+
+
 def is_structured(op: torch._ops.OpOverload, output: torch.Tensor) -> bool:
     """Whether an output means something to kernels that read it, so that no other values will do: as :func:`define` says, and by default
     integers that an operator computes which is not PyTorch's."""

@@ -232,6 +232,9 @@ class Emitter:
 
     def call(self, target: Callable, *args: Any, **kwargs: Any) -> fx.Node:
         """Inserts ``target(*args, **kwargs)``; arguments may hold nodes, also inside lists."""
+        held = target if isinstance(target, torch._ops.OpOverload) and ops.holds_strides(target) else None
+        if held is not None:
+            args, kwargs = ops.with_self_by_position(held, args, kwargs)
         anchor = min(self._outputs)
         inputs: list[fx.Node] = []
         fx.node.map_arg((args, kwargs), inputs.append)
@@ -250,7 +253,7 @@ class Emitter:
                 if getattr(target, "namespace", "") in ("", "aten", "prims"):
                     raise
                 raise Refusal(str(error)) from error
-        if isinstance(target, torch._ops.OpOverload) and ops.holds_strides(target):
+        if held is not None:
             # Without it Inductor takes the operator for one of a pass that reads any order: it runs what stands between convolutions
             # channels last, and would give it that.
             node.meta["eager_input_vals"] = fake_args, fake_kwargs

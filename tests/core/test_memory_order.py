@@ -11,20 +11,21 @@ aten = torch.ops.aten
 library = torch.library.Library("memory_order", "DEF")
 
 
-def square_plus(x):
+def square_plus(x, factor=1.0, self=None):
     return torch.mul(x, x) + x
 
 
-def operator(name, *tags):
-    library.define(f"{name}(Tensor x) -> Tensor", tags=tags)
+def operator(name, *tags, arguments="Tensor x"):
+    library.define(f"{name}({arguments}) -> Tensor", tags=tags)
     library.impl(name, square_plus, "CPU")
-    torch.library.register_fake(f"memory_order::{name}", torch.empty_like, lib=library)
+    torch.library.register_fake(f"memory_order::{name}", lambda x, *_: torch.empty_like(x), lib=library)
     return getattr(torch.ops.memory_order, name).default
 
 
 OPERATORS = {
     "exact": operator("exact", torch.Tag.needs_exact_strides),
     "untagged": operator("untagged"),
+    "named": operator("named", torch.Tag.needs_exact_strides, arguments="Tensor x, float factor=1.0, Tensor? self=None"),
     "any": operator("any", torch.Tag.flexible_layout),
 }
 
