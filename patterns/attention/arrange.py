@@ -98,15 +98,20 @@ def contiguous(e: Emitter, node: fx.Node) -> fx.Node:
     return e.call(aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
+def has_rows(value: torch.Tensor) -> bool:
+    """Whether elements along the last dim lie side by side. Kernels copy what has none, where Inductor writes a copy as it computes it."""
+    return g.same_size(value.shape[-1], 1) or g.same_size(value.stride(-1), 1)
+
+
+def by_tokens(e: Emitter, node: fx.Node) -> fx.Node:
+    """(..., heads, tokens, elements) as (..., tokens, heads, elements), and back."""
+    rank = g.value(node).dim()
+    return e.call(aten.permute.default, node, [*range(rank - 3), rank - 2, rank - 3, rank - 1])
+
+
 def in_rows(e: Emitter, node: fx.Node) -> fx.Node:
-    """The tokens (..., heads, tokens, elements) with the elements of each side by side, as kernels read them: others they would copy, where
-    Inductor writes the copy as it computes them. Heads of a token follow one another."""
-    value = g.value(node)
-    if g.same_size(value.shape[-1], 1) or g.same_size(value.stride(-1), 1):
-        return node
-    rank = value.dim()
-    by_tokens = [*range(rank - 3), rank - 2, rank - 3, rank - 1]
-    return e.call(aten.permute.default, contiguous(e, e.call(aten.permute.default, node, by_tokens)), by_tokens)
+    """The tokens (..., heads, tokens, elements) as kernels read them. In a copy the heads of a token follow one another."""
+    return node if has_rows(g.value(node)) else by_tokens(e, contiguous(e, by_tokens(e, node)))
 
 
 def _in_graph(graph: fx.Graph, argument: Any) -> Any:

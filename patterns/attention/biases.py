@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.attention.arrange import arrange, contiguous, converted
+from fusebackend.patterns.attention.arrange import arrange, contiguous, converted, has_rows
 from fusebackend.patterns.attention.conditions import chosen_everywhere
 from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, before, broadcast, is_cast, is_expansion, is_view
 from fusebackend.patterns.attention.numbers import rounded
@@ -148,8 +148,7 @@ def emit_addend(e: Emitter, addend: Addend, layout: tuple[Dim, ...], dtype: torc
 
 def with_contiguous_rows(e: Emitter, bias: fx.Node) -> fx.Node:
     """The bias as kernels for long sequences read it: others they would copy, in each layer of a model anew."""
-    value = g.value(bias)
-    return bias if g.same_size(value.shape[-1], 1) or g.same_size(value.stride(-1), 1) else contiguous(e, bias)
+    return bias if has_rows(g.value(bias)) else contiguous(e, bias)
 
 
 def _emit_bias(e: Emitter, term: Bias, source: tuple[fx.Node, Dims], layout: tuple[Dim, ...], dtype: torch.dtype) -> fx.Node:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.attention.arrange import apply, arrange, contiguous, converted, copies, in_place_of, in_rows, steps
+from fusebackend.patterns.attention.arrange import apply, arrange, by_tokens, contiguous, converted, copies, in_place_of, in_rows, steps
 from fusebackend.patterns.attention.biases import Addend, emit_addend, emit_hidden_rows, number, with_contiguous_rows
 from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, leaves, product
 from fusebackend.patterns.attention.gradients import Backward
@@ -238,11 +238,9 @@ def without_hidden_rows(e: Emitter, out: fx.Node, statistics: fx.Node) -> tuple[
     hidden = e.call(aten.eq.Scalar, e.call(aten.slice.Tensor, statistics, -1, 0, 1), -math.inf)
     zeros = number(e, out, 0.0, g.value(out).dtype)
     infinity = number(e, statistics, math.inf, g.value(statistics).dtype)
-    rank = g.value(out).dim()
-    by_tokens = [*range(rank - 3), rank - 2, rank - 3, rank - 1]
-    of_tokens = contiguous(e, e.call(aten.permute.default, hidden, by_tokens))
-    kept = e.call(aten.where.self, of_tokens, zeros, e.call(aten.permute.default, out, by_tokens))
-    return e.call(aten.permute.default, kept, by_tokens), e.call(aten.where.self, hidden, infinity, statistics)
+    of_tokens = contiguous(e, by_tokens(e, hidden))
+    kept = e.call(aten.where.self, of_tokens, zeros, by_tokens(e, out))
+    return by_tokens(e, kept), e.call(aten.where.self, hidden, infinity, statistics)
 
 
 def _without_score_gradients(e: Emitter, statistics: fx.Node, rows: fx.Node) -> fx.Node:
