@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 from torch._library.utils import get_layout_constraint_tag
@@ -20,7 +20,10 @@ from fusebackend.native import loader
 _library = torch.library.Library("fusebackend", "FRAGMENT")
 _structured: dict[torch._ops.OpOverload, bool] = {}
 _indices: dict[torch._ops.OpOverload, dict[str, str]] = {}
-_free: set[torch._ops.OpOverload] = set()
+_unpadded: set[torch._ops.OpOverload] = set()
+
+#: A layout of :func:`define`: any order of the dims, without the gaps that Inductor may leave between rows.
+UNPADDED: Final = "unpadded"
 
 #: All operators of this package, and those that users made by ``load_kernel``.
 defined: list[torch._ops.OpOverload] = []
@@ -31,8 +34,7 @@ def define(
     *,
     fake: Callable,
     python_kernels: Mapping[str, Callable] | None = None,
-    layout: torch.Tag = torch.Tag.flexible_layout,
-    free: bool = False,
+    layout: torch.Tag | Literal["unpadded"] = torch.Tag.flexible_layout,
     tags: tuple[torch.Tag, ...] = (),
     structured: bool | None = None,
     indices: Mapping[str, str] | None = None,
@@ -44,8 +46,7 @@ def define(
         fake: computes the outputs' shapes, strides and dtypes on fake tensors; must not guard on sizes.
         python_kernels: kernels written in Python, by dispatch key, e.g. ``{"CPU": reference}``.
         layout: which memory layouts of its inputs the kernel accepts. The default is any, so that Inductor never copies for it;
-            ``torch.Tag.needs_exact_strides`` and ``torch.Tag.needs_fixed_stride_order`` restrict Inductor.
-        free: that ``needs_exact_strides`` only keeps Inductor from padding inputs, which may have another order than in the graph.
+            ``torch.Tag.needs_exact_strides``, ``torch.Tag.needs_fixed_stride_order`` and :data:`UNPADDED` restrict Inductor.
         tags: further tags.
         structured: whether a kernel that reads the outputs may fault where they hold other values than this operator computes: places in
             memory, counts that must add up. Integers are, by default. Random numbers never take the place of such a value.
@@ -55,7 +56,9 @@ def define(
     ``CompositeExplicitAutograd``. :func:`ask` calls it, for its fake too.
     """
     name = schema.split("(")[0]
-    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag, layout, *tags))
+    # Inductor pads nothing that an operator with this tag reads. What else the tag says it heeds where the node says so (`holds_strides`).
+    tag = torch.Tag.needs_exact_strides if layout == UNPADDED else layout
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag, tag, *tags))
     for key, kernel in (python_kernels or {}).items():
         _library.impl(name, kernel, key)
     torch.library.register_fake(f"fusebackend::{name}", fake, lib=_library)
@@ -63,8 +66,8 @@ def define(
     if structured is not None:
         _structured[op] = structured
     _indices[op] = dict(indices or {})
-    if free:
-        _free.add(op)
+    if layout == UNPADDED:
+        _unpadded.add(op)
     defined.append(op)
     return op
 
@@ -117,7 +120,7 @@ def _answer(name: str, *arguments: Any) -> Any:
 def holds_strides(op: torch._ops.OpOverload) -> bool:
     """Whether Inductor must give an operator inputs that lie in memory as the graph says: by its tag, by what PyTorch assumes of custom
     operators without one, or as :func:`define` was told."""
-    return op not in _free and get_layout_constraint_tag(op) is torch.Tag.needs_exact_strides
+    return op not in _unpadded and get_layout_constraint_tag(op) is torch.Tag.needs_exact_strides
 
 
 def with_self_by_position(op: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

@@ -67,8 +67,7 @@ compare = ops.define(
     "numeric_check(Tensor replacement, Tensor original, str site) -> Tensor",
     fake=_fake,
     python_kernels={"CompositeExplicitAutograd": _compare},
-    layout=torch.Tag.needs_exact_strides,
-    free=True,
+    layout=ops.UNPADDED,
     tags=(torch.Tag.cudagraph_unsafe,),
 )
 

@@ -116,15 +116,13 @@ causal_conv1d = ops.define(
     "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, SymInt left, SymInt right, float shift, bool silu, bool channels_last,"
     ' Tensor? mean=None, Tensor? variance=None, Tensor? scale=None, Tensor? offset=None, float eps=0., str activation="") -> Tensor',
     fake=_fake,
-    layout=torch.Tag.needs_exact_strides,
-    free=True,
+    layout=ops.UNPADDED,
 )
 causal_conv1d_backward = ops.define(
     "causal_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, SymInt left, float shift, bool silu,"
     " bool channels_last, bool need_x, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
     fake=_fake_backward,
-    layout=torch.Tag.needs_exact_strides,
-    free=True,
+    layout=ops.UNPADDED,
 )
 
 

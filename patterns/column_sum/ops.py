@@ -128,15 +128,13 @@ def _sums_fake(
 column_sum = ops.define(
     "column_sum(Tensor x, int begin, int end, bool mean, ScalarType dtype) -> Tensor",
     fake=_fake,
-    layout=torch.Tag.needs_exact_strides,
-    free=True,
+    layout=ops.UNPADDED,
 )
 column_sums = ops.define(
     "column_sums(Tensor x, Tensor? y, int begin, int end, ScalarType? dtype, bool mean, ScalarType product_dtype, bool product_mean,"
     " bool rounded) -> Tensor[]",
     fake=_sums_fake,
-    layout=torch.Tag.needs_exact_strides,
-    free=True,
+    layout=ops.UNPADDED,
 )
 
 

@@ -210,24 +210,9 @@ def _fake_plan(index, rows, ignore_index, bounds, source_index, source_rows):
     return index.new_empty([_plan_words(index, rows, source_index)], dtype=torch.int32)
 
 
-INDEX_ADD_ = ops.define(
-    f"index_add_(Tensor(a!) self, {_OPTIONS}) -> ()",
-    fake=_fake_in_place,
-    layout=torch.Tag.needs_exact_strides,
-    free=True,
-)
-INDEX_ADD = ops.define(
-    f"index_add(Tensor self, {_OPTIONS}) -> Tensor",
-    fake=_fake,
-    layout=torch.Tag.needs_exact_strides,
-    free=True,
-)
-INDEX_ADD_ZEROS = ops.define(
-    f"index_add_zeros(SymInt rows, {_OPTIONS}) -> Tensor",
-    fake=_fake_zeros,
-    layout=torch.Tag.needs_exact_strides,
-    free=True,
-)
+INDEX_ADD_ = ops.define(f"index_add_(Tensor(a!) self, {_OPTIONS}) -> ()", fake=_fake_in_place, layout=ops.UNPADDED)
+INDEX_ADD = ops.define(f"index_add(Tensor self, {_OPTIONS}) -> Tensor", fake=_fake, layout=ops.UNPADDED)
+INDEX_ADD_ZEROS = ops.define(f"index_add_zeros(SymInt rows, {_OPTIONS}) -> Tensor", fake=_fake_zeros, layout=ops.UNPADDED)
 INDEX_PLAN = ops.define(
     "index_plan(Tensor index, SymInt rows, int? ignore_index, int bounds, Tensor? source_index, SymInt source_rows) -> Tensor",
     fake=_fake_plan,

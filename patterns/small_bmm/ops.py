@@ -59,7 +59,7 @@ def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 # Implemented by csrc/small_bmm.
-small_bmm = ops.define("small_bmm(Tensor a, Tensor b) -> Tensor", fake=_fake, layout=torch.Tag.needs_exact_strides, free=True)
+small_bmm = ops.define("small_bmm(Tensor a, Tensor b) -> Tensor", fake=_fake, layout=ops.UNPADDED)
 
 
 def plan_facts(

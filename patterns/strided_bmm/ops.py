@@ -92,8 +92,7 @@ strided_bmm = ops.define(
     "strided_bmm(Tensor x, Tensor y, int[] order) -> Tensor",
     fake=_fake,
     python_kernels={"CPU": _on_cpu},
-    layout=torch.Tag.needs_exact_strides,
-    free=True,
+    layout=ops.UNPADDED,
 )
 
 # Implemented by csrc/strided_bmm/bind.cpp. They do not appear in graphs.
