@@ -5,6 +5,8 @@
 namespace fusebackend::depthwise_conv {
 
 #ifndef FUSE_HAS_SM90A
+bool can_run_channel_ring(const ForwardParams&) { return false; }
+cudaError_t launch_channel_ring(const ForwardParams&, cudaStream_t) { return cudaErrorNotSupported; }
 bool can_run_plane_ring(const ForwardParams&) { return false; }
 bool can_run_plane_ring(const InputGradParams&, const WeightGradParams&) { return false; }
 int plane_ring_splits(const InputGradParams&, const WeightGradParams&) { return 0; }
@@ -23,6 +25,7 @@ cudaError_t forward(const ForwardParams& p, cudaStream_t stream) {
   if (can_run_dilated_rows(p)) return launch_dilated_rows(p, stream);
   if (can_run_plane_ring(p)) return launch_plane_ring(p, stream);
   if (can_run_rolling_band(p)) return launch_rolling_band(p, stream);
+  if (can_run_channel_ring(p)) return launch_channel_ring(p, stream);
   if (can_run_channel_band(p)) return launch_channel_band(p, stream);
   if (can_run_row_ring(p)) return launch_row_ring(p, stream);
   if (can_run_rolling_window(p)) return launch_rolling_window(p, stream);
@@ -37,6 +40,7 @@ cudaError_t input_grad(const InputGradParams& p, cudaStream_t stream) {
   if (is_forward && can_run_dilated_rows(f)) return launch_dilated_rows(f, stream);
   if (is_forward && can_run_plane_ring(f)) return launch_plane_ring(f, stream);
   if (is_forward && can_run_rolling_band(f)) return launch_rolling_band(f, stream);
+  if (is_forward && can_run_channel_ring(f)) return launch_channel_ring(f, stream);
   if (is_forward && can_run_channel_band(f)) return launch_channel_band(f, stream);
   if (is_forward && can_run_row_ring(f)) return launch_row_ring(f, stream);
   if (is_forward && can_run_rolling_window(f)) return launch_rolling_window(f, stream);

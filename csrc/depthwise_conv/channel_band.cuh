@@ -22,25 +22,6 @@ struct ChannelBandParams {
   int x_row, x_column, y_row, y_column, tap_row, tap_column;
 };
 
-// Computes two neighbouring columns of results anew, tap by tap: those that are not finite, or all where an epilogue may have made others of these.
-template <typename T, bool kFinishes>
-__device__ __noinline__ void mend_pixels(const ForwardParams& p, const Segment& at, int channel, int first_column) {
-  const Geometry& g = p.g;
-  const T* const x = static_cast<const T*>(p.x) + at.image * p.x_stride.n + channel * p.x_stride.c;
-  const T* const w = static_cast<const T*>(p.w) + channel * p.w_stride.n;
-  T* const y = static_cast<T*>(p.y) + at.image * p.y_stride.n + channel * p.y_stride.c;
-  for (int row = at.first_row; row < at.first_row + at.rows; ++row) {
-    for (int column = first_column; column < min(first_column + 2, int(g.out.w)); ++column) {
-      T& result = y[row * p.y_stride.h + column * p.y_stride.w];
-      if (!kFinishes && isfinite(to_float(result))) continue;
-      const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.f;
-      const float sum = add_tap_by_tap(bias, p, x, w, row, column, {1, 1});
-      if constexpr (kFinishes) result = from_float<T>(finished<T>(sum, p.epilogue, channel));
-      else result = from_float<T>(sum);
-    }
-  }
-}
-
 // kFinishes: with an epilogue. An instantiation of its own, since without one there is not a register to spare.
 template <typename T, int kTaps, bool kFinishes>
 __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depthwise_channel_band(const __grid_constant__ ChannelBandParams params) {
@@ -209,7 +190,8 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
     if (segment >= plan.segments || strip >= plan.strips) continue;
     const Segment at = segment_at(group * plan.segments + segment, plan, params.by, sides);
 #pragma unroll 1
-    for (int channel = first_channel + 2 * warp; channel < min(first_channel + 2 * warp + 2, sides.channels); ++channel) mend_pixels<T, kFinishes>(p, at, channel, column);
+    for (int channel = first_channel + 2 * warp; channel < min(first_channel + 2 * warp + 2, sides.channels); ++channel)
+      mend_pixels<T, kFinishes>(p, at.image, at.first_row, at.rows, channel, column);
   }
 }
 

@@ -51,6 +51,10 @@ bool can_run_channel_products(const WeightGradParams& p);
 int channel_products_splits(const WeightGradParams& p);
 cudaError_t launch_channel_products(const WeightGradParams& p, cudaStream_t stream);
 
+// The same, of pixels that tensor copies bring and take (channel_ring_sm90.cuh). False in libraries without code for sm_90a.
+bool can_run_channel_ring(const ForwardParams& p);
+cudaError_t launch_channel_ring(const ForwardParams& p, cudaStream_t stream);
+
 // Windows that roll down columns (rolling_window.cuh): channels-last tensors, and fp32 planes. For x's gradient with a stride of two; with one, of the
 // incoming gradient with reversed taps.
 bool can_run_rolling_window(const ForwardParams& p);

@@ -37,4 +37,24 @@ __device__ __noinline__ void mend_column(const ForwardParams& p, int64_t image, 
   }
 }
 
+// The same of results in channels-last order.
+// kFinishes: with an epilogue.
+template <typename T, bool kFinishes>
+__device__ __noinline__ void mend_pixels(const ForwardParams& p, int image, int first_row, int rows, int channel, int first_column) {
+  const Geometry& g = p.g;
+  const T* const x = static_cast<const T*>(p.x) + image * p.x_stride.n + channel * p.x_stride.c;
+  const T* const w = static_cast<const T*>(p.w) + channel * p.w_stride.n;
+  T* const y = static_cast<T*>(p.y) + image * p.y_stride.n + channel * p.y_stride.c;
+  for (int row = first_row; row < first_row + rows; ++row) {
+    for (int column = first_column; column < min(first_column + 2, int(g.out.w)); ++column) {
+      T& result = y[row * p.y_stride.h + column * p.y_stride.w];
+      if (!kFinishes && isfinite(to_float(result))) continue;
+      const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.f;
+      const float sum = add_tap_by_tap(bias, p, x, w, row, column, {1, 1});
+      if constexpr (kFinishes) result = from_float<T>(finished<T>(sum, p.epilogue, channel));
+      else result = from_float<T>(sum);
+    }
+  }
+}
+
 }  // namespace fusebackend::depthwise_conv

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/facts.h"
+#include "depthwise_conv/channel_ring_plan.h"
 #include "depthwise_conv/channel_tile_plan.h"
 #include "depthwise_conv/dilated_rows_plan.h"
 #include "depthwise_conv/outer_products_plan.h"
@@ -20,13 +21,15 @@ struct Facts {
   double blocks, shared_bytes, loaded, products, rows_of_taps;
   bool transposes, elements;
   double partial_bytes;
+  double ring_rows;
 };
 
 std::string text(const Facts& f) {
   FactText facts;
   facts.add("band", f.band).add("channel", f.channel).add("dilated", f.dilated).add("rolling", f.rolling).add("rows", f.rows).add("toeplitz", f.toeplitz).add("window", f.window)
       .add("outer", f.outer).add("blocks", f.blocks).add("shared_bytes", f.shared_bytes).add("loaded", f.loaded).add("products", f.products)
-      .add("rows_of_taps", f.rows_of_taps).add("transposes", f.transposes).add("elements", f.elements).add("partial_bytes", f.partial_bytes);
+      .add("rows_of_taps", f.rows_of_taps).add("transposes", f.transposes).add("elements", f.elements).add("partial_bytes", f.partial_bytes)
+      .add("ring_rows", f.ring_rows);
   return facts.str();
 }
 
@@ -75,7 +78,7 @@ Facts dilated_rows(const Geometry& g, double rows, double blocks) {
 }
 
 // The kernels that come first. Neither is set if none fits. What row_ring takes is described as rolling_window's, which takes
-// longer, and what plane_ring takes as rolling_band's and row_products'.
+// longer, what plane_ring takes as rolling_band's and row_products', and what channel_ring takes as channel_band's, with the rows of its blocks.
 Facts rolling(const Geometry& g, const Placement& source, const Placement& target, DType dtype, int sm_count) {
   Facts f = {};
   const DilatedRowsPlan d = dilated_rows_plan(g, dtype, source, target);
@@ -90,7 +93,12 @@ Facts rolling(const Geometry& g, const Placement& source, const Placement& targe
     return f;
   }
   const ChannelTilePlan c = is_half(dtype) ? channel_tile_plan(g, source, target, false, sm_count) : ChannelTilePlan{};
-  if (c.fits) return channel_tile(c, g, false);
+  if (c.fits) {
+    f = channel_tile(c, g, false);
+    const ChannelRingPlan r = channel_ring_plan(g, source, target, sm_count);
+    if (r.fits) f.ring_rows = r.rows;
+    return f;
+  }
   const RollingWindowPlan w = rolling_window_plan(g, dtype, source, target, RollingResult::kForward, sm_count);
   return w.fits ? rolling_window(w, g) : f;
 }

@@ -21,6 +21,7 @@ struct WorkParams {
 //   loaded                      elements that all blocks load, with their halos
 //   products                    multiplications in all: on tensor cores with those by the zeros of the band
 //   rows_of_taps                whatever is looked up for each row of taps and strip of results: on tensor cores only
+//   ring_rows                   of results, that a block of channel_ring_sm90.cuh has, which compute capability 9.0 has instead of channel_band.cuh; else 0
 //   transposes                  1 if tiles are transposed between memory orders, by vectors; elements: 1 if element by element
 std::string forward_work(const WorkParams& p, int sm_count);
 std::string input_grad_work(const WorkParams& p, int sm_count);

@@ -29,6 +29,9 @@ def launch_every_kernel() -> None:
         # Planes wait in shared memory: several stages a block, and more stages than multiprocessors have blocks.
         for taps in (3, 5, 7):
             _check((304, 132, 2, 2), (taps, taps), 1, dtype)
+        # Tensor copies bring and take pixels where multiprocessors have a block each: of several segments, and of one block of columns.
+        for shape, taps in (((3, 1040, 5, 26), 7), ((17, 1064, 3, 7), 7), ((5, 1056, 4, 13), 5)):
+            _check(shape, (taps, taps), 1, dtype, channels_last=True)
         _check((3, 6, 9, 29), (3, 3), 1, dtype)
         _check((2, 5, 9, 13), (5, 5), 1, dtype)
         _check((2, 3, 9, 20), (3, 13), 2, dtype)
