@@ -46,14 +46,15 @@ struct ChannelRingPlace {
 
 // Shared memory: what has arrived, results on their way, and both as planes, each in buffers that a barrier tells full and another empty.
 struct ChannelRingMemory {
-  uint32_t raw, out, planes, results, full, planes_full, planes_empty, results_full, results_empty;
-  static constexpr int kBarriers = kChannelRingMostSlots + 4 * kChannelRingBuffers;
+  uint32_t raw, out, planes, results, full, planes_full, planes_empty, results_full, results_empty, stored;
+  static constexpr int kBarriers = kChannelRingMostSlots + 4 * kChannelRingBuffers + 1;
 
   __device__ __forceinline__ ChannelRingMemory(const ChannelRingPlan& plan, const void* shared, const uint64_t* barriers) {
     raw = (shared_address(shared) + 1023) & ~1023u;
     out = raw + plan.slots * plan.slot_bytes(), planes = out + kChannelRingBuffers * plan.place_bytes(), results = planes + kChannelRingBuffers * plan.planes_bytes();
     full = shared_address(barriers), planes_full = full + 8 * kChannelRingMostSlots, planes_empty = planes_full + 8 * kChannelRingBuffers;
     results_full = planes_empty + 8 * kChannelRingBuffers, results_empty = results_full + 8 * kChannelRingBuffers;
+    stored = results_empty + 8 * kChannelRingBuffers;
   }
   __device__ __forceinline__ void init() const {  // by one thread
     for (int i = 0; i < kChannelRingMostSlots; ++i) mbarrier::init(full + 8 * i, 1);
@@ -61,12 +62,13 @@ struct ChannelRingMemory {
       mbarrier::init(planes_full + 8 * i, kChannelRingMoveWarps), mbarrier::init(planes_empty + 8 * i, kChannelRingMultiplyWarps);
       mbarrier::init(results_full + 8 * i, kChannelRingMultiplyWarps), mbarrier::init(results_empty + 8 * i, kChannelRingMoveWarps);
     }
+    mbarrier::init(stored, 1);
     mbarrier::init_fence();
   }
 };
 
-// Barriers, by number: of the warps that move, and of all, once every result is stored.
-enum ChannelRingBarrier { kOfMovers = 1, kAllStored };
+// The barrier, by number, of the warps that move.
+constexpr int kOfMovers = 1;
 
 // Steps that complete no result.
 constexpr int steps_before_results(int taps) { return (taps - 1) / kChannelRingRows; }
@@ -140,7 +142,10 @@ __device__ __forceinline__ void move_channel_ring(const ChannelRingParams& param
     }
     __syncwarp();
   }
-  if (leads) wait_until_stored();
+  if (leads) {
+    wait_until_stored();
+    mbarrier::arrive(m.stored);
+  }
   __syncwarp();
 }
 
@@ -164,7 +169,6 @@ __global__ void __launch_bounds__(kChannelRingThreads, kChannelRingBlocks) depth
   if (threadIdx.x >= 32 * kChannelRingMultiplyWarps) {
     release_registers<32>();
     move_channel_ring<kTaps>(params, m, at, steps);
-    wait_for_threads<kAllStored, kChannelRingThreads>();
     return;
   }
   acquire_registers<104>();
@@ -247,9 +251,8 @@ __global__ void __launch_bounds__(kChannelRingThreads, kChannelRingBlocks) depth
       if (count >= 0 && lane == 0) mbarrier::arrive(m.results_full + 8 * result);
     }
   }
-  __syncwarp();
-  wait_for_threads<kAllStored, kChannelRingThreads>();
   if (kFinishes ? finite == 0.f : (finite_pair & 0x7fff7fff) == 0) return;
+  mbarrier::wait(m.stored, 0);
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
     const int mended = line + 8 * half, image = at.image + (mended >> plan.slot_bits), mended_strip = mended & ((1 << plan.slot_bits) - 1);

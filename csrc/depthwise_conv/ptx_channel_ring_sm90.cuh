@@ -46,7 +46,7 @@ __device__ __forceinline__ void release_registers() { asm volatile("setmaxnreg.d
 template <int kRegisters>
 __device__ __forceinline__ void acquire_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
 
-// A barrier, by number, of some warps alone; or of all that come to it from different places, which __syncthreads does not allow.
+// A barrier, by number, of some warps alone.
 template <int kBarrier, int kThreads>
 __device__ __forceinline__ void wait_for_threads() { asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory"); }
 
