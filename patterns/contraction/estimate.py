@@ -55,9 +55,10 @@ def estimate(site: Site, found: InPlace | None, by_library: Match) -> Estimate |
 
 
 def _in_place(site: Site, found: InPlace, library: Workload) -> Workload:
-    """The product without copies. What Inductor would compute in its loop is written in any order, as a library reads it, too."""
+    """The product by ``strided_bmm``. What Inductor would compute in its loop is written in any order, as a library reads it, too."""
     site = site.undivided or site
-    computed = [site.count(o.factor.dims) for o in found.operands if _is_computed_in_loop(site, o)]
+    written = [given for given in found.given if given.is_copied or _is_computed_in_loop(site, given.operand)]
+    computed = [site.count(given.operand.factor.dims) for given in written]
     untimed = "a product by itself does not tell, since Inductor writes computed operands as a library reads them" if computed else ""
     return dataclasses.replace(library, ours=(strided_product(found.layout, site.device, computed),), untimed=untimed)
 

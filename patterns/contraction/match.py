@@ -71,7 +71,7 @@ def _match(site: Site, found: InPlace | None) -> Match:
 
 def _emit(emitter: Emitter, site: Site, found: InPlace | None) -> fx.Node:
     if found is not None:
-        node, dims = found.emit(emitter), list(found.layout.result_dims)
+        node, dims = found.emit(emitter, site.node), list(found.layout.result_dims)
     else:
         left, right = (operand.emit(emitter, site.node) for operand in operands(site))
         batch = (*site.batch, *site.chunked)
@@ -164,10 +164,10 @@ def _is_contiguous(value: torch.Tensor) -> bool:
 
 
 def _note(site: Site, found: InPlace | None) -> str:
-    copied = f"{sum(not operand.is_view for operand in operands(site))} factors are copied"
+    copies = [not operand.is_view for operand in operands(site)] if found is None else [given.is_copied for given in found.given]
+    how = f"{sum(copies)} factors are copied" if found is None or any(copies) else "the factors are read where they lie"
     if site.sizes is None:
-        return f"as a matrix product; {copied}"
-    how = copied if found is None else "the factors are read where they lie"
+        return f"as a matrix product; {how}"
     m, n, k = site.count(site.free_x), site.count(site.free_y), site.count(site.summed)
     chunks = f", summed over {site.count(site.chunked)} chunks" if site.chunked else ""
     return f"{site.count((*site.batch, *site.chunked))} matrix products {m}x{n}x{k}{chunks}; {how}"

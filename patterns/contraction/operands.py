@@ -54,21 +54,25 @@ class Operand:
     def emit(self, emitter: Emitter, before: fx.Node) -> fx.Node:
         """(batch, rows, columns), or (rows, columns) where there is no batch. A copy that another product made is used again, if it stands
         in the graph before ``before``."""
+        groups = [self.batch, self.columns, self.rows] if self.is_transposed else [self.batch, self.rows, self.columns]
+        order = [d for dims in groups for d in dims]
+        if self.is_view:
+            node = permuted(emitter, self.factor.emit(emitter), self.factor.emitted_axes(order))
+        else:
+            node = self.emit_copy(emitter, order, before)
+        node = merged(emitter, node, [len(dims) for dims in groups if dims])
+        if self.is_transposed:
+            node = permuted(emitter, node, [0, 2, 1] if self.batch else [1, 0])
+        return node
+
+    def emit_copy(self, emitter: Emitter, order: Sequence[int], before: fx.Node) -> fx.Node:
+        """The elements in memory of their own, with these dims from the outermost to the innermost."""
         node = self.factor.emit(emitter)
         if g.value(node).dtype != self.dtype:
             node = emitter.call(prims.convert_element_type.default, node, self.dtype)
         for scaling in self.scalings:
             node = emitter.call(scaling.target, node, *scaling.args[1:], **scaling.kwargs)
-        groups = [self.batch, self.columns, self.rows] if self.is_transposed else [self.batch, self.rows, self.columns]
-        order = self.factor.emitted_axes([d for dims in groups for d in dims])
-        if self.is_view:
-            node = permuted(emitter, node, order)
-        else:
-            node = _copied(emitter, node, order, before)
-        node = merged(emitter, node, [len(dims) for dims in groups if dims])
-        if self.is_transposed:
-            node = permuted(emitter, node, [0, 2, 1] if self.batch else [1, 0])
-        return node
+        return _copied(emitter, node, self.factor.emitted_axes(order), before)
 
 
 def _copied(emitter: Emitter, node: fx.Node, order: list[int], before: fx.Node) -> fx.Node:

@@ -18,7 +18,8 @@ def strided_product(layout: Layout, device: torch.device, computed: Sequence[int
     An operand is read once for each tile along the other's rows: from memory first, from caches then. A tile at an edge is computed whole.
 
     Args:
-        computed: the elements of operands that Inductor would compute in a loop over the products: here each is a kernel of its own.
+        computed: the elements of operands that are copied, or that Inductor would compute in a loop over the products: here each is a
+            kernel of its own.
     """
     outer, batch, m, n, k = layout.sizes
     tile, itemsize, multiprocessors = layout.plan, layout.dtype.itemsize, device_facts(device).multiprocessors
