@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ _MAX_REQUESTS = 64  # looked at of each access
 #: Where in the grid the blocks stand that are run.
 SAMPLES = ((0.5, 0.5), (0.31, 0.71))
 ITEMSIZES = {"fp64": 8, "i64": 8, "u64": 8, "fp32": 4, "i32": 4, "u32": 4, "fp16": 2, "bf16": 2, "i16": 2, "i8": 1, "u8": 1, "i1": 1}
+#: Integers that may say where something lies; smaller ones are flags.
+_PLACES = ("*i64", "*i32")
 _DECORATOR = re.compile(r"@triton_heuristics\.(pointwise|reduction|persistent_reduction)\(\n(.*?)\n\)\n@triton\.jit\n", re.DOTALL)
 
 
@@ -77,12 +79,18 @@ class Access:
 
 
 class Language:
-    """Stands for ``triton.language`` while a kernel's arithmetic is run: loads and stores are noted, values are zeros."""
+    """Stands for ``triton.language`` while a kernel's arithmetic is run: loads and stores are noted, values are zeros.
+
+    Integers that are loaded may be where to load next. What stands at place i of their tensor is i, up to the bound that is asserted:
+    neighbours lead to neighbours, as positions do.
+    """
 
     constexpr = int1 = int8 = int16 = int32 = int64 = float16 = float32 = float64 = bfloat16 = uint8 = None
 
-    def __init__(self, block: tuple[int, int], shape: tuple[int, int], itemsizes: Mapping[str, int]):
-        self._block, self._shape, self._itemsizes = block, shape, itemsizes
+    def __init__(self, block: tuple[int, int], shape: tuple[int, int], types: Mapping[str, str]):
+        self._block, self._shape = block, shape
+        self._itemsizes = itemsizes_of(types)
+        self._places = {n for n, t in types.items() if t in _PLACES}
         self.accesses: list[Access] = []
 
     def program_id(self, axis: int) -> int:
@@ -99,16 +107,27 @@ class Language:
 
     def load(self, pointer: tuple[str, Any], mask: Any = None, **_: Any) -> torch.Tensor:
         self._note(False, pointer, mask)
-        return torch.zeros(self._shape, dtype=torch.int64)
+        return self._values(pointer, self._shape)
 
     def store(self, pointer: tuple[str, Any], value: Any, mask: Any = None, **_: Any) -> None:
         self._note(True, pointer, mask)
+
+    def where(self, condition: Any, x: Any, y: Any) -> torch.Tensor:
+        return torch.where(torch.as_tensor(condition).bool(), torch.as_tensor(x), torch.as_tensor(y))
+
+    def within(self, place: Any, bound: int) -> torch.Tensor:
+        return torch.as_tensor(place) % bound
 
     def atomic_add(self, *_: Any, **__: Any) -> None:
         raise Unfit("a generated kernel adds atomically")
 
     def __getattr__(self, name: str) -> Any:
         return Opaque()
+
+    def _values(self, pointer: tuple[str, Any], shape: Sequence[int]) -> torch.Tensor:
+        name, index = pointer
+        values = torch.as_tensor(index) if name in self._places else torch.zeros((), dtype=torch.int64)
+        return values.broadcast_to(shape)
 
     def _note(self, is_store: bool, pointer: tuple[str, Any], mask: Any) -> None:
         name, index = pointer
@@ -127,6 +146,11 @@ class Opaque:
 
     def __getattr__(self, name: str) -> Opaque:
         return self
+
+
+def itemsizes_of(types: Mapping[str, str]) -> dict[str, int]:
+    """Bytes of an element of what each pointer points to."""
+    return {n: ITEMSIZES[t.removeprefix("*")] for n, t in types.items() if t.startswith("*")}
 
 
 class Pointer:
@@ -156,7 +180,19 @@ def _body(source: str) -> tuple[ast.Module, int]:
 
 
 class Plain(ast.NodeTransformer):
-    """Drops conversions: ``x.to(tl.float32)`` is x."""
+    """Drops conversions: ``x.to(tl.float32)`` is x. Where ``x < bound`` is asserted, it holds from then on."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        self.generic_visit(node)
+        call = node.value
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "device_assert"):
+            return node
+        for asserted in ast.walk(call):
+            if isinstance(asserted, ast.Compare) and isinstance(asserted.ops[0], ast.Lt) and isinstance(asserted.left, ast.Name):
+                name, bound = asserted.left.id, asserted.comparators[0]
+                within = ast.Call(ast.Attribute(ast.Name("tl", ast.Load()), "within", ast.Load()), [asserted.left, bound], [])
+                return ast.Assign([ast.Name(name, ast.Store())], within)
+        return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -172,11 +208,11 @@ def _work(kernel: TritonKernel, config: Any) -> Work:
     grid = -(-columns // width), -(-rows // height)
     body, divisions = _body(kernel.source)
     code = compile(body, "<generated kernel>", "exec")
-    itemsizes = {n: ITEMSIZES[t.removeprefix("*")] for n, t in kernel.types.items() if t.startswith("*")}
+    itemsizes = itemsizes_of(kernel.types)
     totals = dict.fromkeys(("read", "written", "lines read", "lines written", "sectors", "pages"), 0.0)
     vectors, moved = [], 0.0
     for x, y in SAMPLES:
-        language = Language((int(grid[0] * x), int(grid[1] * y)), (height, width), itemsizes)
+        language = Language((int(grid[0] * x), int(grid[1] * y)), (height, width), kernel.types)
         arguments = given(kernel) | {f"{axis}BLOCK": size for axis, size in blocks.items()}
         # The kernel's first two dimensions are (y, x) in a tile, and x alone in a row.
         names = {"tl": language, "tl_math": Opaque(), "libdevice": Opaque(), "triton_helpers": Opaque(), "tl_extra": Opaque()}

@@ -19,7 +19,6 @@ from fusebackend import fx_utils as g
 from fusebackend.profitability import triton_access
 from fusebackend.profitability.inductor_kernels import TritonKernel
 from fusebackend.profitability.triton_access import (
-    ITEMSIZES,
     SAMPLES,
     WARP,
     Access,
@@ -62,8 +61,8 @@ def works(kernel: TritonKernel, multiprocessors: int) -> list[Work]:
 class _Reduction(Language):
     """Notes accesses with how often they happen, and counts operations."""
 
-    def __init__(self, block: Sequence[int], itemsizes: Mapping[str, int], tile: int):
-        super().__init__((0, 0), (1, 1), itemsizes)
+    def __init__(self, block: Sequence[int], types: Mapping[str, str], tile: int):
+        super().__init__((0, 0), (1, 1), types)
         self._at = block
         self._tile, self._times = tile, 1.0
         self.times: list[float] = []
@@ -86,7 +85,7 @@ class _Reduction(Language):
         return self._at[axis] if axis < len(self._at) else 0
 
     def load(self, pointer: tuple[str, Any], mask: Any = None, **_: Any) -> torch.Tensor:
-        return torch.zeros(self._noted(False, pointer, mask), dtype=torch.int64)
+        return self._values(pointer, self._noted(False, pointer, mask))
 
     def store(self, pointer: tuple[str, Any], value: Any, mask: Any = None, **_: Any) -> None:
         shape = self._noted(True, pointer, mask)
@@ -97,9 +96,6 @@ class _Reduction(Language):
 
     def broadcast_to(self, x: Any, shape: list[int]) -> torch.Tensor:
         return torch.as_tensor(x).broadcast_to(shape)
-
-    def where(self, condition: Any, x: Any, y: Any) -> torch.Tensor:
-        return torch.where(torch.as_tensor(condition).bool(), torch.as_tensor(x), torch.as_tensor(y))
 
     def __getattr__(self, name: str) -> Any:
         if name in _UNKNOWN:
@@ -181,12 +177,12 @@ def _work(kernel: TritonKernel, code: Any, config: Any, multiprocessors: int) ->
     rows = math.prod(blocks_of.get(f"{axis.upper()}BLOCK", 1) for axis in kept)
     columns = blocks_of.get("R0_BLOCK", 1 << (terms - 1).bit_length())
     blocks = math.prod(tiles)
-    itemsizes = {n: ITEMSIZES[t.removeprefix("*")] for n, t in kernel.types.items() if t.startswith("*")}
+    itemsizes = triton_access.itemsizes_of(kernel.types)
     totals = dict.fromkeys(("read", "written", "lines", "sectors", "pages", "moved"), 0.0)
     operations: dict[str, float] = {}
     vectors, steps, kind = [], 1.0, KIND
     for first, others in SAMPLES:
-        language = _Reduction([int(n * (others if i else first)) for i, n in enumerate(tiles)], itemsizes, rows * columns)
+        language = _Reduction([int(n * (others if i else first)) for i, n in enumerate(tiles)], kernel.types, rows * columns)
         arguments = triton_access.given(kernel) | {n: size for n, size in config.kwargs.items() if n.endswith("BLOCK")}
         names = {"tl": language, "range": language.range, "triton_helpers": _Helpers()}
         names |= {n: Opaque() for n in ("tl_math", "libdevice", "tl_extra")}

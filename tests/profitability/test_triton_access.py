@@ -143,3 +143,36 @@ def test_a_number_that_a_kernel_computes_with_is_no_size_of_it(work):
 def test_calls_that_are_not_understood_are_unfit(source, arguments, reason):
     with pytest.raises(Unfit, match=reason):
         _kernel(source, arguments, {"s0": 5})
+
+
+GATHER = """
+@triton.jit
+def triton_poi_2(in_ptr0, in_ptr1, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    xoffset = tl.program_id(0) * XBLOCK
+    xindex = xoffset + tl.arange(0, XBLOCK)[:]
+    xmask = xindex < xnumel
+    x0 = xindex % 512
+    x1 = xindex // 512
+    tmp0 = tl.load(in_ptr0 + (INDEX), xmask)
+    tmp1 = tl.full([XBLOCK], 64, tl.int32)
+    tmp2 = tmp0 + tmp1
+    tmp3 = tmp0 < 0
+    tmp4 = tl.where(tmp3, tmp2, tmp0)
+    tl.device_assert(((0 <= tmp4) & (tmp4 < 64)) | ~(xmask), "index out of bounds: 0 <= tmp4 < 64")
+    tmp5 = tl.load(in_ptr1 + (PLACE), xmask)
+    tl.store(out_ptr0 + (xindex), tmp5, xmask)
+"""
+
+
+@pytest.mark.parametrize(
+    ("index", "place", "read", "lines"),
+    [
+        ("x0", "tmp4 + 64*x1", 2**15 + 8 * 64 * 4, 256 + 64),  # of each row all 64 elements, and none behind them
+        ("x1", "x0 + 512*tmp4", 8 * 32 + 2**14, 128 + 128),  # whole rows
+        ("x0", "x1 + 512*tmp4", 2**15 + 8 * 64 * 32, 256 + 2**12),  # a column: each element in a line of its own
+    ],
+)
+def test_what_an_index_leads_to_is_read_up_to_the_bound_that_is_asserted(work, index, place, read, lines):
+    types = {"in_ptr0": "*i64", "in_ptr1": "*fp32", "out_ptr0": "*fp32"}
+    found = work(GATHER.replace("INDEX", index).replace("PLACE", place), {"xnumel": 4096}, types, XBLOCK=512)
+    assert (found.quantities["read"], found.quantities["lines read"]) == (read, lines)
