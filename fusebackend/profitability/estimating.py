@@ -158,15 +158,16 @@ class Estimator:
                 self._generated[key] = f"Inductor can't be asked: {type(error).__name__}: {error}"
         found = self._generated[key]
         if not isinstance(found, str):
-            return [[self._known(_of_family(way, work.family)) for way in kernel] for kernel in found]
+            return [[self._known(_of_family(way, work)) for way in kernel] for kernel in found]
         if work.otherwise is None:
             raise Unfit(found)
         return [[work.otherwise]]
 
 
-def _of_family(work: Work, family: str) -> Work:
+def _of_family(work: Work, asked: Generated) -> Work:
     """A generated kernel's work as that of a family's sites."""
-    return dataclasses.replace(work, kind=f"{work.kind} of {family}", otherwise=work) if family else work
+    otherwise = None if asked.is_unlike_others else work
+    return dataclasses.replace(work, kind=f"{work.kind} of {asked.family}", otherwise=otherwise) if asked.family else work
 
 
 def works_of(work: Generated) -> list[list[Work]]:

@@ -147,6 +147,7 @@ class Generated:
         outputs: those whose values are wanted; all that other nodes read if there are none.
         otherwise: the work where Inductor can't be asked, or what it generates is not understood; None if it is not known then.
         family: whose sites these are, where a calibration may know more of such kernels than of all that Inductor generates.
+        is_unlike_others: whether what is known of all that Inductor generates tells nothing of the family's.
         orders: as for :class:`Workload`.
     """
 
@@ -154,6 +155,7 @@ class Generated:
     outputs: tuple[fx.Node, ...] = ()
     otherwise: Work | None = None
     family: str = ""
+    is_unlike_others: bool = False
     orders: Mapping[fx.Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 

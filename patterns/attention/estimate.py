@@ -8,34 +8,61 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.attention.facts import Terms
 from fusebackend.patterns.attention.work import Attended, work
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
 from fusebackend.rewriting.workload import alignment, library_tiles, log2
 
 _aten = torch.ops.aten
+#: Of sites with gathered terms: their loops jump about in memory as those of others do not.
+_GATHERING = "attention"
 _PRODUCTS = (_aten.bmm.default, _aten.mm.default, _aten.baddbmm.default, _aten.addmm.default)
 
 
-def workload(site: Attended, passes: Sequence[Work], backward: bool, nodes: Sequence[fx.Node]) -> Estimate | Workload:
+def workload(
+    site: Attended, passes: Sequence[Work], backward: bool, nodes: Sequence[fx.Node], terms: Terms | None = None
+) -> Estimate | Workload:
     """The work of an attention both ways.
 
     Args:
         passes: what is moved around our kernels.
         backward: whether the graph holds the gradients too.
         nodes: all nodes that the replacement computes or makes unnecessary.
+        terms: of the scores, that are computed for them alone.
     """
     if site.device.type != "cuda":
         return Estimate(None, "the CPU's kernels are portable ones, of which no time is known", "unmeasured")
     products = [n for n in nodes if n.target in _PRODUCTS]
-    others = tuple(n for n in nodes if n.target not in _PRODUCTS)
     works = [_cublas(n, site.dynamic) for n in products]
     if None in works:
         return Estimate(None, "a size depends on data, so it is not known whether the kernels pay", "unmeasured")
-    ours = [work(site, False)] + ([work(site, True)] if backward else []) + (_masks(site) if site.drops else [])
-    theirs = [w for w in works if w is not None]
+    ours: list[Work | Generated] = [work(site, False), *([work(site, True)] if backward else []), *(_masks(site) if site.drops else [])]
+    theirs: list[Work | Generated] = [w for w in works if w is not None]
     ours += passes
-    return Workload(tuple(ours), (*theirs, Generated(others)) if others else tuple(theirs))
+    if terms is not None:
+        ours.append(_asked(terms.stored, terms))
+    return Workload(tuple(ours), (*theirs, *_generated([n for n in nodes if n.target not in _PRODUCTS], terms)))
+
+
+def _generated(nodes: Sequence[fx.Node], terms: Terms | None) -> list[Generated]:
+    """What Inductor generates. Forward and backward are graphs of their own: nothing of one is fused with the other."""
+    backward = set[fx.Node]()
+    for node in sorted(nodes, reverse=True):
+        if g.needs_gradients(node) or (node.users and all(u in backward for u in node.users)):
+            backward.add(node)
+    forward = _asked((*(terms.nodes if terms is not None else ()), *(n for n in nodes if n not in backward)), terms)
+    return [part for part in (forward, _asked(sorted(backward), None)) if part.nodes]
+
+
+def _asked(nodes: Sequence[fx.Node], terms: Terms | None) -> Generated:
+    """``nodes`` without the views behind them, each of which would be stored."""
+    kept = set(nodes)
+    for node in sorted(nodes, reverse=True):
+        if g.is_view(node) and not any(u in kept for u in node.users):
+            kept.remove(node)
+    gathers = terms is not None and terms.gather
+    return Generated(tuple(sorted(kept)), family=_GATHERING if gathers else "", is_unlike_others=gathers)
 
 
 def _masks(site: Attended) -> list[Work]:

@@ -17,7 +17,7 @@ from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.biases import Addend, addends
 from fusebackend.patterns.attention.emit import Site, batch_dims, emit
 from fusebackend.patterns.attention.estimate import workload
-from fusebackend.patterns.attention.facts import attended, gathered_term, passes
+from fusebackend.patterns.attention.facts import attended, computed_terms, factored_gradients, passes
 from fusebackend.patterns.attention.gradients import Backward, BiasGradient, read_backward
 from fusebackend.patterns.attention.inductor_patterns import is_taken_by_inductor
 from fusebackend.patterns.attention.numbers import is_of_positions
@@ -76,11 +76,9 @@ class Attention(Pattern):
             return Estimate(None, "a size depends on data, so it is not known whether the kernels pay", "unmeasured")
         if not facts.biases and is_taken_by_inductor(match):
             return Estimate(None, "Inductor calls PyTorch's attention here itself, and how long that takes is not known", "unmeasured")
-        gathered = gathered_term(site)
-        if gathered is not None and facts.device.type == "cuda":
-            reason = f"Inductor computes {gathered.name} in each loop of its softmax, and how long that takes is not known"
-            return Estimate(None, reason, "unmeasured", gathered)
-        return workload(facts, passes(site, facts), site.backward is not None, match.nodes)
+        factored = factored_gradients(site, match.nodes)
+        nodes = [node for node in match.nodes if node not in factored]
+        return workload(facts, passes(site, facts), site.backward is not None, nodes, computed_terms(site, match.nodes))
 
 
 def read_site(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES, most_batch_dims: int = 3) -> Site | Reject | None:

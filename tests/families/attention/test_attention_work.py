@@ -9,12 +9,14 @@ import pytest
 import torch
 from families.traced_graphs import traced_joint
 
+from fusebackend.fx_utils import is_view
 from fusebackend.patterns.attention import bench, estimate, ops, work
 from fusebackend.patterns.attention.match import Attention
 from fusebackend.rewriting import device_facts
-from fusebackend.rewriting.pattern import Match, Workload
+from fusebackend.rewriting.pattern import Generated, Match, Workload
 
 CUDA = torch.device("cuda", 0)
+aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +85,8 @@ def test_half_of_causal_attention_is_left_out():
 def test_whatever_the_benchmark_draws_is_described():
     for case in itertools.islice(bench.random_cases(random.Random(0), 1.0), 300):
         with torch.device("meta"):
-            q, k, _, *biases = case.inputs(torch.device("meta"))
+            q, k, _, *others = case.inputs(torch.device("meta"))
+        biases = [x for x in others if x.dim() == 4]  # without embeddings of positions, tables and indices
         head = int(case.name.split("x")[3].split(",")[0])
         heads = q.shape[-1] // head
         assert head % ops.limits()[2] == 0 and len(biases) <= ops.limits()[0]
@@ -109,18 +112,60 @@ def looking_up(q, k, v, table, index):
     return (q @ k.mT * 0.125 + table[index].permute(2, 0, 1)).softmax(-1) @ v
 
 
-@pytest.mark.usefixtures("kernels_for_every_device")
-@pytest.mark.parametrize("fn, learned, described", [(gathering, (2, 4, 48, 32), False), (looking_up, (32, 4), True)])
-def test_a_term_that_inductor_gathers_inside_its_softmax_is_timed(fn, learned, described, monkeypatch):
-    """No estimate knows how often it computes it there, and how far apart what it reads lies."""
+def estimated(fn, args, wanted, monkeypatch):
+    """The workloads at the sites of ``fn``, as if on a GPU, and the graph; of the backward AOTAutograd notes that it is."""
     monkeypatch.setattr(estimate, "device_facts", lambda device: device_facts.IMAGINED)
+    graph = traced_joint(fn, args, wanted)
+    gradients = set()
+    for node in graph.nodes:
+        if node.name == f"arg{len(args)}_1" or gradients & {*node.all_input_nodes}:
+            gradients.add(node)
+        node.meta["partitioner_tag"] = "is_backward" if node in gradients else "is_forward"
+    return estimates_where_found(graph)
+
+
+def targets(generated):
+    return [n.target for n in generated.nodes]
+
+
+@pytest.mark.usefixtures("kernels_for_every_device")
+@pytest.mark.parametrize(
+    "fn, learned, read, family",
+    [(gathering, (2, 4, 48, 32), aten.gather.default, "attention"), (looking_up, (32, 4), aten.index.Tensor, "")],
+)
+def test_computed_terms_are_read_inside_the_softmax_by_inductor_and_stored_here(fn, learned, read, family, monkeypatch):
     q, k, v, places = (torch.randn(s, dtype=torch.bfloat16) for s in (*[(2, 4, 64, 32)] * 3, learned))
-    graph = traced_joint(fn, (q, k, v, places, torch.zeros(64, 64, dtype=torch.int64)), (0, 1, 2, 3))
-    (found,) = estimates_where_found(graph)
-    if described:
-        assert isinstance(found, Workload)
-    else:
-        assert found.pays is None and "in each loop of its softmax" in found.reason and found.code == "unmeasured"
+    (found,) = estimated(fn, (q, k, v, places, torch.zeros(64, 64, dtype=torch.int64)), (0, 1, 2, 3), monkeypatch)
+    (stored,) = (w for w in found.ours if isinstance(w, Generated))
+    forward, backward = (w for w in found.inductor if isinstance(w, Generated))
+    assert read in targets(stored) and aten.exp.default not in targets(stored)
+    assert read in targets(forward) and aten.exp.default in targets(forward)
+    assert read not in targets(backward) and aten.sum.dim_IntList in targets(backward)
+    assert (stored.family, forward.family, backward.family) == (family, family, "")
+    assert stored.is_unlike_others == forward.is_unlike_others == bool(family)
+
+
+@pytest.mark.usefixtures("kernels_for_every_device")
+def test_a_gathered_term_that_is_read_elsewhere_too_is_stored_in_both_forms(monkeypatch):
+    def fn(q, k, v, places, index):
+        gathered = (q @ places.mT).gather(-1, index.expand(*q.shape[:-1], k.shape[-2]))
+        return ((q @ k.mT + gathered) * 0.125).softmax(-1) @ v + gathered.sum(-1, keepdim=True)
+
+    q, k, v, places = (torch.randn(s, dtype=torch.bfloat16) for s in (*[(2, 4, 64, 32)] * 3, (2, 4, 48, 32)))
+    (found,) = estimated(fn, (q, k, v, places, torch.zeros(64, 64, dtype=torch.int64)), (), monkeypatch)
+    assert not any(isinstance(w, Generated) for w in found.ours)
+    assert not any(aten.gather.default in targets(w) for w in found.inductor if isinstance(w, Generated))
+
+
+@pytest.mark.usefixtures("kernels_for_every_device")
+def test_what_is_read_inside_of_other_loops_is_not_stored(monkeypatch):
+    """The gradient of the scores is divided inside the sum by places, and no view of a tensor is stored beside it."""
+    q, k, v, places = (torch.randn(s, dtype=torch.bfloat16) for s in (*[(2, 4, 64, 32)] * 3, (2, 4, 48, 32)))
+    (found,) = estimated(gathering, (q, k, v, places, torch.zeros(64, 64, dtype=torch.int64)), (0, 1, 2, 3), monkeypatch)
+    for generated in (w for w in found.inductor if isinstance(w, Generated)):
+        stored = [n for n in generated.nodes if not all(u in generated.nodes for u in n.users)]
+        assert sum(n.meta["val"].numel() == 2 * 4 * 64 * 64 for n in stored) == 1
+        assert not any(is_view(n) for n in stored)
 
 
 def of_one_size(q, k, v, s):
