@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 
 from fusebackend import fx_utils as g
 from fusebackend.rewriting.pattern import Emitter
@@ -29,6 +30,26 @@ def product_of(emitter: Emitter, sizes: Sequence[Any]) -> Any:
         if not isinstance(size, int):
             product = size if isinstance(product, int) and product == 1 else emitter.call(operator.mul, product, size)
     return product
+
+
+def chunks_of(emitter: Emitter, size: Any, length: int) -> Any:
+    """How many chunks hold so many elements: a number, or a node. A symbolic number is two at least: PyTorch's views would ask whether it
+    is 1, and compile again where it is."""
+    if isinstance(size, int):
+        return -(-size // length)
+    return emitter.call(torch.sym_max, emitter.call(operator.floordiv, emitter.call(operator.add, size, length - 1), length), 2)
+
+
+def in_chunks_of(emitter: Emitter, node: fx.Node, axis: int, length: int) -> fx.Node:
+    """``node`` with zeros behind this axis, up to whole chunks, and with the axis as two: chunks, and elements of a chunk."""
+    sizes = [size_of(emitter, node, i) for i in range(g.value(node).dim())]
+    chunks = chunks_of(emitter, sizes[axis], length)
+    whole = product_of(emitter, [chunks, length])
+    zeros = whole - sizes[axis] if isinstance(whole, int) else emitter.call(operator.sub, whole, sizes[axis])
+    with enable_python_dispatcher():  # decompositions that take symbolic sizes
+        node = emitter.call(aten.constant_pad_nd.default, node, [0, 0] * (len(sizes) - 1 - axis) + [0, zeros])
+    sizes[axis : axis + 1] = [chunks, length]
+    return emitter.call(aten.reshape.default, node, sizes)
 
 
 def merged(emitter: Emitter, node: fx.Node, counts: Sequence[int]) -> fx.Node:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.rewriting.emitted_sizes import size_of
+from fusebackend.rewriting.emitted_sizes import chunks_of, in_chunks_of, size_of
 from fusebackend.rewriting.pattern import Emitter
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -117,9 +117,16 @@ class Factor:
 
 @dataclasses.dataclass(frozen=True)
 class Folded:
-    """Factors that are multiplied element by element first, and are one factor then."""
+    """Factors that are multiplied element by element first, and are one factor then; or one that is padded.
+
+    Attributes:
+        parts: these factors.
+        padded: a dim that is seen as two, and is no multiple of the chunk's length: zeros are put behind it. Behind that of the product:
+            a part's zeros would be multiplied by what another part holds, which may be infinite.
+    """
 
     parts: tuple[Factor, ...]
+    padded: Split | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -129,7 +136,15 @@ class Folded:
 
     @property
     def dims(self) -> set[int]:
-        return set().union(*(part.dims for part in self.parts))
+        return set(self._emitted_dims)
+
+    @property
+    def _emitted_dims(self) -> list[int]:
+        """As what ``emit`` returns has them: those of the parts in the product's order, and behind one that is padded its inner part."""
+        dims = sorted(set[int]().union(*(part.dims for part in self.parts)))
+        if self.padded is not None:
+            dims.insert(dims.index(self.padded.dim) + 1, self.padded.inner)
+        return dims
 
     @property
     def dtype(self) -> torch.dtype:
@@ -140,14 +155,17 @@ class Folded:
         return True
 
     def size(self, emitter: Emitter, dim: int) -> fx.Node:
-        return next(part for part in self.parts if dim in part.dims).size(emitter, dim)
+        size = next(part for part in self.parts if dim in part.dims).size(emitter, dim)
+        return size if self.padded is None or dim != self.padded.dim else chunks_of(emitter, size, self.padded.length)
 
     def axis_order(self, dim: int) -> int:
+        if self.padded is not None and dim == self.padded.inner:
+            dim = self.padded.dim
         largest = max(self.parts, key=lambda part: len(part.dims))
         return largest.axis_order(dim) if dim in largest.dims else -1
 
     def emit(self, emitter: Emitter) -> fx.Node:
-        dims, product = sorted(self.dims), None
+        dims, product = [d for d in self._emitted_dims if self.padded is None or d != self.padded.inner], None
         for part in self.parts:
             node = part.emit(emitter)
             held = sorted(part.dims, key=lambda d: part.axes[d])
@@ -159,10 +177,10 @@ class Folded:
                     node = emitter.call(aten.unsqueeze.default, node, i)
             product = node if product is None else emitter.call(aten.mul.Tensor, product, node)
         assert product is not None
-        return product
+        return product if self.padded is None else in_chunks_of(emitter, product, dims.index(self.padded.dim), self.padded.length)
 
     def emitted_axes(self, dims: Sequence[int]) -> list[int]:
-        held = sorted(self.dims)
+        held = self._emitted_dims
         return [held.index(d) for d in dims]
 
 

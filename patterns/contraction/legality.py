@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.chunks import in_chunks, most_in_sequence
+from fusebackend.patterns.contraction.chunks import has_more_terms, in_chunks, most_in_sequence
 from fusebackend.patterns.contraction.factors import Folded, number_of
 from fusebackend.patterns.contraction.sites import SUMS, Site, read
 from fusebackend.rewriting.pattern import Reject
@@ -34,15 +34,11 @@ def accept(node: fx.Node) -> Site | Reject | None:
         return Reject("the mean over dims of symbolic or no size", node)
     if site.is_mean and site.dtype == torch.float16:
         return Reject("the mean of fp16 products: their sum, before it is divided, may be out of fp16's range", node, "illegal")
-    terms = None if site.sizes is None else site.count(site.summed)
     most = most_in_sequence(site)
-    if site.dtype.itemsize > 2 and (terms is None or terms > most):
-        chunked = None if terms is None else in_chunks(site)
-        if chunked is None:
-            many = "unknown many" if terms is None else f"{terms}"
-            reason = f"a sum of {many} terms in {site.dtype}, which can't be divided: up to {most} are added one after another"
-            return Reject(reason, node)
-        site = chunked
+    if site.sizes is None and site.dtype.itemsize > 2:
+        return Reject(f"a sum of unknown many terms in {site.dtype}: up to {most} are added one after another", node)
+    if has_more_terms(site, most):
+        site = in_chunks(site)
     is_reordered = any(isinstance(f, Folded) and not f.is_exact for f in (site.x, site.y))
     if site.dtype == torch.float16 and is_reordered:
         return Reject("fp16 products of three factors: in another order they may overflow, or vanish", node, "illegal")

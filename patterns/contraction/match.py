@@ -21,11 +21,12 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.chunks import groups_of_chunks
 from fusebackend.patterns.contraction.estimate import estimate
+from fusebackend.patterns.contraction.factors import Folded
 from fusebackend.patterns.contraction.in_place import InPlace, in_place
 from fusebackend.patterns.contraction.legality import accept
 from fusebackend.patterns.contraction.operands import operands, permuted, prims
 from fusebackend.patterns.contraction.sites import SUMS, Site
-from fusebackend.rewriting.emitted_sizes import product_of, size_of
+from fusebackend.rewriting.emitted_sizes import in_chunks_of, product_of, size_of
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
@@ -98,8 +99,12 @@ def _sum_of_chunks(emitter: Emitter, site: Site, node: fx.Node) -> fx.Node:
     if not steps:
         node = emitter.call(aten.reshape.default, node, [*before, *chunks, *behind])
         return emitter.call(aten.sum.dim_IntList, node, [axis + i for i in range(len(chunks))])
-    count = site.count(site.chunked)
+    count = product_of(emitter, chunks)
     node = emitter.call(aten.reshape.default, node, [*before, count, *behind])
+    if not isinstance(count, int):
+        for _, length in steps[:-1]:
+            node = emitter.call(aten.sum.dim_IntList, in_chunks_of(emitter, node, axis, length), [axis + 1])
+        return emitter.call(aten.sum.dim_IntList, node, [axis])
     for groups, length in steps:
         whole = count // length
         parts = [node]
@@ -121,7 +126,7 @@ def _size(emitter: Emitter, site: Site, dim: int) -> int | fx.Node:
     """The size of a dim of the product, read from a factor: the product is gone."""
     size = site.shape[dim]
     if isinstance(size, int):
-        return size if site.split is None or dim != site.split.dim else size // site.split.length
+        return size if site.split is None or dim != site.split.dim else -(-size // site.split.length)
     return (site.x if dim in site.x.dims else site.y).size(emitter, dim)
 
 
@@ -170,4 +175,6 @@ def _note(site: Site, found: InPlace | None) -> str:
         return f"as a matrix product; {how}"
     m, n, k = site.count(site.free_x), site.count(site.free_y), site.count(site.summed)
     chunks = f", summed over {site.count(site.chunked)} chunks" if site.chunked else ""
+    if isinstance(site.x, Folded) and site.x.padded is not None:
+        chunks += f", padded to {k * site.count(site.chunked)} terms"
     return f"{site.count((*site.batch, *site.chunked))} matrix products {m}x{n}x{k}{chunks}; {how}"

@@ -86,12 +86,12 @@ class Site:
 
     @functools.cached_property
     def sizes(self) -> list[int] | None:
-        """Of the product's dims, as they were when the graph was traced, and of the inner part of one that is split; None if one depends
-        on data."""
+        """Of the product's dims, as they were when the graph was traced, and of the inner part of one that is split, which is
+        padded to whole chunks and to two of them; None if one depends on data."""
         sizes = g.hints(self.shape)
         if sizes is not None and self.split is not None:
             sizes = [*sizes, self.split.length]
-            sizes[self.split.dim] //= self.split.length
+            sizes[self.split.dim] = max(-(-sizes[self.split.dim] // self.split.length), 2)
         return sizes
 
     def count(self, dims: Iterable[int]) -> int:

@@ -148,6 +148,14 @@ def test_chunks_and_their_sum_are_described(estimates):
     assert 2 ** described_loop(workload).shape["log2 summed"] == pytest.approx(8192)
 
 
+def test_padded_operands_are_copied_with_their_zeros(estimates):
+    (workload,) = estimates(rows, (8, 64, 37), (8, 100, 37))
+    product, total = workload.ours
+    assert 2 ** product.shape["log2 batch"] == pytest.approx(8 * 3) and 2 ** product.shape["log2 k"] == pytest.approx(13)
+    assert product.quantities["copied bytes"] == 2 * 4 * 8 * (64 + 100) * 39 and total.quantities["read"] == 4 * 8 * 3 * 64 * 100
+    assert described_loop(workload).quantities["products"] == 8 * 64 * 100 * 37
+
+
 def test_on_a_cpu_chunks_are_added_in_groups(estimates):
     (workload,) = estimates(rows, (8, 64, 1072), (8, 100, 1072), device="cpu")
     product, *sums = workload.ours
@@ -181,11 +189,11 @@ def test_16_bit_products_need_a_library_on_a_cpu(estimates, monkeypatch, support
 
 
 def test_a_product_stays_where_one_of_its_sums_does(estimates):
-    """The second sum is of 61 * 257 terms, which can't be divided into chunks."""
+    """The second sum is over a dim of one factor alone, too."""
 
     def fn(x, y):
         product = x[:, :, :, None] * y[:, None]
-        return product.sum(2), product.sum((0, 2))
+        return product.sum(2), product.sum((1, 2))
 
     (estimate,) = estimates(fn, (61, 512, 257), (61, 257, 512), dtype=torch.float64)
     assert estimate.pays is False and estimate.code == "fused_neighbour"
