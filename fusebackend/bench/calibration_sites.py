@@ -383,7 +383,8 @@ def _inner(call: Callable[[], Any]) -> Callable[[], Any]:
     original = CompiledFxGraph.__call__
 
     def note(self: CompiledFxGraph, inputs: Sequence[Any]) -> Any:
-        met.append((self, list(inputs)))
+        # Libraries write into what Inductor allocated, which autograd forbids where an input requires gradients.
+        met.append((self, [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]))
         return original(self, inputs)
 
     with mock.patch.object(CompiledFxGraph, "__call__", note):

@@ -37,6 +37,14 @@ def test_a_forward_is_timed_with_its_backward_where_both_were_replaced_together(
     assert list(calibration_sites._timed(prepared, Counting(), CPU)) == [Measured("f", "site", "ours", [], us)]
 
 
+def test_a_graph_whose_inputs_require_gradients_is_called_by_itself():
+    """Inductor's code writes a library's product into a tensor, which autograd refuses: AOTAutograd runs it where nothing is recorded."""
+    x, y = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 4, 5)
+    compiled = torch.compile(lambda x, y: torch.bmm(x, y).sin())
+    call = calibration_sites._inner(lambda: compiled(x, y))
+    torch.testing.assert_close(call()[0], torch.bmm(x, y).sin().detach())
+
+
 def test_only_the_gradients_that_a_case_names_are_computed():
     case = Case("product", lambda x, y: x * y, lambda device: tuple(t.requires_grad_() for t in square(device)), backward=(1,))
     forward, backward = calibration_sites._steps(lambda x, y: (x * y) + (0 if not x.requires_grad else 1), case, CPU)
