@@ -33,11 +33,20 @@ def product_of(emitter: Emitter, sizes: Sequence[Any]) -> Any:
 
 
 def chunks_of(emitter: Emitter, size: Any, length: int) -> Any:
-    """How many chunks hold so many elements: a number, or a node. A symbolic number is two at least: PyTorch's views would ask whether it
-    is 1, and compile again where it is."""
+    """How many chunks hold so many elements: a number, or a node.
+
+    Of a symbolic number of elements there is a chunk more, so that there are two at least: PyTorch's views would ask whether it is 1, and
+    compile again where it is. A maximum says that too, but PyTorch's caches compare its arguments when they read a graph with one, which
+    limits the sizes that the graph is for.
+    """
     if isinstance(size, int):
-        return -(-size // length)
-    return emitter.call(torch.sym_max, emitter.call(operator.floordiv, emitter.call(operator.add, size, length - 1), length), 2)
+        return number_of_chunks(size, length)
+    return emitter.call(operator.floordiv, emitter.call(operator.add, size, 2 * length - 1), length)
+
+
+def number_of_chunks(size: int, length: int, is_symbolic: bool = False) -> int:
+    """The number of :func:`chunks_of`, by a size's hint where it is symbolic."""
+    return -(-size // length) + is_symbolic
 
 
 def in_chunks_of(emitter: Emitter, node: fx.Node, axis: int, length: int) -> fx.Node:

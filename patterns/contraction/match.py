@@ -26,7 +26,7 @@ from fusebackend.patterns.contraction.in_place import InPlace, in_place
 from fusebackend.patterns.contraction.legality import accept
 from fusebackend.patterns.contraction.operands import operands, permuted, prims
 from fusebackend.patterns.contraction.sites import SUMS, Site
-from fusebackend.rewriting.emitted_sizes import in_chunks_of, product_of, size_of
+from fusebackend.rewriting.emitted_sizes import in_chunks_of, number_of_chunks, product_of, size_of
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
@@ -126,7 +126,7 @@ def _size(emitter: Emitter, site: Site, dim: int) -> int | fx.Node:
     """The size of a dim of the product, read from a factor: the product is gone."""
     size = site.shape[dim]
     if isinstance(size, int):
-        return size if site.split is None or dim != site.split.dim else -(-size // site.split.length)
+        return size if site.split is None or dim != site.split.dim else number_of_chunks(size, site.split.length)
     return (site.x if dim in site.x.dims else site.y).size(emitter, dim)
 
 

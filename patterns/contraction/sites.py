@@ -13,6 +13,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.contraction.factors import SCALINGS, Factor, Folded, Split, is_scaling, number_of, read_factor, same_as_one
+from fusebackend.rewriting.emitted_sizes import number_of_chunks
 from fusebackend.rewriting.pattern import Reject
 from fusebackend.rewriting.view_dims import FOLLOWED
 
@@ -87,11 +88,12 @@ class Site:
     @functools.cached_property
     def sizes(self) -> list[int] | None:
         """Of the product's dims, as they were when the graph was traced, and of the inner part of one that is split, which is
-        padded to whole chunks and to two of them; None if one depends on data."""
+        padded to whole chunks; None if one depends on data."""
         sizes = g.hints(self.shape)
         if sizes is not None and self.split is not None:
             sizes = [*sizes, self.split.length]
-            sizes[self.split.dim] = max(-(-sizes[self.split.dim] // self.split.length), 2)
+            divided, is_symbolic = self.split.dim, not isinstance(self.shape[self.split.dim], int)
+            sizes[divided] = number_of_chunks(sizes[divided], self.split.length, is_symbolic)
         return sizes
 
     def count(self, dims: Iterable[int]) -> int:

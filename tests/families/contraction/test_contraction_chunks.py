@@ -178,7 +178,7 @@ def test_two_symbolic_dims_of_which_the_larger_is_padded(interpreted):
         x, y = torch.randn(first, 5, last), torch.randn(first, 6, last)
         with torch._dynamo.config.patch(error_on_recompile=i > 0):
             torch.testing.assert_close(compiled(x, y), fn(x, y), rtol=1e-5, atol=1e-5)
-    assert "summed over 6 chunks, padded to 60 terms" in fusebackend.last_report().substitutions[0].note
+    assert "summed over 9 chunks, padded to 90 terms" in fusebackend.last_report().substitutions[0].note
 
 
 def test_zeros_of_the_padding_meet_no_infinities():
