@@ -114,17 +114,7 @@ __global__ void __launch_bounds__(kChannelTileThreads, kChannelTileBlocks) depth
     const int channel = min(first_channel + 2 * warp + j, sides.channels - 1);
     const uint16_t* const w = static_cast<const uint16_t*>(p.w) + channel * p.w_stride.n;
     const int first = 2 * quarter - line - plan.shift;
-#pragma unroll
-    for (int a = 0; a < kTaps; ++a) {
-      uint32_t tap[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int b = first + i / 2 * 8 + i % 2;
-        tap[i] = 0;
-        if (unsigned(b) < unsigned(kTaps)) tap[i] = w[a * params.tap_row + b * params.tap_column];
-      }
-      band[j][a][0] = tap[0] | tap[1] << 16, band[j][a][1] = tap[2] | tap[3] << 16;
-    }
+    load_band(band[j], w, first, kTaps, params.tap_row, params.tap_column);
     bias[j] = p.bias ? to_float(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.f;
   }
   int read[2];

@@ -182,17 +182,7 @@ __global__ void __launch_bounds__(kChannelRingThreads, kChannelRingBlocks) depth
     const int channel = min(at.channel + 2 * warp + j, params.channels - 1);
     const uint16_t* const w = static_cast<const uint16_t*>(p.w) + channel * p.w_stride.n;
     const int first = 2 * quarter - line + plan.first_column + params.pad_w;
-#pragma unroll
-    for (int a = 0; a < kTaps; ++a) {
-      uint32_t tap[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int b = first + i / 2 * 8 + i % 2;
-        tap[i] = 0;
-        if (unsigned(b) < unsigned(kTaps) && (i < 2 || has_right)) tap[i] = w[a * params.tap_row + b * params.tap_column];
-      }
-      band[j][a][0] = tap[0] | tap[1] << 16, band[j][a][1] = tap[2] | tap[3] << 16;
-    }
+    load_band(band[j], w, first, kTaps, params.tap_row, params.tap_column, has_right);
     bias[j] = p.bias ? to_float(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.f;
   }
   // Matrices of x are (left, places 0 to 7), (left, places 8 to 15), (right, ...), (right, ...). A place without a strip has the last one's.
@@ -240,7 +230,7 @@ __global__ void __launch_bounds__(kChannelRingThreads, kChannelRingBlocks) depth
               finish<T>(done, p.epilogue, affine[2 * (int(threadIdx.x) / 32) + j].get());
             }
             const uint32_t packed[2] = {pack<T>(done[0], done[1]), pack<T>(done[2], done[3])};
-            if constexpr (!kFinishes) add_zero_times_both<T>(finite_pair, packed[0]), add_zero_times_both<T>(finite_pair, packed[1]);
+            if constexpr (!kFinishes) add_zero_times<T>(finite_pair, packed[0]), add_zero_times<T>(finite_pair, packed[1]);
             store_two_matrices(to + result * kChannelRingResultBytes + (j * kChannelRingResultUnits + u * kChannelRingStrips) * 16, packed[0], packed[1]);
           }
 #pragma unroll

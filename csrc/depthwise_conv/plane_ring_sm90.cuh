@@ -97,15 +97,6 @@ __device__ __forceinline__ void set_apart(V (&to)[4], V value) {
   for (int i = 0; i < 4; ++i) to[i] = __shfl_sync(0xffffffffu, value, int(threadIdx.x) % 32);
 }
 
-// What of two numbers is not finite is NaN in `sum`.
-template <typename T>
-__device__ __forceinline__ void add_zero_times(uint32_t& sum, uint32_t both) {
-  using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-  const uint32_t zero = 0;
-  const Two result = __hfma2(*reinterpret_cast<const Two*>(&both), *reinterpret_cast<const Two*>(&zero), *reinterpret_cast<const Two*>(&sum));
-  sum = *reinterpret_cast<const uint32_t*>(&result);
-}
-
 // What a warp needs to convolve stages of a channel.
 template <typename T, int kTaps>
 struct PlaneConvolution {

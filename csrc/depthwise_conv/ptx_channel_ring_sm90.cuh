@@ -50,13 +50,4 @@ __device__ __forceinline__ void acquire_registers() { asm volatile("setmaxnreg.i
 template <int kBarrier, int kThreads>
 __device__ __forceinline__ void wait_for_threads() { asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory"); }
 
-// `sum` gets a NaN where one of two 16-bit numbers is not finite.
-template <typename T>
-__device__ __forceinline__ void add_zero_times_both(uint32_t& sum, uint32_t both) {
-  using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-  const uint32_t zero = 0;
-  const Two result = __hfma2(*reinterpret_cast<const Two*>(&both), *reinterpret_cast<const Two*>(&zero), *reinterpret_cast<const Two*>(&sum));
-  sum = *reinterpret_cast<const uint32_t*>(&result);
-}
-
 }  // namespace fusebackend::depthwise_conv
