@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.contraction.factors import Folded
 from fusebackend.patterns.contraction.operands import Operand, is_in_order, operands
 from fusebackend.patterns.contraction.sites import Site
 from fusebackend.patterns.strided_bmm.layout import Layout, Strided, begins_with_whole_vectors, layout_of
@@ -31,7 +30,7 @@ class Given:
         return bool(self.order)
 
     def emit(self, emitter: Emitter, before: fx.Node) -> fx.Node:
-        return self.operand.emit_copy(emitter, self.order, before) if self.order else self.operand.factor.emit(emitter)
+        return self.operand.emit_copy(emitter, self.order, before) if self.is_copied else self.operand.factor.emit(emitter)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,14 +74,11 @@ def in_place(site: Site) -> InPlace | None:
 
 def _where_it_lies(operand: Operand) -> Given | None:
     """An operand that is in memory, of known sizes, in whole vectors; None if it is computed first, or is not known."""
-    factor = operand.factor
-    if isinstance(factor, Folded) or factor.is_computed or factor.dtype != operand.dtype or operand.scalings:
-        return None
-    value = factor.value
-    if not begins_with_whole_vectors(value):
+    factor = operand.in_memory
+    if factor is None or not begins_with_whole_vectors(factor.value):
         return None
     emitted = factor.emitted_axes(list(factor.axes))
-    return Given(operand, Strided(dict(zip(factor.axes, emitted)), {d: value.stride(axis) for d, axis in factor.axes.items()}))
+    return Given(operand, Strided(dict(zip(factor.axes, emitted)), {d: factor.value.stride(axis) for d, axis in factor.axes.items()}))
 
 
 def _copied(operand: Operand, site: Site, memory: Sequence[int]) -> Given | None:

@@ -36,11 +36,19 @@ class Operand:
     scalings: tuple[fx.Node, ...] = ()
 
     @property
+    def in_memory(self) -> Factor | None:
+        """The factor, if its elements lie in memory as they are multiplied; None if they are computed or converted first."""
+        factor = self.factor
+        if isinstance(factor, Folded) or factor.is_computed or factor.dtype != self.dtype or self.scalings:
+            return None
+        return factor
+
+    @property
     def is_view(self) -> bool:
         """Whether BLAS can read the matrices where the factor lies: dims that become one are one in memory, and along rows or columns the
         elements are neighbours."""
-        factor = self.factor
-        if isinstance(factor, Folded) or factor.is_computed or factor.dtype != self.dtype or self.scalings:
+        factor = self.in_memory
+        if factor is None:
             return False
         strides = factor.value.stride()
         contiguous = any(g.same_size(strides[factor.axes[dims[-1]]], 1) for dims in (self.rows, self.columns))
