@@ -62,12 +62,25 @@ def _match(node: fx.Node, made: Sequence[Copy]) -> Match:
     """``node``, with these copies made by the kernel."""
 
     def emit(e: Emitter) -> fx.Node:
-        results = {c.argument: e.call(permute_copy, c.source, c.order) for c in made}
+        results = {c.argument: _made_before(node, c) or e.call(permute_copy, c.source, c.order) for c in made}
         if None in results:
             return results[None]
         return e.call(node.target, *(results.get(i, a) for i, a in enumerate(node.args)), **node.kwargs)
 
     return Match((node,), emit, site=tuple(made))
+
+
+def _made_before(node: fx.Node, copy: Copy) -> fx.Node | None:
+    """The same copy, made for another node, that ``node`` may read: einsum's gradient is an operand of two products."""
+    if copy.argument is None:  # a tensor of its own, which may be an output of the graph
+        return None
+    made = node.graph.find_nodes(op="call_function", target=permute_copy, sort=False)
+    return next((n for n in made if _is_same(n, copy) and n < node and g.mutation_between(n, node) is None), None)
+
+
+def _is_same(node: fx.Node, copy: Copy) -> bool:
+    (source, order), copied = node.args, g.value(copy.source)
+    return order == copy.order and g.share_storage(g.value(source), copied) and g.difference(g.value(source), copied) is None
 
 
 def _check(copy: Copy) -> Copy | Reject | None:

@@ -97,6 +97,17 @@ def test_an_operand_that_bmm_would_copy(interpreted, device, dynamic):
     check(interpreted, lambda x, y: torch.bmm(y.transpose(1, 2), y), x, y, count=0)
 
 
+@inductor_config.patch(shape_padding=False)
+def test_an_operand_of_two_products_is_copied_once(interpreted, device):
+    x, y, z = (values(shape, dtype=torch.int8, device=device).float() for shape in ((60, 70, 9), (9, 70, 30), (9, 20, 60)))
+
+    def fn(x, y, z):
+        return torch.cat([torch.bmm(x.permute(2, 0, 1), y).flatten(), torch.bmm(z, x.permute(2, 0, 1)).flatten()])
+
+    report = check(interpreted, fn, x, y, z, count=2)
+    assert report.graphs[0].after.count("fusebackend.permute_copy") == 1
+
+
 def test_the_input_of_a_convolution_over_time(interpreted, device):
     conv = nn.Conv1d(33, 20, 3, padding=1).to(device)
     x = torch.randn(4, 65, 33, device=device)
