@@ -38,7 +38,7 @@ def check(interpreted, fn, *inputs, sums=0, rows=0, **kwargs):
             found, wanted, equal_nan=True, rtol=1e-5 if wanted.dtype is f32 else None, atol=1e-4 if wanted.dtype is f32 else None
         )
     report = fusebackend.last_report()
-    assert report.counts() == {name: n for name, n in (("computed_sums", sums), ("computed_rows", rows)) if n}, report
+    assert report.counts() == {name: n for name, n in (("computed_sums", sums), ("computed_rows", rows)) if n}, str(report)
     return report
 
 
