@@ -125,8 +125,8 @@ def _write(provenance: Mapping[str, Any], measured: Sequence[Measured], is_part:
     call = round(max(0.0, min(host["ours"], default=0.0) - min(host["inductor"], default=0.0)), 2)
     device = {n: provenance[n] for n in ("device", "torch_version", "properties")}
     known = calibration.shipped(provenance["type"], **device, running=provenance.get("architecture", ""))
-    # None that has a basis itself: files would hold one in another, deeper with each calibration.
-    bases = collections.ChainMap(*({k: m for k, m in models.items() if m.basis is None} for models in known))
+    # None that is two deep itself: files would hold one in another, deeper with each calibration.
+    bases = collections.ChainMap(*({k: m for k, m in models.items() if m.bases < 2} for models in known))
     fitted = fit_times.fit_all([m for m in measured if m.family != HOST], bases=bases)
     models = {k: dataclasses.asdict(m) for k, m in fitted.items()}
     if not models:

@@ -44,8 +44,8 @@ class TimeModel:
         spread: half the interval's width, as a logarithm, is this many times the trees' standard deviation and ``noise``, added as squares.
         noise: the error that is left where the trees agree, as a logarithm.
         count, error: how many sites it was fitted to, and the mean error on sites that it was not fitted to, as a logarithm.
-        basis: a model of this kind on another device, or under another torch, whose correction is added to this one's: by how much
-            shapes make kernels slower than their rates differs less between GPUs than the rates do. It has no basis itself.
+        basis: a model of this kind on another device, under another torch, or of other sites, whose correction is added to this one's: by
+            how much shapes make kernels slower than their rates differs less between GPUs than the rates do.
     """
 
     start: float
@@ -65,6 +65,11 @@ class TimeModel:
     def from_json(cls, data: Mapping[str, Any]) -> TimeModel:
         basis = data.get("basis")
         return cls(**{**data, "basis": None if basis is None else cls.from_json(basis)})
+
+    @property
+    def bases(self) -> int:
+        """How many models stand behind this one, each the basis of the one before."""
+        return 0 if self.basis is None else 1 + self.basis.bases
 
     def scaled(self, scale: float, widened: float = 1.0) -> TimeModel:
         """This model of a device that takes ``scale`` times as long for everything, with intervals that are ``widened``."""

@@ -171,11 +171,14 @@ def test_what_the_basis_alone_knows_is_a_guess():
 
 
 def test_a_fit_begins_with_the_nearest_of_those_that_ship(monkeypatch, timed, own_calibrations, tmp_path):
-    """Scaled by what the driver says of both. Models that have a basis themselves are none, but serve where no sites were drawn."""
+    """Scaled by what the driver says of both. Models with two others behind them are none, but serve where no sites were drawn."""
     folder = tmp_path / "shipped"
     folder.mkdir()
     monkeypatch.setattr(calibration, "FOLDER", folder)
-    plain, nested = TimeModel(8.0, {"bytes": 100.0}, 2.0), TimeModel(6.0, {"bytes": 1.0}, 2.0, basis=TimeModel(1.0, {}, 2.0))
+    plain, nested = (
+        TimeModel(8.0, {"bytes": 100.0}, 2.0),
+        TimeModel(6.0, {"bytes": 1.0}, 2.0, basis=TimeModel(1.0, {}, 2.0, basis=TimeModel(1.0, {}, 2.0))),
+    )
     for name, threads, models in (("near", 1.0, {"a": plain, "b": nested}), ("far", 32.0, {"a": nested, "b": plain, "c": plain})):
         data = {**PROVENANCE, "device": name, "sites": 9, "call": 0.0, "properties": {"threads": threads}}
         (folder / f"{name}.json").write_text(json.dumps({**data, "models": {k: dataclasses.asdict(m) for k, m in models.items()}}))
