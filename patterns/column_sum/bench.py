@@ -60,10 +60,10 @@ def cases() -> list[Case]:
 
 
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
-    """Sums and means of tensors that are there, of products, by themselves and with the sum of a factor, and of gathered rows; up to two
-    dims outside and two inside."""
+    """Sums and means of tensors that are there, of products, by themselves and with the sum of a factor, and of gathered rows, of one
+    tensor or of pairs as GATv2 has them; up to two dims outside and two inside."""
     while True:
-        kind, form = draw.choice(list(FLOATS)), draw.choice(("tensor", "tensor", "tensor", "product", "both", "gathered", "gathered"))
+        kind, form = draw.choice(list(FLOATS)), draw.choice(("tensor", "tensor", "tensor", "product", "both", "gathered", "pairs"))
         dtype = FLOATS[kind]
         elements = scale * log_uniform(draw, LEAST_BYTES, MOST_BYTES) / dtype.itemsize
         columns = size(draw, 2, min(8192, elements / 8))
@@ -99,4 +99,11 @@ def _case(name: str, form: str, shape: tuple[int, ...], dtype: torch.dtype, mean
         index = torch.randint(nodes, (shape[0],), device=device)
         return tensor((nodes, shape[1]), dtype, device), index, tensor(shape[1:], dtype, device)
 
+    if form == "pairs":
+
+        def pairs(device: torch.device):
+            x, i, w = gathered(device)
+            return x, i, torch.randint(nodes, (shape[0],), device=device), w
+
+        return Case(f"{name} of {nodes} rows", lambda x, i, j, w: reduced(torch.nn.functional.leaky_relu(x[i] + x[j]) * w), pairs)
     return Case(f"{name} of {nodes} rows", lambda x, i, w: reduced(torch.relu(x[i]) * w), gathered)
