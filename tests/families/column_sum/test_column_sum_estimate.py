@@ -231,7 +231,8 @@ def test_every_random_case_is_described(dynamic):
         assert found.ours[0].quantities["read"] > 0 and inductor.quantities["launches"] > 0
 
 
-def test_the_shipped_calibration_takes_a_sum_behind_gathers():
+@pytest.mark.parametrize("device", ["NVIDIA-H200", "NVIDIA-H100-80GB-HBM3"])
+def test_the_shipped_calibrations_take_a_sum_behind_gathers(device):
     """A layer of GATv2 in bf16: Inductor's sum, which walks over the edges, took 4390 us on an H200, ours 165."""
 
     def fn(x, i, j, w, v):
@@ -241,9 +242,9 @@ def test_the_shipped_calibration_takes_a_sum_behind_gathers():
     nodes, edges = 50_000, 800_000
     inputs = (nodes, 4, 32, bf16), (edges, i64), (edges, i64), (edges, 4, bf16), (4, 32, bf16)
     found = described(fn, *inputs)
-    known = calibration._read(calibration.FOLDER / "NVIDIA-H200-torch2.11.json")
+    known = calibration._read(calibration.FOLDER / f"{device}-torch2.11.json")
     assert known is not None
     ours = estimating.replacement(known[1], [[w] for w in found.ours])
     inductor = estimating.total(known[1], [[w] for w in found.inductor])
-    assert 80 < ours.expected < 330 and 1400 < inductor.expected < 8800
+    assert 80 < ours.expected < 500 and 1400 < inductor.expected < 8800
     assert estimating.pays(ours, inductor)
