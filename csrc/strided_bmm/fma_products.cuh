@@ -1,5 +1,5 @@
-// A block's products in fp32, by fused multiply-adds. A thread has four columns side by side of four rows, or of eight, for one batch entry or for
-// eight. Eight entries are a sector of memory, whether x has them side by side or the result has.
+// A block's products in fp32, by fused multiply-adds. A thread has four columns side by side of eight rows for one batch entry, or of four rows for
+// eight entries, which x has side by side: a sector of memory.
 //
 // A few terms, kRun or those of a stage, are added one after another, and then to the sums of the runs before: an error grows with the length of a run
 // and the number of runs, not with the number of terms.
@@ -38,12 +38,12 @@ struct FmaProducts {
   }
 
   __device__ __forceinline__ void add_entry(int e, uint32_t stage, int terms) {
-    static_assert(Traits::kAllEntries || Traits::kDepth % kRun == 0);
+    static_assert(Traits::kEntries == 1 && Traits::kDepth % kRun == 0);
 #pragma unroll 1
     for (int first = 0; first < Traits::kDepth; first += kRun) {
       if (first >= terms) break;
       float run[4 * kFours][4] = {};
-#pragma unroll(Traits::kEntries > 1 ? 1 : 2)
+#pragma unroll 2
       for (int k4 = first / 4; k4 < (first + kRun) / 4; ++k4) {
         if (k4 * 4 >= terms) break;
         float y[4][4];
@@ -101,24 +101,12 @@ struct FmaProducts {
 #pragma unroll
     for (int r = 0; r < 4 * kFours; ++r) {
       const int m = place.row + row(r / 4, r % 4), n = place.column + column;
-      if (m >= p.m) continue;
-      if constexpr (Traits::kRoute == Route::kToBatch) {
+      if (m >= p.m || n >= p.n) continue;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (n + j >= p.n) continue;
-#pragma unroll
-          for (int e = 0; e < Traits::kEntries; e += 4)
-            write(out + m * p.out.row + (n + j) * p.out.column + e, sums[e][r][j], sums[e + 1][r][j], sums[e + 2][r][j], sums[e + 3][r][j]);
-        }
-      } else {
-        if (n >= p.n) continue;
-#pragma unroll
-        for (int e = 0; e < Traits::kEntries; ++e) write(out + e * p.out.batch + m * p.out.row + n, sums[e][r][0], sums[e][r][1], sums[e][r][2], sums[e][r][3]);
-      }
+      for (int e = 0; e < Traits::kEntries; ++e)
+        write_vector(out + e * p.out.batch + m * p.out.row + n, __float_as_uint(sums[e][r][0]), __float_as_uint(sums[e][r][1]), __float_as_uint(sums[e][r][2]),
+                     __float_as_uint(sums[e][r][3]));
     }
-  }
-  static __device__ __forceinline__ void write(float* to, float a, float b, float c, float d) {
-    write_vector(to, __float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
   }
 };
 

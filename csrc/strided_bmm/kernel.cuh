@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks) strided_pro
           for (int term = 0; term < p.k; term += Traits::kDepth) products.add_entry(e, next_stage(), p.k - term);
       }
       if constexpr (Products::kIsStaged) products.stage_result(staged, p.span, part);
+      else if constexpr (Traits::kHasWarpPerEntry) products.store(staged, p, place);
       else products.store(p, place);
     }
     if constexpr (Products::kIsStaged) {
@@ -65,12 +66,13 @@ cudaError_t launch_tiles(const Problem& p, int multiprocessors, cudaStream_t str
   return cudaGetLastError();
 }
 
-// Two or three blocks share a multiprocessor: one computes or stores while another loads.
+// Two or three blocks share a multiprocessor, so that one computes or stores while another loads; or one, whose threads have all registers.
 template <typename T, template <typename> class Products>
 struct Launch {
   template <Route kRoute, Inner kX, Inner kY>
   static cudaError_t tiles(const Problem& p, int multiprocessors, cudaStream_t stream) {
-    using Chosen = Traits<T, kRoute, kX, kY, /*kStages=*/4, /*kBlocks=*/kRoute == Route::kOneEntry ? 3 : 2>;
+    constexpr bool kIsAlone = kRoute == Route::kToBatch && sizeof(T) == 4;
+    using Chosen = Traits<T, kRoute, kX, kY, /*kStages=*/kIsAlone ? 3 : 4, /*kBlocks=*/kIsAlone ? 1 : kRoute == Route::kOneEntry ? 3 : 2>;
     return launch_tiles<Chosen, Products<Chosen>>(p, multiprocessors, stream);
   }
 

@@ -41,16 +41,17 @@ struct Tile {
   static constexpr int kAlong = kInner == Inner::kTerms ? kTermVectors : kInner == Inner::kRows ? kRowVectors : kBatchVectors;
   static constexpr int kLines = kThreads / kAlong, kCopies = kBytes / 16 / kThreads;
   static_assert(kBytes % (16 * kThreads) == 0 && kThreads % kAlong == 0);
-  static_assert(kInner != Inner::kTerms || (kTermVectors == 8 && kEntries == 1));
+  static_assert(kInner != Inner::kTerms || kTermVectors == 8 || kTermVectors == 2);
   static_assert(kInner != Inner::kRows || kRowVectors % 8 == 0 || kRowVectors == 4);
-  // The lines of one copy are those of another entry, if there are several, or leave the exchange of vectors as it is.
+  // The lines of one copy are those of other entries, if there are several, or leave the exchange of vectors as it is.
+  static constexpr int kEntryLines = kInner == Inner::kTerms ? kRows : kDepth;
   static_assert(kEntries == 1 || (kInner == Inner::kBatch ? kEntries == kTileEntries && kLines / kDepth % 8 == 0
-                                                          : kLines % kDepth == 0));
+                                                          : kLines % kEntryLines == 0));
   static_assert(kEntries > 1 || kLines % 8 == 0);
 
   // Of vectors of terms.
   static __device__ __forceinline__ int term_offset(int row, int vector) {
-    return row * kTermVectors * 16 + ((vector ^ (row & 7)) << 4);
+    return row * kTermVectors * 16 + ((vector ^ (kTermVectors == 8 ? row & 7 : row >> 2 & 1)) << 4);
   }
   // Of vectors of rows.
   static __device__ __forceinline__ int row_offset(int term, int vector) {
@@ -73,15 +74,15 @@ struct Tile {
       const int vector = threadIdx.x % kAlong, line = threadIdx.x / kAlong;
       const int row_stride = int(at.row), term_stride = int(at.term), batch_stride = int(at.batch);
       if constexpr (kInner == Inner::kTerms) {
-        row = line, term = vector * kVector;
-        offset = row * row_stride + term;
-        step = kLines * row_stride;
-        to = term_offset(row, vector);
+        row = line % kEntryLines, term = vector * kVector;
+        offset = line / kEntryLines * batch_stride + row * row_stride + term;
+        step = kEntries > 1 ? kLines / kEntryLines * batch_stride : kLines * row_stride;
+        to = line / kEntryLines * kEntryBytes + term_offset(row, vector);
       } else if constexpr (kInner == Inner::kRows) {
-        term = line % kDepth, row = vector * kVector;
-        offset = line / kDepth * batch_stride + term * term_stride + row;
-        step = kEntries > 1 ? kLines / kDepth * batch_stride : kLines * term_stride;
-        to = line / kDepth * kEntryBytes + row_offset(term, vector);
+        term = line % kEntryLines, row = vector * kVector;
+        offset = line / kEntryLines * batch_stride + term * term_stride + row;
+        step = kEntries > 1 ? kLines / kEntryLines * batch_stride : kLines * term_stride;
+        to = line / kEntryLines * kEntryBytes + row_offset(term, vector);
       } else {
         row = by_rows ? line % kRows : line / kDepth, term = by_rows ? line / kRows : line % kDepth;
         offset = row * row_stride + term * term_stride + vector * kVector;
@@ -115,19 +116,20 @@ struct Tile {
   };
 };
 
-// Which tiles a kernel has. kThreads of four warps share a tile of the result; kBlocks such blocks share a multiprocessor.
+// Which tiles a kernel has. The threads of a block share a tile of the result; kBlocks such blocks share a multiprocessor.
 template <typename T_, Route kRoute_, Inner kX_, Inner kY_, int kStages_, int kBlocks_>
 struct Traits {
   using T = T_;
   static constexpr Route kRoute = kRoute_;
   static constexpr Inner kX = kX_, kY = kY_;
-  static constexpr int kThreads = 128, kStages = kStages_, kBlocks = kBlocks_;
+  static constexpr bool kHasWarpPerEntry = kRoute == Route::kToBatch && sizeof(T) == 4;
+  static constexpr int kThreads = kHasWarpPerEntry ? 32 * kTileEntries : 128, kStages = kStages_, kBlocks = kBlocks_;
   static constexpr int kEntries = kRoute == Route::kOneEntry ? 1 : kTileEntries;
   static constexpr int kTileRows = tile_of(kRoute, sizeof(T)).rows, kTileColumns = tile_of(kRoute, sizeof(T)).columns;
-  // Where batch entries are neighbours in x a stage has all entries of few terms, else many terms of one entry.
-  static constexpr bool kAllEntries = kRoute == Route::kFromBatch;
+  // Where batch entries are neighbours in x, or each is a warp's, a stage has all entries of few terms, else many terms of one entry.
+  static constexpr bool kAllEntries = kRoute == Route::kFromBatch || kHasWarpPerEntry;
   static constexpr int kDepth = (kAllEntries ? 32 : 128) / sizeof(T), kStageEntries = kAllEntries ? kEntries : 1;
-  static_assert(kAllEntries ? kX == Inner::kBatch && kY == Inner::kRows : kX != Inner::kBatch && kY != Inner::kBatch);
+  static_assert(kRoute == Route::kFromBatch ? kX == Inner::kBatch && kY == Inner::kRows : kX != Inner::kBatch && kY != Inner::kBatch);
   using TileX = Tile<T, kX, kTileRows, kDepth, kStageEntries, kThreads>;
   using TileY = Tile<T, kY, kTileColumns, kDepth, kStageEntries, kThreads>;
   static constexpr int kStageBytes = TileX::kBytes + TileY::kBytes;
