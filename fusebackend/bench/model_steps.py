@@ -16,7 +16,7 @@ from fusebackend.bench.job import retry_out_of_memory
 from fusebackend.bench.model_zoo import CPU_MODELS, MODELS
 from fusebackend.bench.rows import Row, substitutions
 from fusebackend.bench.stats import relative_uncertainty
-from fusebackend.bench.workload import KINDS, Workload, floating_point, substitution_counts
+from fusebackend.bench.workload import KINDS, Workload, floating_point, near_misses, substitution_counts
 from fusebackend.tools.object_reference import UsageError
 
 #: The kinds that are timed by default.
@@ -116,10 +116,10 @@ class Prepared:
     """A model that is compiled with both backends and whose losses were compared. ``measure`` gives its row.
 
     A row has ``ms`` (the median step with ``inductor`` and with ``fuse``), ``ratio`` (of Inductor's time to fuse's, the median over
-    rounds), ``uncertainty`` (of the ratio, as a part of it), ``goal`` (for the ratio), ``substitutions`` by pattern, on CUDA
-    ``device_ms`` (of a step that the host has enqueued) and ``peak_gib`` (of a step's memory, the model's included), and
-    ``difference``: in training the largest relative difference of a loss to Inductor's, over some steps down the normalised
-    gradient; in inference the largest of an output (norm of the difference over the norm).
+    rounds), ``uncertainty`` (of the ratio, as a part of it), ``goal`` (for the ratio), ``substitutions`` by pattern,
+    ``near_misses`` (sentences), on CUDA ``device_ms`` (of a step that the host has enqueued) and ``peak_gib`` (of a step's memory,
+    the model's included), and ``difference``: in training the largest relative difference of a loss to Inductor's, over some steps
+    down the normalised gradient; in inference the largest of an output (norm of the difference over the norm).
     """
 
     def __init__(self, job: ModelJob, device: torch.device):
@@ -134,7 +134,7 @@ class Prepared:
                 torch.manual_seed(0)
                 results[way] = retry_out_of_memory(_results, self.workload, step, start, job.steps)
         difference = max(map(_relative_difference, results["fuse"], results["inductor"]))
-        self.row: Row = {"substitutions": substitution_counts(), "difference": difference}
+        self.row: Row = {"substitutions": substitution_counts(), "near_misses": near_misses(), "difference": difference}
         self.workload.model.zero_grad()
 
     def measure(self) -> Row:

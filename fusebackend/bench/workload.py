@@ -97,3 +97,9 @@ def substitution_counts() -> dict[str, int]:
         for pattern, count in report.counts().items():
             counts[pattern] = counts.get(pattern, 0) + count
     return counts
+
+
+def near_misses() -> list[str]:
+    """What of all compiles since ``torch._dynamo.reset()`` was left to Inductor, and why: a sentence each, once."""
+    found = (f"{r.pattern} in {r.graph}, {r.module or r.source}: {r.reason}" for report in backend.reports() for r in report.rejections)
+    return list(dict.fromkeys(found))

@@ -25,7 +25,14 @@ def test_a_users_own_model_is_timed_in_every_kind(tmp_path, capsys, monkeypatch)
     rows = json.loads(file.read_text())["models"]
     assert [(r["model"], r["kind"]) for r in rows] == [(own, "training-fp32"), (own, "inference-bf16")]
     assert all(r["difference"] < 1e-5 and r["substitutions"] == {} for r in rows)
+    assert rows[0]["near_misses"] and all(": " in sentence for r in rows for sentence in r["near_misses"])
     assert "training-fp32: geometric mean" in capsys.readouterr().out
+
+
+def test_what_was_left_to_inductor_is_written_with_the_reason():
+    torch.compile(lambda x: x.t().contiguous().sin(), backend="fuse", options={"fuse.patterns": "permute"})(torch.randn(9, 7))
+    (left,) = workload.near_misses()
+    assert left.startswith("permute in forward, ") and "by Inductor" in left
 
 
 def test_losses_follow_steps_down_the_gradient_and_the_model_is_restored():
