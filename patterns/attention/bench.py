@@ -174,6 +174,19 @@ class _LookedUp(_Shape):
         return (*super().gradients, 3 + len(self.biases))
 
 
+@dataclasses.dataclass(frozen=True)
+class _ByPyTorch(_Shape):
+    """Attention that a program hands to PyTorch, with one bias: where that needs a gradient, PyTorch takes its memory-efficient kernels on
+    GPUs."""
+
+    def attention(self) -> Callable[..., torch.Tensor]:
+        def fn(q, k, v, bias):
+            arguments = [self.heads(x) for x in (q, k, v)]
+            return F.scaled_dot_product_attention(*arguments, bias.expand(*self.q[:-1], self.keys)).transpose(-3, -2).flatten(-2)
+
+        return fn
+
+
 #: Name, shape, and the goals of forward and backward in ms on an H200.
 _TABLE = (
     ("Swin 49x32", _Shape((4096, 4, 49, 32), 49, ((1, 4, 49, 49),), (True,)), 0.10, 0.24),
@@ -207,14 +220,17 @@ def _fewer_heads(shape: _Shape) -> _Shape:
 
 
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
-    """Forward or backward of attention of a random shape, with none to three biases of random broadcasting, or with terms that are gathered
-    or looked up by position."""
+    """Forward or backward of attention of a random shape, with none to three biases of random broadcasting, with terms that are gathered
+    or looked up by position, or handed to PyTorch with a bias."""
     while True:
         form = draw.random()
         drawn = _draw_by_position(draw, scale, form < 0.18) if form < 0.25 else _draw_biased(draw, scale)
         if drawn is None:
             continue
         name, shape = drawn
+        if form > 0.85 and type(shape) is _Shape and len(shape.biases) == 1 and not shape.causal:
+            name = f"{name}, by PyTorch"
+            shape = _ByPyTorch(shape.q, shape.keys, shape.biases, (True,), shape.dtype)
         backward = draw.random() < 0.6
         name = f"{str(shape.dtype)[6:]} {'x'.join(map(str, shape.q))}, {shape.keys} keys, {name}"
         name += ", causal" * shape.causal + ", backward" * backward

@@ -23,8 +23,9 @@ from fusebackend.patterns.attention.arrange import in_place_of, in_rows
 from fusebackend.patterns.attention.biases import with_contiguous_rows
 from fusebackend.patterns.attention.dims import is_empty
 from fusebackend.patterns.attention.emit import without_hidden_rows
+from fusebackend.patterns.attention.memory_efficient_estimate import workload
 from fusebackend.patterns.attention.ops import DTYPES, attention, attention_backward, limits, unavailable
-from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject
+from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
 
@@ -80,8 +81,9 @@ class MemoryEfficientAttention(Pattern):
         # Both calls are tagged as such that draw random numbers: for dropout, of which there is none.
         return Match(site.outputs, lambda e: emit(e, site), site.interior, learned, site=site, draws_nothing=frozenset(site.interior))
 
-    def estimate(self, match: Match) -> Estimate:
-        return Estimate(None, "how long PyTorch's memory-efficient attention takes is not known", "unmeasured")
+    def estimate(self, match: Match) -> Estimate | Workload:
+        site: Site = match.site
+        return workload(site.operands, site.bias, site.out, site.causal, site.grad is not None, site.bias_gradient)
 
     def examples(self) -> list[tuple[Callable, tuple]]:
         def biased(q, k, v, bias):

@@ -12,6 +12,8 @@ from torch import fx
 import fusebackend
 from fusebackend import fx_utils
 from fusebackend.patterns.attention.memory_efficient import MemoryEfficientAttention
+from fusebackend.profitability import calibration
+from fusebackend.profitability.estimating import Estimator
 from fusebackend.profitability.random_inputs import Samples
 from fusebackend.profitability.region import alone, library_calls
 from fusebackend.rewriting.apply import rewrite
@@ -161,17 +163,48 @@ def test_without_a_bias_it_is_no_site():
     assert not outcome.substitutions and not outcome.rejections
 
 
-def test_whether_it_pays_is_timed(kernels_for_every_device):
-    """Both calls are a library's, which the default gate may time."""
-    graph = traced_joint(efficient, operands(), (0, 1, 2, 3), device="cuda")
+def matched(device, backward=(0, 1, 2, 3), **kwargs):
+    graph = traced_joint(efficient, operands(**kwargs), backward, device=device)
     pattern = MemoryEfficientAttention()
     (node,) = (n for n in graph.nodes if n.op == "call_function" and n.target in pattern.anchors)
-    match = pattern.match(node)
-    assert pattern.estimate(match).pays is None
+    return pattern, pattern.match(node)
+
+
+def test_whether_it_pays_may_be_timed(kernels_for_every_device):
+    """Both calls are a library's, which the default gate may time."""
+    _, match = matched("cuda")
     calls = library_calls(match.nodes)
     assert len([n for n in calls if not fx_utils.is_view(n)]) == 2
     module, fakes, _ = alone(calls)
     assert len(module.graph.find_nodes(op="placeholder")) == len(fakes)
+
+
+def test_what_both_forms_do(kernels_for_every_device):
+    pattern, match = matched("cuda", keys=16)
+    said = pattern.estimate(match)
+    assert [w.kind for w in said.ours] == ["attention", "attention backward", "stream"]
+    *calls, summed = said.inductor
+    assert [w.kind for w in calls] == ["memory-efficient attention", "memory-efficient attention backward"]
+    assert [n.target for n in summed.nodes] == [aten.sum.dim_IntList], "the library writes the gradient for each head of the batch"
+    scores, tensors = 3 * 2 * 9 * 16, 3 * 2 * (9 + 16) * 32 * 2
+    assert [w.quantities["biases"] for w in calls] == [scores, scores]
+    assert [w.quantities["bytes"] for w in calls] == [tensors, 2 * tensors + 2 * scores]
+    assert said.ours[1].shape["bias gradients"] == 1
+
+
+def test_what_both_forms_do_without_gradients(kernels_for_every_device):
+    pattern, match = matched("cuda", backward=(), keys=16)
+    said = pattern.estimate(match)
+    assert [w.kind for w in said.ours] == ["attention", "stream"]
+    assert [w.kind for w in said.inductor] == ["memory-efficient attention"]
+
+
+def test_a_calibration_that_does_not_know_the_library_leaves_it_open(kernels_for_every_device):
+    pattern, match = matched("cuda", backward=(), keys=16)
+    found = calibration._read(calibration.FOLDER / "NVIDIA-H200-torch2.11.json")
+    estimate = Estimator(found[1]).estimate([pattern.estimate(match)], "joint", match.outputs, match.nodes)
+    assert estimate.pays is None and estimate.ours is not None
+    assert "'memory-efficient attention' takes was not calibrated" in estimate.reason
 
 
 def test_it_is_verified_where_its_examples_run(capsys):
