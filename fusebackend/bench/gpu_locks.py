@@ -21,6 +21,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.benchmarking import benchmarker
 
 from fusebackend.profitability import timer
+from fusebackend.profitability.budget import waiting
 
 
 class GpuLocks:
@@ -95,5 +96,6 @@ class _FileLock:
 
     def _take(self, state: int) -> None:
         if state != self._state:
-            fcntl.flock(self._file, state)
+            with waiting():
+                fcntl.flock(self._file, state)
             self._state = state

@@ -13,6 +13,25 @@ from fusebackend.progress import progress_line
 _DEFAULT_SHARE, _DEFAULT_SECONDS = 0.1, 10.0
 
 
+_waited = 0.0  # seconds
+
+
+def clock() -> float:
+    """Seconds, without those in which this process waited for others."""
+    return time.perf_counter() - _waited
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """In the block this process waits for another, which costs no compile its share of timing."""
+    global _waited
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _waited += time.perf_counter() - began
+
+
 class Budget:
     """The time that one compile may spend on timing.
 
@@ -23,7 +42,7 @@ class Budget:
     def __init__(self, seconds: float):
         self.spent = 0.0
         self._seconds = seconds
-        self._began = time.perf_counter()
+        self._began = clock()
         self._line = contextlib.ExitStack()
         self._show: Callable[[str], None] | None = None
 
@@ -37,7 +56,7 @@ class Budget:
         Args:
             seconds: how much is needed.
         """
-        left = min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (time.perf_counter() - self._began)) - self.spent
+        left = min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (clock() - self._began)) - self.spent
         if left <= 0:
             return f"the part of a compile that may go into timing by default is spent ({self.spent:.2g} s)"
         if left < seconds:
@@ -47,20 +66,20 @@ class Budget:
     @contextlib.contextmanager
     def spending(self) -> Iterator[None]:
         """Counts the time of the block."""
-        began = time.perf_counter()
+        began = clock()
         try:
             yield
         finally:
-            self.spent += time.perf_counter() - began
+            self.spent += clock() - began
 
     @contextlib.contextmanager
     def not_spending(self) -> Iterator[None]:
         """Within :meth:`spending`, the time of the block is not counted."""
-        began = time.perf_counter()
+        began = clock()
         try:
             yield
         finally:
-            self.spent -= time.perf_counter() - began
+            self.spent -= clock() - began
 
     def show(self, subject: str) -> None:
         """Shows what is timed."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from torch import fx
 
 from fusebackend.profitability import calibration
+from fusebackend.profitability.budget import clock
 from fusebackend.profitability.distributed import Answer, has_several_ranks
 from fusebackend.profitability.estimating import inductor_decides, measured, ours_decides, pays, with_library_calls
 from fusebackend.profitability.measurement_store import Measurement
@@ -136,10 +136,10 @@ class DefaultTiming:
         return gain_us * _RUNS >= self._compile_seconds * 1e6
 
     def _time(self, region: Region, subject: str, *, calls: bool) -> Measurement:
-        began = time.perf_counter()
+        began = clock()
         measurement = time_region(region, subject, calls=calls, brief=calls, patches=self._patches)
         if not calls:
-            self._compile_seconds = max(self._compile_seconds, time.perf_counter() - began)
+            self._compile_seconds = max(self._compile_seconds, clock() - began)
         return measurement
 
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import multiprocessing
+import threading
 import types
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from fusebackend.bench import gpu_locks, process_pool
 from fusebackend.bench.interleaved import interleaved_ms
+from fusebackend.profitability import budget
 
 CPU = torch.device("cpu")
 
@@ -107,6 +109,18 @@ def test_a_lock_is_taken_exclusively_within_a_shared_hold_and_released(tmp_path)
                 assert not others_may(path, fcntl.LOCK_SH)
         assert others_may(path, fcntl.LOCK_SH) and not others_may(path, fcntl.LOCK_EX)
     assert others_may(path, fcntl.LOCK_EX)
+
+
+def test_waiting_for_a_lock_costs_a_compile_no_share_of_its_timing(tmp_path):
+    path, spent = tmp_path / "lock", budget.Budget(60.0)
+    with open(path, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        release = threading.Timer(0.5, fcntl.flock, (held, fcntl.LOCK_UN))
+        release.start()
+        with spent.spending(), gpu_locks._FileLock(path).hold(exclusive=False):
+            assert others_may(path, fcntl.LOCK_SH), "it waited"
+        release.join()
+    assert 0 <= spent.spent < 0.25
 
 
 def test_measuring_excludes_other_processes_and_running_a_graph_does_not(tmp_path, monkeypatch):
