@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -38,8 +39,8 @@ def workload(
     dynamic = not all(isinstance(n, int) for n in (*q.shape, *k.shape, *v.shape))
     site = Attended((batch, 1, heads, queries, keys, depth, width), [facts], causal, q.device, q.itemsize, dynamic)
     # Zeros in the rows whose scores are all -inf, and the bias in contiguous rows.
-    passed = [2.0 * site.heads * queries * width * site.itemsize] + ([] if has_rows(small) else [2.0 * small.numel() * small.itemsize])
-    ours = [work(site, False), *([work(site, True)] if backward else []), *(streamed(float(g.hint(n) or 0), g.value(out)) for n in passed)]
+    passed = [site.heads * queries * width * site.itemsize] + ([] if has_rows(small) else [math.prod(of_bias) * small.itemsize])
+    ours = [work(site, False), *([work(site, True)] if backward else []), *(streamed(2.0 * size, g.value(out)) for size in passed)]
     theirs: list[Work | Generated] = [_library(site, False), *([_library(site, True)] if backward else [])]
     if bias_gradient is not None and bias_gradient.target is torch.ops.aten.sum.dim_IntList:
         theirs.append(Generated((bias_gradient,)))

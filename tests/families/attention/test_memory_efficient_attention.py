@@ -189,7 +189,7 @@ def test_what_both_forms_do(kernels_for_every_device):
     scores, tensors = 3 * 2 * 9 * 16, 3 * 2 * (9 + 16) * 32 * 2
     assert [w.quantities["biases"] for w in calls] == [scores, scores]
     assert [w.quantities["bytes"] for w in calls] == [tensors, 2 * tensors + 2 * scores]
-    assert said.ours[1].shape["bias gradients"] == 1
+    assert said.ours[1].shape["bias gradients"] == 1 and said.ours[2].quantities["bytes"] == 2 * 3 * 2 * 9 * 16 * 2
 
 
 def test_what_both_forms_do_without_gradients(kernels_for_every_device):
