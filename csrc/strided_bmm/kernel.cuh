@@ -71,7 +71,7 @@ template <typename T, template <typename> class Products>
 struct Launch {
   template <Route kRoute, Inner kX, Inner kY>
   static cudaError_t tiles(const Problem& p, int multiprocessors, cudaStream_t stream) {
-    constexpr bool kIsAlone = kRoute == Route::kToBatch && sizeof(T) == 4;
+    constexpr bool kIsAlone = has_warp_per_entry(kRoute, sizeof(T));
     using Chosen = Traits<T, kRoute, kX, kY, /*kStages=*/kIsAlone ? 3 : 4, /*kBlocks=*/kIsAlone ? 1 : kRoute == Route::kOneEntry ? 3 : 2>;
     return launch_tiles<Chosen, Products<Chosen>>(p, multiprocessors, stream);
   }

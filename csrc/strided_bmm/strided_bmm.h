@@ -36,6 +36,9 @@ constexpr TileShape tile_of(Route route, int itemsize) {
   return route == Route::kToBatch && itemsize == 2 ? TileShape{32, 32} : TileShape{32, 64};
 }
 
+// Whether each of a tile's entries is computed by a warp of its own, which has all registers then.
+constexpr bool has_warp_per_entry(Route route, int itemsize) { return route == Route::kToBatch && itemsize == 4; }
+
 // Strides in elements; 0 along dims of size 1.
 struct Operand {
   const void* data;

@@ -122,7 +122,7 @@ struct Traits {
   using T = T_;
   static constexpr Route kRoute = kRoute_;
   static constexpr Inner kX = kX_, kY = kY_;
-  static constexpr bool kHasWarpPerEntry = kRoute == Route::kToBatch && sizeof(T) == 4;
+  static constexpr bool kHasWarpPerEntry = has_warp_per_entry(kRoute, sizeof(T));
   static constexpr int kThreads = kHasWarpPerEntry ? 32 * kTileEntries : 128, kStages = kStages_, kBlocks = kBlocks_;
   static constexpr int kEntries = kRoute == Route::kOneEntry ? 1 : kTileEntries;
   static constexpr int kTileRows = tile_of(kRoute, sizeof(T)).rows, kTileColumns = tile_of(kRoute, sizeof(T)).columns;
