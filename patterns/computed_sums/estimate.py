@@ -47,8 +47,19 @@ def of_sums(site: Site) -> Estimate | Workload:
     beside = _beside(site)
     if beside is not None:
         ours.append(stream(beside))
-    generated = _generated({*nodes, *site.nodes}, nodes, _inductor_sums(site, kernel.quantities["read"]))
-    return Workload(tuple(ours), (generated,), reader or beside)
+    made = _made_first(site)
+    if made is not None:
+        ours.append(made)
+    generated = _generated({*nodes, *site.nodes, *site.producer.nodes}, nodes, _inductor_sums(site, kernel.quantities["read"]))
+    return Workload(tuple(ours), (generated,), reader or beside or max(site.producer.nodes, default=None))
+
+
+def _made_first(site: Site) -> Work | None:
+    """The loops that write what the program reads, where Inductor would compute that inside of its sums."""
+    made = {leaf.node for leaf in site.expression.leaves} & {*site.producer.nodes}
+    written = sum(math.prod(_sizes(n)) * g.value(n).itemsize for n in made)
+    value = g.value(site.sums[0].source)
+    return dataclasses.replace(streamed(site.producer.read + written, value), around=True) if made else None
 
 
 def _beside(site: Site) -> fx.Node | None:

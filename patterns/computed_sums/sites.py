@@ -13,7 +13,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.column_sum import sites as sums
 from fusebackend.patterns.column_sum.groups import can_stand_together
-from fusebackend.patterns.column_sum.producers import other_reductions
+from fusebackend.patterns.column_sum.producers import Producer, Tensors, other_reductions, producer_of
 from fusebackend.patterns.column_sum.sites import SUMS
 from fusebackend.patterns.computed_sums import expression
 from fusebackend.patterns.computed_sums.expression import Expression, Unreadable, laid_out
@@ -65,6 +65,13 @@ class Site:
     def reading(self) -> Reading:
         return Reading.of(self.expression, self.order, self.sizes, self.begin, self.end)
 
+    @functools.cached_property
+    def producer(self) -> Producer:
+        """What computes the tensors that the program reads, where Inductor would do so inside of its sums: loops that no program has."""
+        tensors, inside = Tensors(), {*self.nodes, *(one.node for one in self.sums)}
+        computed = [leaf.node for leaf in self.expression.leaves if not tensors.is_one(g.through_views(leaf.node))]
+        return producer_of(*computed, inside=inside)
+
     @property
     def sizes(self) -> list[int]:
         """Of what is summed, by hints, in memory order."""
@@ -74,7 +81,7 @@ class Site:
 
 def read(node: fx.Node) -> Site | Reject | None:
     """The sums that are computed with that at ``node``; why no kernel does; or None if nothing is computed in it, or it is none over
-    rows."""
+    rows, or if rows are gathered inside of it: they would become a tensor first, and so may what is computed of them (``column_sum``)."""
     if expression.is_tensor_anyway(g.through_views(node.args[0])):  # type: ignore[arg-type]
         return None
     first = sums.read(node)
@@ -90,7 +97,7 @@ def read(node: fx.Node) -> Site | Reject | None:
         reason, where = unreadable.args
         return Reject(reason, where or node)
     found = together if isinstance(together, Site) else alone
-    return found if _is_computed(found) else None
+    return found if _is_computed(found) and not found.producer.is_indirect else None
 
 
 def _together(first: sums.Site, alone: Site) -> tuple[sums.Site, ...]:
