@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -39,22 +38,24 @@ class Recorded:
     is_called: bool = False
 
 
-_recording: contextvars.ContextVar[tuple[list[Recorded], int] | None] = contextvars.ContextVar("recording", default=None)
+#: What is being recorded, and the number of the alternative. Of the process, not of a thread or a context: on GPUs autograd compiles
+#: backward graphs in a thread of its own.
+_recordings: list[tuple[list[Recorded], int]] = []
 
 
 @contextlib.contextmanager
 def recording(alternative: int = 0) -> Iterator[list[Recorded]]:
-    """A block in which every estimate says yes, and notes the work instead: for calibrations.
+    """A block in which every estimate says yes, in all threads, and notes the work instead: for calibrations.
 
     Args:
         alternative: the number of the way in which sites are replaced that can be replaced in several, counted around.
     """
     found: list[Recorded] = []
-    token = _recording.set((found, alternative))
+    _recordings.append((found, alternative))
     try:
         yield found
     finally:
-        _recording.reset(token)
+        _recordings.pop()
 
 
 class Estimator:
@@ -75,9 +76,8 @@ class Estimator:
         Args:
             level, outputs, nodes: of the match.
         """
-        recording = _recording.get()
-        if recording is not None:
-            recorded, number = recording
+        if _recordings:
+            recorded, number = _recordings[-1]
             ways = [workloads[0], *(w for w in workloads[1:] if w.is_alternative)]
             way = ways[number % len(ways)]
             recorded.append(self._record(way, _graphs(level, outputs), are_nearly_calls(nodes)))
@@ -139,12 +139,12 @@ class Estimator:
 
     def _known(self, work: Work) -> Work:
         """The work, as one of a kind that was calibrated, if it can be said so. What is recorded for a calibration is the work itself."""
-        unknown = self._calibration is not None and self._calibration.models.get(work.kind) is None and _recording.get() is None
+        unknown = self._calibration is not None and self._calibration.models.get(work.kind) is None and not _recordings
         return work.otherwise if unknown and work.otherwise is not None else work
 
     def _asked(self, work: Generated) -> list[list[Work]]:
         unknown = self._calibration is not None and triton_reductions.KIND not in self._calibration.models
-        if work.otherwise is not None and unknown and _recording.get() is None:  # of an older calibration
+        if work.otherwise is not None and unknown and not _recordings:  # of an older calibration
             return [[work.otherwise]]
         key = f"{_key(work.nodes)} {[(n.name, work.orders[n]) for n in g.inputs_of(work.nodes) if n in work.orders]}"
         if key not in self._generated:

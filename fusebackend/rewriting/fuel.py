@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections.abc import Iterator
 
 from fusebackend.rewriting.outcome import Substitution
@@ -22,7 +21,8 @@ class Fuel:
 
 
 _shared: dict[int, Fuel] = {}
-_forced: contextvars.ContextVar[Fuel | None] = contextvars.ContextVar("forced_fuel", default=None)
+#: Of the process, not of a thread or a context: on GPUs autograd compiles backward graphs in a thread of its own.
+_forced: list[Fuel] = []
 
 
 def fuel_for(limit: int | None) -> Fuel | None:
@@ -30,9 +30,8 @@ def fuel_for(limit: int | None) -> Fuel | None:
 
     All compiles with the same limit share theirs until :func:`reset`, so that a graph break does not renew it.
     """
-    forced = _forced.get()
-    if forced is not None:
-        return forced
+    if _forced:
+        return _forced[-1]
     return None if limit is None else _shared.setdefault(limit, Fuel(limit))
 
 
@@ -43,9 +42,9 @@ def reset() -> None:
 
 @contextlib.contextmanager
 def forced_fuel(fuel: Fuel) -> Iterator[Fuel]:
-    """Compiles within share ``fuel``, whatever their options say, and use no cache."""
-    token = _forced.set(fuel)
+    """Compiles within share ``fuel``, whatever their options say and in whichever thread, and use no cache."""
+    _forced.append(fuel)
     try:
         yield fuel
     finally:
-        _forced.reset(token)
+        _forced.pop()

@@ -1,6 +1,7 @@
 """From the work of both forms to whether a match pays."""
 
 import dataclasses
+import threading
 
 import pytest
 import torch
@@ -94,6 +95,15 @@ def test_a_kind_that_was_not_calibrated_may_be_described_as_another():
     with estimating.recording() as recorded:
         estimate(Workload((taking(10.0),), (unknown,)))
     assert recorded[0].inductor == [[unknown]], "a calibration is to know it"
+
+
+def test_what_other_threads_estimate_is_recorded():
+    """As on GPUs, where autograd compiles backward graphs in a thread of its own."""
+    with estimating.recording() as recorded:
+        thread = threading.Thread(target=lambda: estimate(Workload((taking(10.0),), (taking(30.0),))))
+        thread.start()
+        thread.join()
+    assert recorded[0].ours == [[taking(10.0)]] and recorded[0].inductor == [[taking(30.0)]]
 
 
 def test_what_inductor_takes_is_told_where_ours_is_not_known():

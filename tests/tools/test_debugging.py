@@ -1,5 +1,7 @@
 """Tools for finding the cause of a wrong result: fuse.check, bisect, verify."""
 
+import threading
+
 import pytest
 import torch
 
@@ -62,6 +64,21 @@ def test_bisect_finds_the_wrong_substitution(interpreted, temporary_pattern):
     assert (found.total, found.culprit.pattern) == (7, "test_off")
     assert "the check fails from this substitution on: test_off" in str(found)
     assert lines[0].startswith("  (AssertionError") and "all substitutions: fails" in lines[1]
+
+
+def test_bisect_counts_what_other_threads_compile(interpreted, temporary_pattern):
+    """As on GPUs, where autograd compiles backward graphs in a thread of its own."""
+    temporary_pattern(Scale("test_off", 1.5))
+
+    def passes():
+        fn, results = interpreted(torch.sin), []
+        thread = threading.Thread(target=lambda: results.append(fn(torch.ones(3))))
+        thread.start()
+        thread.join()
+        return torch.equal(results[0], torch.ones(3).sin())
+
+    found = bisect(passes)
+    assert found.total == 1 and found.culprit is not None and found.culprit.pattern == "test_off"
 
 
 def test_bisect_says_when_substitutions_are_not_to_blame(interpreted, temporary_pattern):
