@@ -111,7 +111,7 @@ class DefaultTiming:
             return answer
         ours = measured(calibration.of_device(region.device), answer.measurement.replaced_ms, math.log(MARGIN)) + estimate.around
         faster = ours.expected < rival.ours.expected and (rival.pays is True or pays(ours, rival.inductor) is True)
-        judged = dataclasses.replace(answer.measurement, kept=faster, inductor_ms=rival.inductor.expected / 1e3, how="estimate")
+        judged = _as_estimated(answer.measurement, ours, rival.inductor, kept=faster)
         return Answer(judged, f"{answer.why}; replaced otherwise it takes {rival.ours} as estimated")
 
     def _ask_called(
@@ -165,5 +165,10 @@ def _judged(answer: Answer, alone: Measurement, ours: Interval, inductor: Interv
         return Answer(None, f"{alone}; how long the rest of Inductor's form takes is not known")
     if not around:
         return Answer(None, f"{alone}; what it costs around the replacement is not known")
-    estimated = dataclasses.replace(alone, kept=pays(ours, inductor) is True, inductor_ms=inductor.expected / 1e3, how="estimate")
-    return Answer(estimated, f"{answer.why}; Inductor's form as estimated")
+    estimated = _as_estimated(alone, ours, inductor, kept=pays(ours, inductor) is True)
+    return Answer(estimated, f"{answer.why}; Inductor's form, and what the replacement costs around it, as estimated")
+
+
+def _as_estimated(alone: Measurement, ours: Interval, inductor: Interval, *, kept: bool) -> Measurement:
+    """A replacement by itself, with what it costs around it, against the estimate of the original."""
+    return dataclasses.replace(alone, kept=kept, replaced_ms=ours.expected / 1e3, inductor_ms=inductor.expected / 1e3, how="estimate")

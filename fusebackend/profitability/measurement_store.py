@@ -26,8 +26,8 @@ class Measurement:
         kept: whether the substitution pays.
         replaced_ms, inductor_ms: median times with the replacement and without, in milliseconds.
         how: ``"region"``, both compiled by Inductor with their neighbours; ``"calls"``, library calls one against the other;
-            ``"replacement"``, the replacement, and of the original its library calls alone (0 ms without any); ``"estimate"``, the same
-            where Inductor's form takes what is estimated; ``"race"``, two whole graphs.
+            ``"replacement"``, the replacement, and of the original its library calls alone (0 ms without any); ``"estimate"``, the
+            replacement, with what is estimated around it, where Inductor's form takes what is estimated; ``"race"``, two whole graphs.
         subject: what was timed, for people.
         machine: the device it was timed on.
     """
@@ -41,6 +41,8 @@ class Measurement:
 
     def __str__(self) -> str:
         how = {"estimate": " as estimated", "replacement": " in library calls alone"}.get(self.how, "")
+        if self.how == "estimate" and not self.kept and self.replaced_ms < self.inductor_ms:
+            how += ", too close to tell"
         return f"{'kept' if self.kept else 'gated out'}: {both_times(self.replaced_ms, self.inductor_ms)}{how}"
 
 

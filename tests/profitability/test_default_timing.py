@@ -88,6 +88,10 @@ def test_what_stands_around_a_replacement_is_added_to_its_time(around, kept, tem
     temporary_pattern(Open(0.0, (40e3, 5e3, 80e3), (40e3, 30e3, 50e3), around))
     found = report_of()
     assert bool(found.substitutions) is kept and len(timed) == 1
+    if not kept:
+        (verdict,), (miss,) = found.verdicts, found.rejections
+        assert 35 < verdict.replaced_ms < 40 == verdict.inductor_ms, "the reason adds up"
+        assert miss.reason.endswith("as estimated, too close to tell")
 
 
 class OpenProduct(Open):
