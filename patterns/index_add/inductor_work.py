@@ -68,7 +68,7 @@ def inductor_work(site: Site, amounts: Amounts) -> tuple[Work, ...]:
         "atomics": a.elements,
         "queue": queue(a),
         "sectors": a.sectors,
-        "swaps": 0.0 if library else swaps(a, g.value(site.anchor).device),
+        "swaps": 0.0 if library else swaps(a, g.value(site.anchor).device, in_pairs=_in_pairs(site)),
         "launches": 1 + fills + copies + site.rounded_once,
     }
     if site.rounded_once:
@@ -96,9 +96,16 @@ def _copies(site: Site, library: str | None) -> float:
     return 1.0 + is_written_back
 
 
-def swaps(a: Amounts, device: torch.device) -> float:
+def _in_pairs(site: Site) -> bool:
+    """Whether neighbours in memory are added to neighbours in memory: Inductor's loop follows the source, which may be a view. The gradient
+    of a table of biases is read head by head, while the table has the heads of a position side by side."""
+    tensor, values = g.value(site.self), g.value(site.values)
+    return site.dim < tensor.dim() - 1 and g.hint(values.stride(-1)) == 1
+
+
+def swaps(a: Amounts, device: torch.device, *, in_pairs: bool) -> float:
     """Compare-and-swap operations: Triton adds 16 bits so, but for aligned pairs. Of the threads that meet at an address, one succeeds."""
-    if a.itemsize != 2 or a.row_bytes % 4 == 0 or a.suffix:
+    if a.itemsize != 2 or (in_pairs and a.row_bytes % 4 == 0) or a.suffix:
         return 0.0
     threads = device_facts(device).multiprocessors * _THREADS
     return a.elements * max(min(a.contention, threads / (a.rows * a.columns)), 1.0)

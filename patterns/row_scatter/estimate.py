@@ -139,7 +139,7 @@ def _scatter_of_elements(site: Site, read: float, quantities: dict[str, float], 
         "atomics": a.elements,
         "queue": queue(a),
         "sectors": a.sectors,
-        "swaps": swaps(a, out.device),
+        "swaps": swaps(a, out.device, in_pairs=False),
         "launches": 1 + fills + copies,
     }
     more = {
