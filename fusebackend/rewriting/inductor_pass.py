@@ -13,6 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from fusebackend import fx_utils as g
 from fusebackend.native import fallbacks
+from fusebackend.rewriting import known_indices
 from fusebackend.rewriting.apply import rewrite
 from fusebackend.rewriting.fuel import Fuel
 from fusebackend.rewriting.outcome import GraphOutcome
@@ -89,6 +90,8 @@ class FusePass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         name = self.graph_name(graph)
+        if self.level == "joint":
+            known_indices.note(graph)
         fallbacks.register()  # before anything is timed
         programs_own = fallbacks.custom_operators(graph)
         module = graph.owning_module

@@ -9,6 +9,7 @@ import torch
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.index_add.sites import Site
+from fusebackend.rewriting import known_indices
 from fusebackend.rewriting.workload import log2
 
 _SECTOR = 32  # bytes that a GPU's memory moves at once
@@ -25,6 +26,7 @@ class Amounts:
         index_bytes: of the index, the source's index and the weights.
         gathers: whether the rows are read by an index.
         is_constant: whether all elements that are added are one number.
+        largest_share: the part of the entries that are added to the row that gets most.
         dynamic: whether a size is symbolic.
         suffix: of the kinds of work, for a CPU.
     """
@@ -39,6 +41,7 @@ class Amounts:
     is_constant: bool
     dynamic: bool
     suffix: str
+    largest_share: float
 
     @classmethod
     def of(cls, site: Site) -> Amounts | None:
@@ -61,6 +64,7 @@ class Amounts:
             is_constant=site.values.target is torch.ops.aten.full.default,
             dynamic=any(isinstance(s, torch.SymInt) for s in symbols),
             suffix=" cpu" if tensor.device.type == "cpu" else "",
+            largest_share=known_indices.largest_share(site.index) or 1 / max(sizes[site.dim], 1),  # of an index that is not known: even
         )
 
     @property

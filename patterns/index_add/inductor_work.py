@@ -108,10 +108,12 @@ def swaps(a: Amounts, device: torch.device, *, in_pairs: bool) -> float:
     if a.itemsize != 2 or (in_pairs and a.row_bytes % 4 == 0) or a.suffix:
         return 0.0
     threads = device_facts(device).multiprocessors * _THREADS
-    return a.elements * max(min(a.contention, threads / (a.rows * a.columns)), 1.0)
+    meeting = max(min(a.contention, threads / (a.rows * a.columns)), 1.0)
+    most = max(min(a.entries * a.largest_share, threads * a.largest_share / a.columns), 1.0)
+    return a.elements * (a.largest_share * most + (1 - a.largest_share) * meeting)
 
 
 def queue(a: Amounts) -> float:
-    """Warps that add to one address: the lanes of one that do are combined."""
+    """Warps that add to one address, that which most do: the lanes of one that do are combined."""
     entries = max(_LANES / a.columns, 1.0)
-    return max(a.entries / entries * -math.expm1(-entries / a.rows), 1.0)
+    return max(a.entries / entries * -math.expm1(-entries * a.largest_share), 1.0)

@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fusebackend.patterns.index_add import bench, inductor_work, work
 from fusebackend.patterns.index_add.match import IndexAdd
+from fusebackend.profitability import calibration, estimating
 from fusebackend.rewriting.device_facts import IMAGINED
 from fusebackend.rewriting.pattern import Estimate, Match
 
@@ -174,6 +175,28 @@ def test_adds_of_a_source_that_is_read_along_its_entries_are_no_pairs():
     (by_rows,) = workload(put, (rows, heads, f16), places, (tokens, tokens, heads, f16)).inductor
     assert by_heads.quantities["swaps"] == pytest.approx(tokens**2 * heads * 132 * 2048 / (rows * heads))
     assert by_rows.quantities["swaps"] == 0
+
+
+@pytest.mark.parametrize("device", ["NVIDIA-H200", "NVIDIA-H100-80GB-HBM3"])
+def test_rows_that_are_known_to_get_most_entries_are_waited_for(device):
+    """The gradient of wav2vec2-BERT's embedding of distances, most of which are one of the two ends of the table: Inductor takes 9058 us on
+    an H100. For an even index it is expected to take as long as the kernels, and was left to Inductor."""
+
+    def gradient(table, g):
+        places = torch.arange(512)
+        return put(table, (places[None] - places[:, None]).clamp(-64, 8) + 64, g)
+
+    known = calibration._read(calibration.FOLDER / f"{device}-torch2.11.json")
+    assert known is not None
+    found = workload(gradient, (73, 64, f32), (512, 512, 64, f32))
+    assert estimating.pays(
+        *(
+            total(known[1], [[w] for w in works])
+            for total, works in ((estimating.replacement, found.ours), (estimating.total, found.inductor))
+        )
+    )
+    even = workload(put, (73, 64, f32), (512, 512, i64), (512, 512, 64, f32))
+    assert found.inductor[0].quantities["queue"] > 20 * even.inductor[0].quantities["queue"]
 
 
 def test_a_sum_that_is_rounded_once_is_inductors_in_fp32():

@@ -1,0 +1,86 @@
+"""How unevenly an index names rows, where a graph computes it of nothing but sizes: positions of tokens, clamped or in buckets, as
+attention with relative positions has them.
+
+Threads that add to the row that is named most wait for one another, so that is what a scatter's time depends on. A backward graph gets the
+index as an input. So it is looked at in the joint graph, whose nodes' ``meta`` the partitioner keeps. This is for estimates alone: that
+an index is known makes no rewrite legal.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusebackend import fx_utils as g
+from fusebackend.log import log
+
+_NOTE = "fusebackend_largest_share"
+_MOST_NODES, _MOST_ELEMENTS = 64, 1 << 22
+#: Parts of the names of operators that add rows by an index.
+_SCATTERS = ("index_put", "scatter_add", "scatter_reduce", "index_add", "embedding_dense_backward")
+
+
+def note(graph: fx.Graph) -> None:
+    """Notes of each index of a scatter what :func:`largest_share` tells in the graphs that this one is divided into."""
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and any(part in node.target._schema.name for part in _SCATTERS):
+            for index in node.all_input_nodes:
+                largest_share(index)
+
+
+def largest_share(index: fx.Node) -> float | None:
+    """The part of an index's elements that name the row that is named most; None where the index is no integer tensor, or not known before
+    run time. Symbolic sizes count as they were traced."""
+    owner = g.through_views(index)
+    if not all(isinstance(v := g.value(n), torch.Tensor) and v.dtype in (torch.int64, torch.int32) for n in (index, owner)):
+        return None
+    sizes = [g.hint(g.value(n).numel()) for n in (index, owner)]
+    if sizes[0] is None or sizes[1] is None or sizes[0] < sizes[1]:
+        return None  # it is a part of what is known
+    if _NOTE not in owner.meta:
+        try:
+            owner.meta[_NOTE] = _share(owner)
+        except Exception as error:
+            log.debug("the index %s is not known before run time: %s", owner, error)
+            owner.meta[_NOTE] = None
+    return owner.meta[_NOTE]
+
+
+def _share(node: fx.Node) -> float | None:
+    computed = _computed_of_sizes(node)
+    if computed is None:
+        return None
+    values: dict[fx.Node, Any] = {}
+    with _disable_current_modes(), torch.no_grad():
+        for each in computed:
+            arguments, options = fx.node.map_arg((each.args, each.kwargs), lambda n: values[n] if n in values else g.hint(g.value(n)))
+            here = {"device": torch.device("cpu")} if "device" in options else {}
+            values[each] = each.target(*arguments, **{**options, **here})  # type: ignore[operator]
+        index = values[node].flatten()
+        if index.numel() == 0 or int(index.max() - index.min()) > _MOST_ELEMENTS:
+            return None
+        return float((index - index.min()).bincount().max()) / index.numel()
+
+
+def _computed_of_sizes(node: fx.Node) -> list[fx.Node] | None:
+    """The nodes that compute ``node``, in the order of the graph, if they read nothing but sizes, and are few and small."""
+    found, pending = set[fx.Node](), [node]
+    while pending:
+        each = pending.pop()
+        value = g.value(each)
+        if each in found or (isinstance(value, (int, torch.SymInt)) and g.hint(value) is not None):
+            continue
+        operator = each.target
+        if not isinstance(operator, torch._ops.OpOverload) or not isinstance(value, torch.Tensor) or len(found) >= _MOST_NODES:
+            return None
+        if operator._schema.is_mutable or torch.Tag.nondeterministic_seeded in operator.tags:
+            return None
+        if math.prod(g.hints(value.shape) or [_MOST_ELEMENTS + 1]) > _MOST_ELEMENTS:
+            return None
+        found.add(each)
+        pending += each.all_input_nodes
+    return sorted(found)

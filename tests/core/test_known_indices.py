@@ -1,0 +1,87 @@
+"""How unevenly an index names rows, where a graph computes it of nothing but sizes."""
+
+import pytest
+import torch
+from families.traced_graphs import traced
+
+from fusebackend.patterns.index_add.amounts import Amounts
+from fusebackend.rewriting import known_indices
+
+f32, i64 = torch.float32, torch.int64
+TOKENS = 96
+
+
+def positions(tokens):
+    """As in wav2vec2-BERT: clamped distances, most of which are one of the two ends."""
+    places = torch.arange(tokens)
+    return (places[None] - places[:, None]).clamp(-64, 8) + 64
+
+
+def added(table, index, x):
+    return table.index_put((index,), x, accumulate=True)
+
+
+def share_in(function, *inputs, **options):
+    """Of the index of the only scatter in a function."""
+    graph = traced(function, *inputs, **options)
+    (put,) = [n for n in graph.nodes if "index_put" in str(n.target)]
+    return known_indices.largest_share(put.args[1][0])
+
+
+def expected(index):
+    return torch.unique(index, return_counts=True)[1].max().item() / index.numel()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_positions_are_known(dynamic):
+    found = share_in(lambda t, x: added(t, positions(x.shape[0]), x), (73, 4, f32), (TOKENS, TOKENS, 4, f32), dynamic=dynamic)
+    assert found == expected(positions(TOKENS)) > 0.3
+
+
+def test_views_that_repeat_an_index_or_reshape_it_are_seen_through():
+    index = positions(TOKENS)
+    for view, shape in ((lambda i: i.flatten(), (TOKENS**2,)), (lambda i: i.expand(3, -1, -1), (3, TOKENS, TOKENS))):
+        found = share_in(lambda t, x, view=view: added(t, view(positions(TOKENS)), x), (73, 4, f32), (*shape, 4, f32))
+        assert found == expected(index)
+
+
+def test_a_part_of_what_is_known_is_not_told():
+    assert share_in(lambda t, x: added(t, positions(TOKENS)[0], x), (73, 4, f32), (TOKENS, 4, f32)) is None
+
+
+def test_what_is_read_or_drawn_is_not_known():
+    x = (TOKENS, 4, f32)
+    assert share_in(lambda t, i, x: added(t, i, x), (73, 4, f32), (TOKENS, i64), x) is None
+    assert share_in(lambda t, i, x: added(t, i + torch.arange(TOKENS), x), (73, 4, f32), (TOKENS, i64), x) is None
+    assert share_in(lambda t, x: added(t, torch.randint(73, (TOKENS,)), x), (73, 4, f32), x) is None
+
+
+def test_large_indices_are_not_computed():
+    tokens = known_indices._MOST_ELEMENTS + 1
+    assert share_in(lambda t, x: added(t, torch.arange(tokens) % 7, x), (7, 1, f32), (tokens, 1, f32)) is None
+
+
+class Relative(torch.nn.Module):
+    """Scores with embeddings of relative positions, whose gradient is a sum by index."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(73, 8)
+
+    def forward(self, q):
+        return torch.einsum("bld,lrd->blr", q, self.embedding(positions(q.shape[1]))).softmax(-1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_backward_graph_knows_it_too(dynamic, interpreted, monkeypatch):
+    """There the index is an input."""
+    shares, of = [], Amounts.of.__func__
+
+    def noted(cls, site):
+        shares.append((site.index.op, known_indices.largest_share(site.index)))
+        return of(cls, site)
+
+    monkeypatch.setattr(Amounts, "of", classmethod(noted))
+    fn = interpreted(Relative(), dynamic=dynamic, options={"fuse.gate": "auto"})
+    fn(torch.randn(2, TOKENS, 8)).sum().backward()
+    assert shares and set(shares) == {("placeholder", expected(positions(TOKENS)))}
