@@ -79,7 +79,8 @@ def _computed_of_sizes(node: fx.Node) -> list[fx.Node] | None:
             return None
         if operator._schema.is_mutable or torch.Tag.nondeterministic_seeded in operator.tags:
             return None
-        if math.prod(g.hints(value.shape) or [_MOST_ELEMENTS + 1]) > _MOST_ELEMENTS:
+        sizes = g.hints(value.shape)
+        if sizes is None or math.prod(sizes) > _MOST_ELEMENTS:
             return None
         found.add(each)
         pending += each.all_input_nodes

@@ -16,6 +16,9 @@ from fusebackend.rewriting.workload import stream
 
 aten = torch.ops.aten
 
+#: Whose models tell of the loops that Inductor generates to read across memory order: other families' tell less of them.
+ACROSS_MEMORY = "permute"
+
 
 def workload(copies: Sequence[Copy], match: Match | None = None) -> Workload:
     """That of a node for which ``copies`` are made by ``permute_copy``."""
@@ -47,7 +50,7 @@ def _inductor(copy: Copy) -> Work | Generated:
         return Work("copy cpu" if copy.by_inductor else "strided copy cpu", *copy_geometry(copy.reordering))
     if not copy.by_inductor:
         return Work("strided copy", *copy_geometry(copy.reordering))
-    return Generated((copy.node if copy.argument is None else _as_clone(copy.source),))
+    return Generated((copy.node if copy.argument is None else _as_clone(copy.source),), family=ACROSS_MEMORY)
 
 
 def _as_clone(source: fx.Node) -> fx.Node:

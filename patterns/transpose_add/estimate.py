@@ -7,6 +7,7 @@ import math
 import torch
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.permute.estimate import ACROSS_MEMORY
 from fusebackend.patterns.permute.tile_work import tile_work
 from fusebackend.patterns.transpose_add.sites import Sum, is_transposed
 from fusebackend.rewriting.pattern import Generated, Work, Workload
@@ -22,7 +23,7 @@ def workload(site: Sum) -> Workload:
     """That of a sum by ``transpose_add``, and of what Inductor makes of it."""
     neighbours = g.fused_neighbours(site.node) + _autotuned_templates(site)
     ours = [_ours(site), *map(stream, neighbours)]
-    inductor = Generated((site.node,)) if site.out.device.type != "cpu" else Work("sum cpu", *_geometry(site))
+    inductor = Generated((site.node,), family=ACROSS_MEMORY) if site.out.device.type != "cpu" else Work("sum cpu", *_geometry(site))
     return Workload(tuple(ours), (inductor,), neighbours[0] if neighbours else None)
 
 

@@ -1,5 +1,7 @@
 """How unevenly an index names rows, where a graph computes it of nothing but sizes."""
 
+import math
+
 import pytest
 import torch
 from families.traced_graphs import traced
@@ -36,6 +38,19 @@ def expected(index):
 def test_positions_are_known(dynamic):
     found = share_in(lambda t, x: added(t, positions(x.shape[0]), x), (73, 4, f32), (TOKENS, TOKENS, 4, f32), dynamic=dynamic)
     assert found == expected(positions(TOKENS)) > 0.3
+
+
+def test_buckets_of_distances_are_known():
+    """As in T5: logarithms, a tensor that is filled with a number, and a choice by size."""
+
+    def buckets(tokens):
+        places = torch.arange(tokens)
+        far = (places[None] - places[:, None]).abs()
+        large = 8 + (torch.log(far.float().clamp(min=1) / 8) / math.log(16) * 8).to(torch.long)
+        return torch.where(far < 8, far, torch.minimum(large, torch.full_like(large, 15)))
+
+    found = share_in(lambda t, x: added(t, buckets(TOKENS), x), (16, 4, f32), (TOKENS, TOKENS, 4, f32))
+    assert found == expected(buckets(TOKENS))
 
 
 def test_views_that_repeat_an_index_or_reshape_it_are_seen_through():

@@ -17,6 +17,7 @@ from torch._inductor import config
 from torch._subclasses import FakeTensorMode
 
 import fusebackend
+from fusebackend.patterns.permute.estimate import ACROSS_MEMORY
 from fusebackend.patterns.transpose_add import bench
 from fusebackend.patterns.transpose_add.match import TransposeAdd
 from fusebackend.rewriting.pattern import Generated, Match, Work
@@ -55,6 +56,7 @@ class TestWorks:
         assert ours.kind == "transpose_add" and ours.quantities["bytes"] == 3 * amount
         assert ours.quantities["moved"] >= 3 * amount and ours.quantities["blocks"] >= amount / (228 << 10)
         assert isinstance(theirs, Generated) and [n.target for n in theirs.nodes] == [aten.add.Tensor]
+        assert theirs.family == ACROSS_MEMORY, "of sums, too, these are calibrated apart"
         assert found.neighbour is None
 
     @pytest.mark.parametrize(("dtype", "sixteen"), [(f32, 0), (bf16, 1), (f16, 1), (torch.int16, 0)])
