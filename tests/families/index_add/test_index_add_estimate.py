@@ -175,6 +175,8 @@ def test_adds_of_a_source_that_is_read_along_its_entries_are_no_pairs():
     (by_rows,) = workload(put, (rows, heads, f16), places, (tokens, tokens, heads, f16)).inductor
     assert by_heads.quantities["swaps"] == pytest.approx(tokens**2 * heads * 132 * 2048 / (rows * heads))
     assert by_rows.quantities["swaps"] == 0
+    (of_one,) = workload(lambda x, i, g: put(x, i, g.expand(-1, -1, heads)), (rows, heads, f16), places, (tokens, tokens, 1, f16)).inductor
+    assert of_one.quantities["swaps"] == 0, "neighbours get the same"
 
 
 @pytest.mark.parametrize("device", ["NVIDIA-H200", "NVIDIA-H100-80GB-HBM3"])
