@@ -203,11 +203,8 @@ def test_dynamic_shapes_need_one_compile():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_an_index_of_two_dims_takes_any_sizes_in_one_compile(dim):
-    def gathered(x, i):
-        return x[(slice(None),) * dim + (i,)] * 2
-
+@pytest.mark.parametrize(("dim", "gathered"), [(0, lambda x, i: x[i] * 2), (1, lambda x, i: x[:, i] * 2)], ids=["0", "1"])
+def test_an_index_of_two_dims_takes_any_sizes_in_one_compile(dim, gathered):
     options = {**ALL, "fuse.interpret": True}
     compiled = torch.compile(gathered, backend=fuse, dynamic=True, fullgraph=True, options=options)
     for shape, index in (((ROWS, COLUMNS, 3), (6, 7)), ((4, 5, 9), (2, 3)), ((7, 3, 2), (5, 4))):
