@@ -26,9 +26,9 @@ class Amounts:
         index_bytes: of the index, the source's index and the weights.
         gathers: whether the rows are read by an index.
         is_constant: whether all elements that are added are one number.
-        largest_share: the part of the entries that are added to the row that gets most.
         dynamic: whether a size is symbolic.
         suffix: of the kinds of work, for a CPU.
+        known_share: the part of the entries that are added to the row that gets most; None where the index is not known.
     """
 
     rows: int
@@ -41,7 +41,7 @@ class Amounts:
     is_constant: bool
     dynamic: bool
     suffix: str
-    largest_share: float
+    known_share: float | None = None
 
     @classmethod
     def of(cls, site: Site) -> Amounts | None:
@@ -64,8 +64,13 @@ class Amounts:
             is_constant=site.values.target is torch.ops.aten.full.default,
             dynamic=any(isinstance(s, torch.SymInt) for s in symbols),
             suffix=" cpu" if tensor.device.type == "cpu" else "",
-            largest_share=known_indices.largest_share(site.index) or 1 / max(sizes[site.dim], 1),  # of an index that is not known: even
+            known_share=known_indices.largest_share(site.index),
         )
+
+    @property
+    def largest_share(self) -> float:
+        """The part of the entries that are added to the row that gets most. An index that is not known counts as even."""
+        return self.known_share or 1 / max(self.rows, 1)
 
     @property
     def row_bytes(self) -> float:

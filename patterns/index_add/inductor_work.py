@@ -99,8 +99,7 @@ def _copies(site: Site, library: str | None) -> float:
 def _in_pairs(site: Site) -> bool:
     """Whether what is added to neighbours in memory lies side by side, or is one number: Inductor's loop follows the source, which may be a
     view. The gradient of a table of biases is read head by head, while the table has the heads of a position side by side."""
-    tensor, values = g.value(site.self), g.value(site.values)
-    return site.dim < tensor.dim() - 1 and (values.dim() == 0 or g.hint(values.stride(-1)) in (0, 1))
+    return site.dim < g.value(site.self).dim() - 1 and g.hint(g.value(site.values).stride(-1)) in (0, 1)
 
 
 def swaps(a: Amounts, device: torch.device, *, in_pairs: bool) -> float:

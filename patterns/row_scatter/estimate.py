@@ -130,8 +130,7 @@ def _scatter_of_elements(site: Site, read: float, quantities: dict[str, float], 
     source, out = g.value(site.source), g.value(site.node)
     elements, rows = math.prod(g.hints(source.shape) or [0]), math.prod(g.hints(out.shape) or [0])
     suffix = " cpu" if out.device.type == "cpu" else ""
-    dynamic, share = bool(shape["dynamic"]), 1 / max(rows, 1)
-    a = Amounts(rows, 1, elements, elements, out.itemsize, quantities["index"], False, False, dynamic, suffix, share)
+    a = Amounts(rows, 1, elements, elements, out.itemsize, quantities["index"], False, False, bool(shape["dynamic"]), suffix)
     fills, copies = float(site.onto_zeros), float(not site.onto_zeros)
     amounts = {
         "read": read + quantities["index"] + a.touched_bytes + copies * a.out_bytes,

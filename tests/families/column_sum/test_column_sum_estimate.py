@@ -246,6 +246,5 @@ def test_the_shipped_calibrations_take_a_sum_behind_gathers(device):
     assert known is not None
     ours = estimating.replacement(known[1], [[w] for w in found.ours])
     inductor = estimating.total(known[1], [[w] for w in found.inductor])
-    print("OURS", device, ours)
     assert 80 < ours.expected < 330 and 1400 < inductor.expected < 8800
     assert estimating.pays(ours, inductor)
