@@ -1,5 +1,6 @@
 #include "attention/binding.h"
 #include "common/device_properties.h"
+#include "common/workspace.h"
 
 namespace fusebackend::attention {
 namespace {
@@ -9,8 +10,6 @@ void check_device() {
                   kMinSharedBytes, " bytes of shared memory a block is needed");
 }
 
-Tensor bytes_like(const Tensor& like, int64_t bytes) { return torch::stable::new_empty(like, IntHeaderOnlyArrayRef(&bytes, 1), ScalarType::Byte); }
-
 struct Cuda {
   static void mask_bits(const MaskBits& p, const Tensor& mask) {
     const CudaScope scope(mask);
@@ -19,16 +18,15 @@ struct Cuda {
   static void forward(const Forward& p, const Tensor& q) {
     const CudaScope scope(q);
     check_device();
-    const int64_t bytes = forward_workspace_bytes(p);
-    const Tensor workspace = bytes_like(q, bytes);
-    check_cuda(launch_forward(p, workspace.data_ptr(), sm_count(), scope.stream()), "attention");
+    const Workspace workspace(forward_workspace_bytes(p));
+    check_cuda(launch_forward(p, workspace.data(), sm_count(), scope.stream()), "attention");
   }
   static void backward(const Backward& p, const Tensor& q) {
     const CudaScope scope(q);
     check_device();
     const int sms = sm_count();
-    const Tensor workspace = bytes_like(q, backward_workspace_bytes(p, sms));
-    check_cuda(launch_backward(p, workspace.data_ptr(), sms, scope.stream()), "attention_backward");
+    const Workspace workspace(backward_workspace_bytes(p, sms));
+    check_cuda(launch_backward(p, workspace.data(), sms, scope.stream()), "attention_backward");
   }
 };
 

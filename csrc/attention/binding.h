@@ -139,7 +139,7 @@ struct Operators {
     MaskBits p;
     for (int d = 0; d < 5; ++d) p.size[d] = size_at(mask, d), p.stride[d] = stride_at(mask, d);
     STD_TORCH_CHECK(p.size[0] * p.size[1] * p.size[2] < (int64_t(1) << 31), "attention_mask_bits: too many heads");
-    Tensor bits = torch::stable::new_empty(mask, bits_sizes(to_vector(mask.sizes())), ScalarType::Long);
+    Tensor bits = empty_like_sized(mask, bits_sizes(to_vector(mask.sizes())), ScalarType::Long);
     p.from = static_cast<const uint8_t*>(mask.data_ptr()), p.to = static_cast<uint64_t*>(bits.data_ptr());
     if (bits.numel() > 0) Device::mask_bits(p, mask);
     return bits;
@@ -153,7 +153,7 @@ struct Operators {
     const Tensor inputs[3] = {aligned(q), aligned(k), aligned(v)};
     p.q = rows(inputs[0]), p.k = rows(inputs[1]), p.v = rows(inputs[2]);
     Tensor out = empty_by_tokens(q, p.size.t, p.size.dv);
-    Tensor statistics = torch::stable::new_empty(q, statistics_sizes(q), ScalarType::Float);
+    Tensor statistics = empty_like_sized(q, statistics_sizes(q), ScalarType::Float);
     p.out = rows(out), p.statistics = static_cast<float*>(statistics.data_ptr());
     if (p.size.s == 0) {  // the sum of no values
       torch::stable::zero_(out);
@@ -180,7 +180,7 @@ struct Operators {
                     "attention_backward: these are not the statistics of attention");
     STD_TORCH_CHECK(bias_grads.size() == biases.size() && (wide_bias_grads.empty() || wide_bias_grads.size() == biases.size()),
                     "attention_backward: bias_grads must have a flag a bias");
-    const Tensor inputs[5] = {aligned(grad), aligned(q), aligned(k), aligned(v), aligned(out)}, by_row = torch::stable::contiguous(statistics);
+    const Tensor inputs[5] = {aligned(grad), aligned(q), aligned(k), aligned(v), aligned(out)}, by_row = statistics.is_contiguous() ? statistics : torch::stable::contiguous(statistics);
     p.grad = rows(inputs[0]), p.q = rows(inputs[1]), p.k = rows(inputs[2]), p.v = rows(inputs[3]), p.out = rows(inputs[4]);
     p.statistics = static_cast<const float*>(by_row.data_ptr());
     Tensor dq = empty_by_tokens(q, p.size.t, p.size.d), dk = empty_by_tokens(k, p.size.s, p.size.d),
@@ -190,10 +190,9 @@ struct Operators {
     for (int i = 0; i < p.biases; ++i) {
       if (!bias_grads[i]) continue;
       const bool wide = !wide_bias_grads.empty() && wide_bias_grads[i];
-      dbiases.push_back(wide ? torch::stable::new_empty(biases[i], to_vector(biases[i].sizes()), ScalarType::Float)
-                             : empty_like_sized(biases[i], to_vector(biases[i].sizes())));
-      p.dbias[i].data = static_cast<char*>(dbiases.back().data_ptr());
       p.dbias[i].dtype = wide ? DType::kFloat32 : p.bias[i].dtype;
+      dbiases.push_back(empty_like_sized(biases[i], to_vector(biases[i].sizes()), wide ? ScalarType::Float : biases[i].scalar_type()));
+      p.dbias[i].data = static_cast<char*>(dbiases.back().data_ptr());
       for (int d = 0; d < 5; ++d) p.dbias[i].size[d] = size_at(biases[i], d);
     }
     if (p.size.heads() * p.size.t * p.size.s > 0) {

@@ -2,18 +2,12 @@
 #include "causal_conv1d/bind.h"
 #include "causal_conv1d/launchers.h"
 #include "causal_conv1d/routes.h"
+#include "common/workspace.h"
 
 namespace fusebackend::causal_conv1d {
 namespace {
 
-Tensor scratch(const Tensor& like, int64_t bytes) {
-  const int64_t size = static_cast<int64_t>(like.element_size());
-  return empty_like_sized(like, {(bytes + size - 1) / size});
-}
-template <typename N>
-N* numbers(const Tensor& scratch) { return static_cast<N*>(scratch.data_ptr()); }
-
-cudaError_t convolve(ConvParams& p, const Tensor& like, cudaStream_t stream) {
+cudaError_t convolve(ConvParams& p, cudaStream_t stream) {
   p.exact = sums_exactly(p);
   if (p.batch * p.channels * p.out_len == 0) return cudaSuccess;
   switch (forward_route(p)) {
@@ -22,8 +16,8 @@ cudaError_t convolve(ConvParams& p, const Tensor& like, cudaStream_t stream) {
     case ForwardRoute::kRegisterToeplitz: return launch_register_toeplitz_forward(p, stream);
     case ForwardRoute::kToeplitz: return launch_toeplitz_forward(p, stream);
     case ForwardRoute::kFft: {
-      const Tensor spectra = scratch(like, fft_forward_scratch(p) * 4);
-      return launch_fft_forward(p, numbers<float>(spectra), stream);
+      const Workspace spectra(fft_forward_scratch(p) * sizeof(float));
+      return launch_fft_forward(p, spectra.as<float>(), stream);
     }
     default: return launch_shared_tile_forward(p, stream);
   }
@@ -37,7 +31,7 @@ Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const Bias& bias, in
   const CudaScope scope(x);
   Tensor out = empty_rows(x, x.size(0), x.size(1), length, channels_last);
   ConvParams p = forward_params(x, weight, bias, left, out, shift, silu, after);
-  check_cuda(convolve(p, x, scope.stream()), "causal_conv1d");
+  check_cuda(convolve(p, scope.stream()), "causal_conv1d");
   return out;
 }
 
@@ -57,27 +51,27 @@ int splits_of(WeightGradRoute route, const WeightGradParams& p) {
   }
 }
 
-cudaError_t launch_weight_grad(WeightGradRoute route, const WeightGradParams& p, const Tensor& like, cudaStream_t stream) {
+cudaError_t launch_weight_grad(WeightGradRoute route, const WeightGradParams& p, cudaStream_t stream) {
   switch (route) {
     case WeightGradRoute::kRegisterWindow: return launch_register_window_weight_grad(p, stream);
     case WeightGradRoute::kToeplitz: return launch_toeplitz_weight_grad(p, stream);
     case WeightGradRoute::kFft: {
-      const Tensor spectra = scratch(like, fft_weight_grad_scratch(p) * 8);
-      return launch_fft_weight_grad(p, numbers<double>(spectra), stream);
+      const Workspace spectra(fft_weight_grad_scratch(p) * sizeof(double));
+      return launch_fft_weight_grad(p, spectra.as<double>(), stream);
     }
     default: return launch_shared_tile_weight_grad(p, stream);
   }
 }
 
 template <typename Params>
-Tensor allocate_partial(Params& p, int splits, const Tensor& like) {
+Workspace allocate_partial(Params& p, int splits) {
   p.splits = splits;
-  Tensor partial = scratch(like, splits * p.channels * (p.taps + 1) * 8);
-  p.partial = numbers<double>(partial);
+  Workspace partial(splits * p.channels * (p.taps + 1) * sizeof(double));
+  p.partial = partial.as<double>();
   return partial;
 }
 
-cudaError_t weight_gradient(const BackwardParams& b, const PreGradient& g, const Tensor& like, cudaStream_t stream) {
+cudaError_t weight_gradient(const BackwardParams& b, const PreGradient& g, cudaStream_t stream) {
   WeightGradParams p = {};
   p.x = b.x, p.g = g.memory.data_ptr(), p.dw = b.dw, p.db = b.db;
   p.batch = b.batch, p.channels = b.channels, p.in_len = b.in_len, p.out_len = b.out_len, p.taps = b.taps, p.left = b.left;
@@ -85,8 +79,8 @@ cudaError_t weight_gradient(const BackwardParams& b, const PreGradient& g, const
   p.dtype = b.dtype, p.g_dtype = g.dtype;
   const WeightGradRoute route = weight_grad_route(p);
   p.skips_padding = route == WeightGradRoute::kSharedTile && shared_tile_weight_grad_skips_padding(p);
-  const Tensor partial = allocate_partial(p, splits_of(route, p), like);
-  const cudaError_t e = launch_weight_grad(route, p, like, stream);
+  const Workspace partial = allocate_partial(p, splits_of(route, p));
+  const cudaError_t e = launch_weight_grad(route, p, stream);
   return e == cudaSuccess ? launch_reduce_partials(p, stream) : e;
 }
 
@@ -101,7 +95,7 @@ std::tuple<Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, co
   if (p.channels == 0) return {b.dx, b.dw, b.db};
 
   if (one_pass_backward(p)) {
-    const Tensor partial = allocate_partial(p, short_backward_splits(p), x);
+    const Workspace partial = allocate_partial(p, short_backward_splits(p));
     check(launch_short_backward(p, scope.stream()));
     return {b.dx, b.dw, b.db};
   }
@@ -109,8 +103,8 @@ std::tuple<Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, co
   PreGradient g = {grad, p.dy_stride, p.dtype};
   if (silu) {
     if (widens_silu_grad(p)) {
-      const DType wider = p.dtype == DType::kFloat32 ? DType::kFloat64 : DType::kFloat32;
-      g = {scratch(x, grad.numel() * element_size(wider)), {p.channels * p.out_len, p.out_len, 1}, wider};
+      const ScalarType wider = p.dtype == DType::kFloat32 ? ScalarType::Double : ScalarType::Float;
+      g = {empty_like_sized(x, {grad.numel()}, wider), {p.channels * p.out_len, p.out_len, 1}, *to_dtype(wider)};
     } else {
       g.memory = empty_rows(x, p.batch, p.channels, p.out_len, is_btc(p.dy_stride, p.channels));
       g.strides = strides_of(g.memory);
@@ -118,7 +112,7 @@ std::tuple<Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, co
     ConvParams pre = forward_params(x, weight, bias, left, g.memory, shift, false);
     pre.out_len = p.out_len, pre.out_stride = g.strides, pre.out_dtype = g.dtype;
     pre.dy = p.dy, pre.dy_stride = p.dy_stride, pre.epilogue = Epilogue::kSiluGrad;
-    check(convolve(pre, x, scope.stream()));
+    check(convolve(pre, scope.stream()));
   }
   if (need_x) {
     ConvParams d = forward_params(grad, weight, std::nullopt, p.taps - 1 - left, b.dx, 0, false);
@@ -126,9 +120,9 @@ std::tuple<Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, co
     d.w = static_cast<const char*>(p.w) + (p.taps - 1) * p.w_stride.k * static_cast<int64_t>(weight.element_size());
     d.w_stride.k = -p.w_stride.k;
     d.skips_padding = true;
-    check(convolve(d, x, scope.stream()));
+    check(convolve(d, scope.stream()));
   }
-  if (need_weight || need_bias) check(weight_gradient(p, g, x, scope.stream()));
+  if (need_weight || need_bias) check(weight_gradient(p, g, scope.stream()));
   return {b.dx, b.dw, b.db};
 }
 

@@ -1,5 +1,6 @@
 #include "column_moments/binding.h"
 #include "common/device_properties.h"
+#include "common/workspace.h"
 
 namespace fusebackend::column_moments {
 namespace {
@@ -12,10 +13,8 @@ std::tuple<Tensor, Tensor, Tensor> column_moments(const Tensor& given, int64_t b
   if (rows.batch * rows.columns == 0) return found.tensors;
   const CudaScope scope(x);
   const column_sum::Plan plan = column_sum::make_plan(rows, sm_count());
-  const int64_t partials = plan.partials(rows);
-  std::optional<Tensor> left;
-  if (partials > 0) left = empty_like_sized(x, {2 * partials}, rows.in_fp64() ? ScalarType::Double : ScalarType::Float);
-  check_cuda(launch(found.p, plan, left ? left->data_ptr() : nullptr, scope.stream()), "column_moments");
+  const Workspace partials(2 * plan.partials(rows) * (rows.in_fp64() ? sizeof(double) : sizeof(float)));
+  check_cuda(launch(found.p, plan, partials.data(), scope.stream()), "column_moments");
   return found.tensors;
 }
 

@@ -1,5 +1,6 @@
 #include "column_sum/binding.h"
 #include "common/device_properties.h"
+#include "common/workspace.h"
 
 namespace fusebackend::column_sum {
 namespace {
@@ -8,10 +9,8 @@ struct Cuda {
   static void run(const Problem& p, const Tensor& like) {
     const CudaScope scope(like);
     const Plan plan = make_plan(p, sm_count());
-    const int64_t partials = plan.partials(p) * p.sums();
-    std::optional<Tensor> sums;
-    if (partials > 0) sums = empty_like_sized(like, {partials}, p.in_fp64() ? ScalarType::Double : ScalarType::Float);
-    check_cuda(launch(p, plan, sums ? sums->data_ptr() : nullptr, scope.stream()), "column_sum");
+    const Workspace partials(plan.partials(p) * p.sums() * (p.in_fp64() ? sizeof(double) : sizeof(float)));
+    check_cuda(launch(p, plan, partials.data(), scope.stream()), "column_sum");
   }
 };
 

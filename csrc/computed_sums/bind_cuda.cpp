@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "common/device_properties.h"
+#include "common/workspace.h"
 #include "computed_sums/binding.h"
 #include "computed_sums/launch.h"
 
@@ -126,10 +127,8 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
   v.vector = vector_of(v, p);
   const Kernel& kernel = kernel_of(v);
   const Plan plan = make_plan(v, batch, rows, p.columns, sm_count());
-  const int64_t partials = addition ? plan.partials(p.columns) * v.outs : 0;
-  std::optional<Tensor> sums;
-  if (partials > 0) sums = empty_like_sized(first, {partials}, ScalarType::Float);
-  check_cuda(launch(kernel, v, plan, p, sums ? static_cast<float*>(sums->data_ptr()) : nullptr, scope.stream()), "computed_sums");
+  const Workspace partials(addition ? plan.partials(p.columns) * v.outs * sizeof(float) : 0);
+  check_cuda(launch(kernel, v, plan, p, partials.as<float>(), scope.stream()), "computed_sums");
   return results;
 }
 

@@ -73,6 +73,7 @@ Plan plan_of_rows(const Variant& v, int64_t rows, int64_t columns, int multiproc
 // in memory, and then the smallest blocks, some of which load while others add their lanes.
 Plan plan_of_images(const Variant& v, int64_t batch, int64_t rows, int64_t columns, int multiprocessors) {
   const int64_t width = columns / v.vector, at_once = v.rows_at_once(), fewest_tiles = ceil_div(width, int64_t(kImageTileVectors));
+  const int64_t most_blocks = int64_t(multiprocessors) * v.blocks_at_once();  // of the most threads, that run at once
   Plan best{};
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int64_t tiles = fewest_tiles; tiles < fewest_tiles + kMostDivisions; ++tiles) {
@@ -81,7 +82,7 @@ Plan plan_of_images(const Variant& v, int64_t batch, int64_t rows, int64_t colum
     for (int threads = kLeastImageThreads; threads <= kMostThreads; threads *= 2) {
       if (threads < tile_vectors) continue;
       Plan plan = lay_out(v, batch, rows, columns, threads, tile_vectors);
-      const int64_t at_a_time = int64_t(multiprocessors) * v.blocks_at_once() * (kMostThreads / threads);  // blocks
+      const int64_t at_a_time = most_blocks * (kMostThreads / threads);
       const int64_t most = std::max<int64_t>(rows / (plan.lanes * at_once), 1);
       for (int64_t splits : {int64_t(1), std::clamp(at_a_time / (batch * plan.tiles), int64_t(1), most)}) {
         plan.splits = splits;

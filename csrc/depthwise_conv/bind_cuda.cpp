@@ -1,4 +1,5 @@
 // The CUDA operators: allocates, and launches the first kernel that takes a convolution.
+#include "common/workspace.h"
 #include "depthwise_conv/bind.h"
 #include "depthwise_conv/launchers.h"
 
@@ -81,11 +82,10 @@ GradientsRoute route_of(const InputGradParams& input, const WeightGradParams& we
 
 // The gradients of weight and bias from what `launch` writes, partial sums in `splits` parts.
 template <typename Launch>
-cudaError_t weight_grad(WeightGradParams& p, int splits, const Tensor& like, cudaStream_t stream, Launch&& launch) {
+cudaError_t weight_grad(WeightGradParams& p, int splits, cudaStream_t stream, Launch&& launch) {
   p.splits = splits;
-  const int64_t numbers = p.splits * p.g.outputs() * (p.g.tap_count() + 1);
-  const Tensor partial = empty_like_sized(like, {numbers * 4 / element_size(p.dtype)});
-  p.partial = static_cast<float*>(partial.data_ptr());
+  const Workspace partial(p.splits * p.g.outputs() * (p.g.tap_count() + 1) * sizeof(float));
+  p.partial = partial.as<float>();
   const cudaError_t e = launch();
   return e == cudaSuccess ? launch_reduce(p, stream) : e;
 }
@@ -109,13 +109,13 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv_backward(const Tensor& grad, c
   const auto check = [](cudaError_t e) { check_cuda(e, "depthwise_conv_backward"); };
   const bool any_x = need_x && b.dx.numel() > 0, any_weight = need_weight || need_bias;
   if (const GradientsRoute both = any_x && any_weight ? route_of(b.input, b.weight) : GradientsRoute{}; both.launch) {
-    check(weight_grad(b.weight, both.splits, x, scope.stream(), [&] { return both.launch(b.input, b.weight, scope.stream()); }));
+    check(weight_grad(b.weight, both.splits, scope.stream(), [&] { return both.launch(b.input, b.weight, scope.stream()); }));
     return {b.dx, b.dw, b.db};
   }
   if (any_x) check(input_grad(b.input, scope.stream()));
   if (any_weight) {
     const WeightGradRoute route = route_of(b.weight);
-    check(weight_grad(b.weight, route.splits, x, scope.stream(), [&] { return route.launch(b.weight, scope.stream()); }));
+    check(weight_grad(b.weight, route.splits, scope.stream(), [&] { return route.launch(b.weight, scope.stream()); }));
   }
   return {b.dx, b.dw, b.db};
 }

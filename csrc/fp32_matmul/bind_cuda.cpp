@@ -9,6 +9,7 @@
 
 #include "common/binding.h"
 #include "common/device_properties.h"
+#include "common/workspace.h"
 #include "fp32_matmul/fp32_matmul.h"
 #include "fp32_matmul/planes.h"
 
@@ -111,9 +112,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& d, 
   const CudaScope scope(a);
   const Kernel chosen = kernel_named(kernel);
   const int sms = sm_count();
-  const int64_t floats = workspace_bytes(p, chosen, sms) / sizeof(float);
-  const Tensor workspace = empty_like_sized(a, {floats + 1});
-  check_cuda(launch(p, chosen, workspace.data_ptr(), sms, scope.stream()), "matmul");
+  const Workspace workspace(static_cast<int64_t>(workspace_bytes(p, chosen, sms)));
+  check_cuda(launch(p, chosen, workspace.data(), sms, scope.stream()), "matmul");
   return c;
 }
 

@@ -9,11 +9,16 @@ namespace {
 
 constexpr size_t aligned(size_t bytes) { return round_up(bytes, 256); }
 
-// Makes the launches of one product. Without a workspace it launches nothing and only finds the bytes that are needed.
+// Makes the launches of one product; or launches nothing and only finds the bytes of workspace that are needed.
 class Launcher {
  public:
   Launcher(Kernel kernel, char* workspace, int sm_count, cudaStream_t stream)
-      : kernel_(kernel), dry_run_(!workspace), workspace_(workspace), sm_count_(sm_count), stream_(stream) {}
+      : kernel_(kernel), dry_run_(false), workspace_(workspace), sm_count_(sm_count), stream_(stream) {}
+  static Launcher dry_run(Kernel kernel, int sm_count) {
+    Launcher launcher(kernel, nullptr, sm_count, nullptr);
+    launcher.dry_run_ = true;
+    return launcher;
+  }
 
   size_t bytes() const { return bytes_; }
 
@@ -111,7 +116,7 @@ class Launcher {
 
 size_t workspace_bytes(const Problem& p, Kernel kernel, int sm_count) {
   if (p.k == 0) return 0;
-  Launcher launcher(kernel, nullptr, sm_count, nullptr);
+  Launcher launcher = Launcher::dry_run(kernel, sm_count);
   launcher.run(p, 0);
   return launcher.bytes();
 }

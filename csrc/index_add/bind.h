@@ -62,7 +62,7 @@ struct Operators {
     const Params p = make_index_params(index, rows, source_index, source_rows, ignore_index, bounds);
     check_sortable(p);
     const int64_t words = sorted_index_words(p);
-    Tensor plan = torch::stable::new_empty(index, IntHeaderOnlyArrayRef(&words, 1), ScalarType::Int);
+    Tensor plan = empty_like_sized(index, {words}, ScalarType::Int);
     Backend::sort(p, static_cast<uint32_t*>(plan.data_ptr()), index);
     return plan;
   }

@@ -1,4 +1,5 @@
 #include "common/device_properties.h"
+#include "common/workspace.h"
 #include "row_scatter/binding.h"
 
 namespace fusebackend::row_scatter {
@@ -10,8 +11,8 @@ Tensor row_scatter(const Tensor& source, const Tensor& index, int64_t bins, std:
   if (out.numel() == 0) return out;
   const CudaScope scope(source);
   const Plan plan = make_plan(p, sm_count(), max_shared_bytes(), int(reinterpret_cast<uintptr_t>(p.source) % 16));
-  const Tensor workspace = empty_like_sized(source, {plan.workspace_bytes / 2}, ScalarType::Short);
-  check_cuda(launch(p, plan, workspace.data_ptr(), scope.stream()), "row_scatter");
+  const Workspace workspace(plan.workspace_bytes);
+  check_cuda(launch(p, plan, workspace.data(), scope.stream()), "row_scatter");
   return out;
 }
 
