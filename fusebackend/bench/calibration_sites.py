@@ -26,6 +26,7 @@ import torch
 from torch._inductor.output_code import CompiledFxGraph
 
 from fusebackend.backend import fuse
+from fusebackend.bench import random_products
 from fusebackend.bench.case import Case
 from fusebackend.bench.case_lists import CPU_SCALE
 from fusebackend.bench.kernel_time import KernelTimer
@@ -38,8 +39,9 @@ from fusebackend.rewriting.registry import families
 from fusebackend.rewriting.reordering import Reordering, copy_geometry
 from fusebackend.rewriting.workload import log2
 
-#: Of which there are no families: pointwise kernels of Inductor's, PyTorch's strided copy, and what a call costs the host.
-STREAM, STRIDED_COPY, HOST = "stream", "strided copy", "host"
+#: Of which there are no families: pointwise kernels of Inductor's, PyTorch's strided copy, products of 16-bit matrices, and what a
+#: call costs the host.
+STREAM, STRIDED_COPY, PRODUCT, HOST = "stream", "strided copy", "product", "host"
 
 #: The part of the time in which workers compile; in the rest they measure.
 _COMPILING = 0.55
@@ -108,7 +110,7 @@ def measure(
         name = torch.cuda.get_device_name
         cores, gpus = cores - 1, sum(name(i) == name(device) for i in range(torch.cuda.device_count()))
     workers = max(gpus, cores)
-    drawn = [*wanted, *wanted, *wanted, STREAM, *([STRIDED_COPY] if device.type == "cuda" or "permute" in wanted else [])]
+    drawn = _drawn(wanted, device)
     context = multiprocessing.get_context("spawn")
     results, turns = context.Queue(), [context.Pipe(duplex=False) for _ in range(workers)]
     began = time.time()
@@ -156,6 +158,16 @@ def measure(
     finally:
         for process in processes:
             process.kill()
+
+
+def _drawn(wanted: Sequence[str], device: torch.device) -> list[str]:
+    """What sites are drawn of, in turn: three of each family, and one of each of what they are estimated by."""
+    drawn = [*wanted, *wanted, *wanted, STREAM]
+    if device.type == "cuda" or "permute" in wanted:
+        drawn.append(STRIDED_COPY)
+    if device.type == "cuda" and "attention" in wanted:
+        drawn.append(PRODUCT)
+    return drawn
 
 
 def _worker(
@@ -215,6 +227,8 @@ def _cases(drawn: Sequence[str], seed: int, first: int, step: int, device: torch
 def _draw(family: str, chance: random.Random, scale: float) -> Iterator[Case]:
     if family == STREAM:
         return _streams(chance, scale)
+    if family == PRODUCT:
+        return random_products.random_cases(chance, scale)
     return families()["permute" if family == STRIDED_COPY else family].bench.random_cases(chance, scale)
 
 
@@ -274,6 +288,8 @@ def _prepare(family: str, case: Case, dynamic: bool, device: torch.device, alter
         kind = STREAM if device.type == "cuda" else "stream cpu"
         work = Work(kind, {"bytes": 2.0 * n.numel() * n.itemsize}, {"log2 itemsize": log2(n.itemsize)})
         prepared.kernels["inductor"] = [[work]]
+    elif family == PRODUCT:
+        prepared.kernels["inductor"] = [[random_products.work(case, dynamic, device)]]
     else:
         prepared.calls["ours"], found = _compiled(case, "ours", device, {"backend": fuse, **how}, alternative)
         if case.backward:

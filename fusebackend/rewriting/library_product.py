@@ -1,4 +1,4 @@
-"""The work of a library's matrix product with the copies that it needs, from sizes alone."""
+"""The work of a library's matrix product: of one that a graph has, and of one that would be put there, with the copies that it needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from fusebackend import fx_utils as g
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Work
 from fusebackend.rewriting.workload import alignment, library_tiles, log2
@@ -60,3 +61,44 @@ def library_product(
             shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
             shape[f"log2 padded to {tile}"] = log2(tiles * tile * tile / (batch * m * n))
     return Work(f"contraction{' cpu' if device.type == 'cpu' else ''}", quantities, shape)
+
+
+def called_product(left: torch.Tensor, right: torch.Tensor, dynamic: bool) -> Work | None:
+    """The product of two matrices of 16 bits, or of batches of them, as Inductor calls the library on a GPU.
+
+    Args:
+        dynamic: whether sizes are symbolic.
+
+    Returns:
+        None if a size depends on data.
+    """
+    a, b = g.hints(left.shape), g.hints(right.shape)
+    a_strides, b_strides = g.hints(left.stride()), g.hints(right.stride())
+    if a is None or b is None or a_strides is None or b_strides is None:
+        return None
+    (m, k), n = a[-2:], b[-1]
+    batch = a[0] if len(a) == 3 else 1
+    itemsize = left.itemsize
+    quantities = {
+        "flops": 2.0 * batch * m * n * k,
+        "bytes": float(itemsize * batch * (m * k + k * n + m * n)),
+    }
+    shape = {
+        "log2 m": log2(m),
+        "log2 n": log2(n),
+        "log2 k": log2(k),
+        "log2 batch": log2(batch),
+        "m alignment": alignment(itemsize * m),
+        "n alignment": alignment(itemsize * n),
+        "k alignment": alignment(itemsize * k),
+        "a by columns": float(a_strides[-2] == 1 and a_strides[-1] != 1),
+        "b by columns": float(b_strides[-2] == 1 and b_strides[-1] != 1),
+        "batched": float(len(a) == 3),
+        "dynamic": float(dynamic),
+    }
+    multiprocessors = device_facts(left.device).multiprocessors
+    for tile, tiles, waves in library_tiles(batch, m, n, multiprocessors):
+        quantities[f"depth in waves of {tile}"] = float(waves * k)
+        shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
+        shape[f"log2 padded to {tile}"] = log2(tiles * tile * tile / max(batch * m * n, 1))
+    return Work(f"cublas {8 * itemsize} bits", quantities, shape)

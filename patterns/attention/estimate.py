@@ -10,9 +10,8 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.facts import Terms
 from fusebackend.patterns.attention.work import Attended, work
-from fusebackend.rewriting.device_facts import device_facts
+from fusebackend.rewriting.library_product import called_product
 from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
-from fusebackend.rewriting.workload import alignment, library_tiles, log2
 
 _aten = torch.ops.aten
 #: Of sites with gathered terms: their loops jump about in memory as those of others do not.
@@ -34,7 +33,7 @@ def workload(
     if site.device.type != "cuda":
         return Estimate(None, "the CPU's kernels are portable ones, of which no time is known", "unmeasured")
     products = [n for n in nodes if n.target in _PRODUCTS]
-    works = [_cublas(n, site.dynamic) for n in products]
+    works = [_product(n, site.dynamic) for n in products]
     if None in works:
         return Estimate(None, "a size depends on data, so it is not known whether the kernels pay", "unmeasured")
     ours: list[Work | Generated] = [work(site, False), *([work(site, True)] if backward else []), *(_masks(site) if site.drops else [])]
@@ -71,36 +70,6 @@ def _masks(site: Attended) -> list[Work]:
     return [Work("stream", {"bytes": byte_count}, {"log2 itemsize": 0.0}) for byte_count in moved]
 
 
-def _cublas(product: fx.Node, dynamic: bool) -> Work | None:
-    """That of a library call for a product of 16-bit matrices, or a batch of them."""
+def _product(product: fx.Node, dynamic: bool) -> Work | None:
     left, right = (g.value(n) for n in product.args[-2:] if isinstance(n, fx.Node))
-    a, b = g.hints(left.shape), g.hints(right.shape)
-    strides = g.hints(left.stride()), g.hints(right.stride())
-    if a is None or b is None or None in strides:
-        return None
-    (m, k), n = a[-2:], b[-1]
-    batch = a[0] if len(a) == 3 else 1
-    itemsize = left.itemsize
-    quantities = {
-        "flops": 2.0 * batch * m * n * k,
-        "bytes": float(itemsize * batch * (m * k + k * n + m * n)),
-    }
-    shape = {
-        "log2 m": log2(m),
-        "log2 n": log2(n),
-        "log2 k": log2(k),
-        "log2 batch": log2(batch),
-        "m alignment": alignment(itemsize * m),
-        "n alignment": alignment(itemsize * n),
-        "k alignment": alignment(itemsize * k),
-        "a by columns": float(strides[0][-2] == 1 and strides[0][-1] != 1),
-        "b by columns": float(strides[1][-2] == 1 and strides[1][-1] != 1),
-        "batched": float(len(a) == 3),
-        "dynamic": float(dynamic),
-    }
-    multiprocessors = device_facts(left.device).multiprocessors
-    for tile, tiles, waves in library_tiles(batch, m, n, multiprocessors):
-        quantities[f"depth in waves of {tile}"] = float(waves * k)
-        shape[f"log2 waves of {tile}"] = log2(tiles / multiprocessors)
-        shape[f"log2 padded to {tile}"] = log2(tiles * tile * tile / max(batch * m * n, 1))
-    return Work(f"cublas {8 * itemsize} bits", quantities, shape)
+    return called_product(left, right, dynamic)

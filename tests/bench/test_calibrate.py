@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import random
@@ -439,6 +440,33 @@ def test_workers_share_the_draws():
 
     alone = first(12, 0, 1)
     assert sorted(first(6, 0, 2) + first(6, 1, 2)) == sorted(alone) and len(set(alone)) > 10
+
+
+def test_products_are_drawn_of_all_forms_and_described():
+    """Inductor compiles them as part of nothing else: a sample of the library's time by itself."""
+    from fusebackend.bench import random_products
+
+    device = torch.device("cpu")
+    drawn = random_products.random_cases(random.Random(0), 1.0)
+    works = []
+    for case, dynamic in zip((next(drawn) for _ in range(60)), itertools.cycle((False, True))):
+        work = random_products.work(case, dynamic, device)
+        left, right = case.inputs(torch.device("meta"))
+        batch = left.shape[0] if left.dim() == 3 else 1
+        assert work.kind == "cublas 16 bits" and work.shape["dynamic"] == dynamic
+        assert work.quantities["flops"] == 2 * batch * left.shape[-2] * left.shape[-1] * right.shape[-1]
+        assert case.fn(left, right).shape[-2:] == (left.shape[-2], right.shape[-1])
+        works.append(work)
+    for name in ("batched", "a by columns", "b by columns"):
+        assert {work.shape[name] for work in works} == {0.0, 1.0}
+
+
+def test_products_are_timed_for_attention():
+    """No other family is estimated by them, and a CPU's are not."""
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert calibration_sites.PRODUCT in calibration_sites._drawn(["attention", "permute"], cuda)
+    assert calibration_sites.PRODUCT not in calibration_sites._drawn(["permute"], cuda)
+    assert calibration_sites.PRODUCT not in calibration_sites._drawn(["attention"], cpu)
 
 
 @pytest.mark.codegen

@@ -10,9 +10,9 @@ import torch
 from families.traced_graphs import traced_joint
 
 from fusebackend.fx_utils import is_view
-from fusebackend.patterns.attention import bench, estimate, ops, work
+from fusebackend.patterns.attention import bench, ops, work
 from fusebackend.patterns.attention.match import Attention
-from fusebackend.rewriting import device_facts
+from fusebackend.rewriting import device_facts, library_product
 from fusebackend.rewriting.pattern import Generated, Match, Workload
 
 CUDA = torch.device("cuda", 0)
@@ -114,7 +114,7 @@ def looking_up(q, k, v, table, index):
 
 def estimated(fn, args, wanted, monkeypatch):
     """The workloads at the sites of ``fn``, as if on a GPU, and the graph; of the backward AOTAutograd notes that it is."""
-    monkeypatch.setattr(estimate, "device_facts", lambda device: device_facts.IMAGINED)
+    monkeypatch.setattr(library_product, "device_facts", lambda device: device_facts.IMAGINED)
     graph = traced_joint(fn, args, wanted)
     gradients = set()
     for node in graph.nodes:
@@ -181,7 +181,7 @@ def multiplied(q, k, v, s):
 def test_what_is_moved_around_the_kernels_is_counted(fn, depth, moved, monkeypatch):
     """Padding of q, k, v and the result, of which a kernel takes 24 for 20 elements a head, and of their gradients; products with a scale
     of the scores, and the sum in its gradient."""
-    monkeypatch.setattr(estimate, "device_facts", lambda device: device_facts.IMAGINED)
+    monkeypatch.setattr(library_product, "device_facts", lambda device: device_facts.IMAGINED)
     q, k, v = (torch.randn(2, 4, 64, depth, dtype=torch.bfloat16) for _ in range(3))
     graph = traced_joint(fn, (q, k, v, torch.randn(4, 1, 1, dtype=torch.bfloat16)), (0, 1, 2, 3) if fn is multiplied else (0, 1, 2))
     (found,) = estimates_where_found(graph)
