@@ -255,6 +255,22 @@ def is_mutating(node: fx.Node) -> bool:
     return False
 
 
+def is_random(node: fx.Node) -> bool:
+    """Whether an operator draws random numbers, or seeds of such."""
+    operator = node.target
+    if not isinstance(operator, torch._ops.OpOverload):
+        return False
+    return torch.Tag.nondeterministic_seeded in operator.tags or operator._schema.name.startswith("prims::inductor_")
+
+
+def may_be_called_early(node: fx.Node) -> bool:
+    """Whether an operator may be called while compiling, once more than the program calls it: one of PyTorch's own that computes a tensor,
+    without effects and without chance, and fills it. A program's own operators, and collectives, may do anything."""
+    operator = node.target
+    own = isinstance(operator, torch._ops.OpOverload) and operator.namespace in ("aten", "prims") and "empty" not in operator._schema.name
+    return own and is_tensor(node) and not is_mutating(node) and not is_random(node)
+
+
 def is_mutated_input(node: fx.Node) -> bool:
     """Whether ``node`` aliases an input of a joint graph that the program mutates.
 

@@ -249,17 +249,12 @@ def _consumers(node: fx.Node, views: tuple[fx.Node, ...] = ()) -> Iterator[list[
 
 def _joins(chain: list[fx.Node], region: set[fx.Node]) -> bool:
     node = chain[-1]
-    if not g.is_fusable(node) or not isinstance(g.value(node), torch.Tensor) or _is_random(node):
+    if not g.is_fusable(node) or not isinstance(g.value(node), torch.Tensor) or g.is_random(node):
         return False
     if g.is_mutating(node) and node.target is not aten.copy_.default:
         return False
     # Where a path leads out of the region and back into it, the two ends could not be one kernel.
     return not _reenters(region.union(chain))
-
-
-def _is_random(node: fx.Node) -> bool:
-    operator: Any = node.target
-    return torch.Tag.nondeterministic_seeded in operator.tags or operator._schema.name.startswith("prims::inductor_")
 
 
 def _reenters(region: set[fx.Node]) -> bool:

@@ -74,10 +74,7 @@ def _computed_of_sizes(node: fx.Node) -> list[fx.Node] | None:
         value = g.value(each)
         if each in found or (isinstance(value, (int, torch.SymInt)) and g.hint(value) is not None):
             continue
-        operator = each.target
-        if not isinstance(operator, torch._ops.OpOverload) or not isinstance(value, torch.Tensor) or len(found) >= _MOST_NODES:
-            return None
-        if operator._schema.is_mutable or torch.Tag.nondeterministic_seeded in operator.tags:
+        if not g.may_be_called_early(each) or len(found) >= _MOST_NODES:
             return None
         sizes = g.hints(value.shape)
         if sizes is None or math.prod(sizes) > _MOST_ELEMENTS:

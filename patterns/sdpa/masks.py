@@ -116,15 +116,12 @@ class _Computer:
 
 def _is_computable(node: fx.Node) -> bool:
     """Whether ``node`` is a small tensor of known sizes that an operator without effects and without chance computes."""
-    target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
-        return False
-    if not g.is_tensor(node) or g.is_mutating(node) or torch.Tag.nondeterministic_seeded in target.tags:
+    if not g.may_be_called_early(node):
         return False
     value, symbolic = g.value(node), list[object]()
     fx.node.map_aggregate((node.args, node.kwargs), lambda a: symbolic.append(a) if isinstance(a, torch.SymInt) else None)
     sizes = [s for s in (*value.shape, *value.stride()) if not isinstance(s, int)]
-    return not sizes and not symbolic and value.numel() <= _MOST_ELEMENTS and target is not aten.empty.memory_format
+    return not sizes and not symbolic and value.numel() <= _MOST_ELEMENTS
 
 
 def emit_mask(e: Emitter, site: Site) -> fx.Node:

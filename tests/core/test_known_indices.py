@@ -71,6 +71,24 @@ def test_what_is_read_or_drawn_is_not_known():
     assert share_in(lambda t, x: added(t, torch.randint(73, (TOKENS,)), x), (73, 4, f32), x) is None
 
 
+@torch.library.custom_op("fusebackend_known_indices::drawn", mutates_args=())
+def drawn(count: int, high: int) -> torch.Tensor:
+    calls.append(count)
+    return torch.arange(count) % high
+
+
+drawn.register_fake(lambda count, high: torch.empty(count, dtype=i64))
+calls = []
+
+
+def test_operators_of_a_program_are_not_called():
+    """They may have a state, as a sampler has: all results after one call more are others. Collectives would wait for the other ranks."""
+    calls.clear()
+    assert share_in(lambda t, x: added(t, drawn(TOKENS, 73), x), (73, 4, f32), (TOKENS, 4, f32)) is None
+    assert share_in(lambda t, x: added(t, drawn(TOKENS, 73) // 2 + torch.arange(TOKENS) % 2, x), (73, 4, f32), (TOKENS, 4, f32)) is None
+    assert not calls
+
+
 def test_large_indices_are_not_computed():
     tokens = known_indices._MOST_ELEMENTS + 1
     assert share_in(lambda t, x: added(t, torch.arange(tokens) % 7, x), (7, 1, f32), (tokens, 1, f32)) is None
