@@ -8,6 +8,7 @@ import dataclasses
 import torch
 from torch import fx
 
+from fusebackend.native import fallbacks
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.outcome import GraphCode, GraphOutcome, Rejection, both_times
 
@@ -18,12 +19,19 @@ _MAX_CONTRADICTION = 3.0
 
 
 def check_raceable(graph: fx.Graph) -> None:
-    """Unfit: why the graph can't be run by itself."""
-    for node in graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES:
-            raise Unfit(f"{node.target} needs the other ranks")
-        if node.meta.get("unbacked_bindings"):
-            raise Unfit(f"the size of {node.name} is not known before run time")
+    """Unfit: why the graph can't be run by itself, again and again."""
+    module = graph.owning_module
+    subgraphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)] if module is not None else []
+    for each in {graph, *subgraphs}:
+        for node in each.nodes:
+            if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES:
+                raise Unfit(f"{node.target} needs the other ranks")
+            if node.target is torch.ops.higher_order.with_effects:
+                raise Unfit(f"{node.args[1]} has effects")
+            if node.meta.get("unbacked_bindings"):
+                raise Unfit(f"the size of {node.name} is not known before run time")
+        for operator in fallbacks.programs_own(each):
+            raise Unfit(f"{operator} is the program's own: it may have a state, which more calls would change")
 
 
 def check_believable(outcome: GraphOutcome, replaced_ms: float, inductor_ms: float) -> None:

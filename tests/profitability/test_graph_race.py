@@ -6,7 +6,7 @@ from slow_product import compiled, slow_mm, square
 from torch import nn
 
 import fusebackend
-from fusebackend.profitability import graph_race, region_timing, timer
+from fusebackend.profitability import graph_race, raced_graphs, region_timing, timer
 from fusebackend.profitability.unfit import Unfit
 
 pytestmark = pytest.mark.usefixtures("own_cache", "the_long_way")
@@ -77,6 +77,39 @@ def test_graphs_with_collectives_are_not_raced():
     own = fusebackend.rewriting.inductor_pass.FusePass("post_grad", (), None)
     with pytest.raises(Unfit, match="needs the other ranks"):
         graph_race._Race(None, own, {}, module, [], {}).key()
+
+
+@torch.library.custom_op("fusebackend_graph_race::tick", mutates_args=())
+def tick(x: torch.Tensor) -> torch.Tensor:
+    ticks.append(1)
+    return x + len(ticks)
+
+
+tick.register_fake(torch.empty_like)
+ticks = []
+
+
+@pytest.mark.codegen
+def test_operators_of_a_program_are_not_run_to_race(fast):
+    """They may have a state: a race would leave another one behind than the program expects."""
+    ticks.clear()
+    x, y = square()
+    fn = compiled(lambda x, y: tick(slow_mm(x, y)), "race", ["test_fast"])
+    for count in (1, 2, 3):
+        torch.testing.assert_close(fn(x, y), x @ y + count)
+    found = fusebackend.last_report()
+    assert found.counts() == {"test_fast": 1} and "fusebackend_graph_race.tick.default is the program's own" in str(found)
+
+
+def test_operators_of_a_program_are_found_in_the_branches_of_a_graph():
+    inner, outer = torch.fx.Graph(), torch.fx.Graph()
+    inner.output(inner.call_function(torch.ops.fusebackend_graph_race.tick.default, (inner.placeholder("x"),)))
+    module = nn.Module()
+    module.branch = torch.fx.GraphModule(nn.Module(), inner)
+    outer.get_attr("branch")
+    outer.output(outer.placeholder("x"))
+    with pytest.raises(Unfit, match="the program's own"):
+        raced_graphs.check_raceable(torch.fx.GraphModule(module, outer).graph)
 
 
 @pytest.mark.cuda
