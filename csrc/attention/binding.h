@@ -164,7 +164,7 @@ struct Operators {
     return {out, statistics};
   }
 
-  static std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> attention_backward(
+  static std::vector<Tensor> attention_backward(
       const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, std::vector<Tensor> biases, const Tensor& out,
       const Tensor& statistics, double scale, bool causal, std::vector<bool> bias_grads, std::vector<bool> wide_bias_grads,
       std::optional<Tensor> kept, double kept_scale) {
@@ -186,22 +186,21 @@ struct Operators {
     Tensor dq = empty_by_tokens(q, p.size.t, p.size.d), dk = empty_by_tokens(k, p.size.s, p.size.d),
            dv = empty_by_tokens(v, p.size.s, p.size.dv);
     p.dq = rows(dq), p.dk = rows(dk), p.dv = rows(dv);
-    std::vector<Tensor> dbiases;
+    std::vector<Tensor> gradients = {dq, dk, dv};
     for (int i = 0; i < p.biases; ++i) {
       if (!bias_grads[i]) continue;
       const bool wide = !wide_bias_grads.empty() && wide_bias_grads[i];
       p.dbias[i].dtype = wide ? DType::kFloat32 : p.bias[i].dtype;
-      dbiases.push_back(empty_like_sized(biases[i], to_vector(biases[i].sizes()), wide ? ScalarType::Float : biases[i].scalar_type()));
-      p.dbias[i].data = static_cast<char*>(dbiases.back().data_ptr());
+      gradients.push_back(empty_like_sized(biases[i], to_vector(biases[i].sizes()), wide ? ScalarType::Float : biases[i].scalar_type()));
+      p.dbias[i].data = static_cast<char*>(gradients.back().data_ptr());
       for (int d = 0; d < 5; ++d) p.dbias[i].size[d] = size_at(biases[i], d);
     }
     if (p.size.heads() * p.size.t * p.size.s > 0) {
       Device::backward(p, q);
     } else {  // sums of nothing
-      for (Tensor* t : {&dq, &dk, &dv}) torch::stable::zero_(*t);
-      for (Tensor& t : dbiases) torch::stable::zero_(t);
+      for (Tensor& t : gradients) torch::stable::zero_(t);
     }
-    return {dq, dk, dv, dbiases};
+    return gradients;
   }
 
   static void implement(torch::stable::detail::StableLibrary& m) {

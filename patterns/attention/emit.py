@@ -159,10 +159,8 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
         if result is not None:
             gradient = _without_padding(e, e.call(operator.getitem, gradients, i), forward.width if i == 2 else forward.depth)
             found.append(placed(e, site, result, times_gain(e, site, gradient) if i == 0 else gradient))
-    picked = e.call(operator.getitem, gradients, 3) if any(wanted) else None
     for slot, bias in zip(site.slots, backward.biases):
-        assert picked is not None
-        gradient = e.call(operator.getitem, picked, sum(wanted[:slot]))
+        gradient = e.call(operator.getitem, gradients, 3 + sum(wanted[:slot]))
         gradient = _summed(e, bias.result, gradient, site.scores_layout_of(site.addends[slot]))
         found.append(contiguous(e, gradient) if gradient in found else gradient)
     if backward.gain is not None:  # scores before the gain, times their gradients, summed up over keys: queries times theirs

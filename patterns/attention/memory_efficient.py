@@ -232,7 +232,7 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     for i, replaced in site.gradients.items():
         found.append(in_place_of(e, g.value(replaced), e.call(operator.getitem, gradients, i)))
     if site.bias_gradient is not None:
-        gradient = e.call(operator.getitem, e.call(operator.getitem, gradients, 3), 0)
+        gradient = e.call(operator.getitem, gradients, 3)
         found.append(_as_laid_out(e, g.value(site.bias_gradient), gradient))
     return found
 

@@ -94,7 +94,7 @@ def reference_backward(
     wide_bias_grads: Sequence[bool] = (),
     kept: torch.Tensor | None = None,
     kept_scale: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+) -> list[torch.Tensor]:
     """What ``fusebackend::attention_backward`` computes: the gradients of :func:`reference`'s first result.
 
     Args:
@@ -105,8 +105,9 @@ def reference_backward(
         wide_bias_grads: for each bias, whether its gradient is wanted in fp32, if any is; others have the bias's dtype.
 
     Returns:
-        The gradients of q, k and v, laid out as ``out`` is, and a list of those of the biases that are wanted, contiguous, of the bias's
-        sizes: summed in fp32, in the same order in every run, over the dimensions that are broadcast.
+        The gradients of q, k and v, laid out as ``out`` is, and behind them those of the biases that are wanted, contiguous, of the bias's
+        sizes: summed in fp32, in the same order in every run, over the dimensions that are broadcast. One list: of lists beside tensors
+        Inductor's C++ wrapper knows nothing.
     """
     scores, wide = _scores(q, k, biases, scale, causal), _wide(grad)
     maximum, log_sum = statistics.split(1, -1)
@@ -125,7 +126,7 @@ def reference_backward(
         for bias, wanted, is_wide in zip(biases, bias_grads, wide_grads)
         if wanted
     ]
-    return _by_tokens(dq.to(q.dtype)), _by_tokens(dk.to(q.dtype)), _by_tokens(dv.to(q.dtype)), dbiases
+    return [*(_by_tokens(gradient.to(q.dtype)) for gradient in (dq, dk, dv)), *dbiases]
 
 
 def _kept_factors(kept: torch.Tensor, kept_scale: float, weights: torch.Tensor) -> torch.Tensor:
@@ -230,16 +231,14 @@ def _fake_backward(grad, q, k, v, biases, out, statistics, scale, causal, bias_g
     flags = len(bias_grads) == len(biases) and len(wide_bias_grads) in (0, len(biases))
     torch._check(flags, lambda: f"{name}: bias_grads must have a flag a bias")
     wide_grads = wide_bias_grads or [False] * len(biases)
-    return (
-        _empty_by_tokens(q, q.shape[-2], q.shape[-1]),
-        _empty_by_tokens(k, k.shape[-2], k.shape[-1]),
-        _empty_by_tokens(v, v.shape[-2], v.shape[-1]),
-        [
+    return [
+        *(_empty_by_tokens(x, x.shape[-2], x.shape[-1]) for x in (q, k, v)),
+        *(
             bias.new_empty(bias.shape, dtype=torch.float32 if is_wide else bias.dtype)
             for bias, wanted, is_wide in zip(biases, bias_grads, wide_grads)
             if wanted
-        ],
-    )
+        ),
+    ]
 
 
 attention_mask_bits = ops.define(
@@ -256,7 +255,7 @@ attention = ops.define(
 attention_backward = ops.define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor[] biases, Tensor out, Tensor statistics, float scale,"
     " bool causal, bool[] bias_grads, bool[] wide_bias_grads=[], Tensor? kept=None, float kept_scale=1.0)"
-    " -> (Tensor dq, Tensor dk, Tensor dv, Tensor[] dbiases)",
+    " -> Tensor[]",
     fake=_fake_backward,
     layout=torch.Tag.needs_exact_strides,
 )
