@@ -12,13 +12,14 @@ from typing import Any
 from torch import fx
 from torch._inductor import compile_fx as inductor
 
+from fusebackend.log import log
 from fusebackend.native import loader
 from fusebackend.options import parse
 from fusebackend.report import history
 from fusebackend.report.model import Report
 from fusebackend.rewriting import fuel
 from fusebackend.rewriting.registry import all_patterns
-from fusebackend.session import Session
+from fusebackend.session import Session, inductor_patches
 
 
 def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None) -> Callable:
@@ -38,9 +39,19 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     """
     library = loader.load()
     known = all_patterns()
-    session = Session(parse(mode, options, known_patterns=[p.name for p in known]), library, known, gm, example_inputs)
+    chosen = parse(mode, options, known_patterns=[p.name for p in known])
+    try:
+        session = Session(chosen, library, known, gm, example_inputs)
+    except Exception as error:  # no program is known for which it does
+        if chosen.strict:
+            raise
+        note = f"all is left to Inductor: preparing the compile raised {type(error).__name__}: {error}"
+        log.warning(note, exc_info=True)
+        history.add(Report(notes=[note]))
+        compiled: Any = inductor.compile_fx(gm, example_inputs, config_patches=inductor_patches(chosen))
+        return compiled
     history.add(session.report)
-    compiled: Any = inductor.compile_fx(gm, example_inputs, inner_compile=session.inner_compile, config_patches=session.config_patches)
+    compiled = inductor.compile_fx(gm, example_inputs, inner_compile=session.inner_compile, config_patches=session.config_patches)
     session.end()
     return compiled
 

@@ -96,14 +96,15 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def hint(size: int | torch.SymInt) -> int | None:
-    """The value that a size had when it was traced, without a guard; None for unbacked sizes."""
+    """The value that a size had when it was traced, without a guard; None for unbacked sizes, and for those of nested tensors, which are
+    no numbers."""
     if isinstance(size, int):
         return size
     try:
         found = size.node.hint
-    except Exception:  # unbacked symbols raise, with types that differ between versions
+        return int(found) if found is not None else None
+    except Exception:  # with types that differ between versions
         return None
-    return int(found) if found is not None else None
 
 
 def hints(sizes: Any) -> list[int] | None:

@@ -169,6 +169,27 @@ def test_sparse_and_complex_inputs_stay_with_inductor(interpreted):
         assert not substituted()
 
 
+@pytest.mark.codegen
+def test_jagged_tensors_as_inputs(device):
+    """The size of such a dim is a symbol that stands for no number."""
+
+    def rows(*lengths):
+        parts = [torch.arange(4.0 * n, device=device).view(n, 4) / n for n in lengths]
+        return torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+
+    def fn(x):
+        return ((x @ torch.eye(4, device=device)).sin() * 2 + x).cos()
+
+    compiled = torch.compile(fn, backend="fuse")
+    for lengths in ((3, 5, 2), (7, 1)):
+        found, expected = rows(*lengths), rows(*lengths)
+        out, wanted = compiled(found), fn(expected)
+        torch.testing.assert_close(out.values(), wanted.values())
+        out.values().sum().backward()
+        wanted.values().sum().backward()
+        torch.testing.assert_close(found.grad.values(), expected.grad.values())
+
+
 def test_graph_breaks_within_nested_calls(interpreted, device):
     def inner(x, y):
         x = transposed_sum(x, y)

@@ -355,6 +355,21 @@ def test_a_pattern_that_raises_costs_only_its_site(interpreted, temporary_patter
     assert "raised RuntimeError: on purpose" in reason
 
 
+@pytest.mark.codegen
+def test_a_compile_that_we_can_not_prepare_is_inductors(monkeypatch, caplog):
+    def broken(*_):
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(fusebackend.backend, "Session", broken)
+    x = torch.randn(8, 6)
+    torch.testing.assert_close(torch.compile(torch.sin, backend="fuse")(x), x.sin())
+    said = "all is left to Inductor: preparing the compile raised RuntimeError: on purpose"
+    assert fusebackend.last_report().notes == [said] and said in caplog.text
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="on purpose"):
+        torch.compile(torch.sin, backend="fuse", options={"fuse.strict": True})(x)
+
+
 def test_without_a_fingerprint_nothing_is_cached(temporary_pattern):
     temporary_pattern(Broken("fingerprint"))
     assert code_identity(Options(), loader.load()) is None

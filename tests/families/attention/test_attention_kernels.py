@@ -334,6 +334,21 @@ def test_what_is_refused(device, library):
             ops.attention_backward(*values)
 
 
+@pytest.mark.codegen
+def test_inductors_cpp_wrapper_takes_the_backward(library):
+    """It knows tensors and lists of tensors, and no list beside tensors."""
+
+    def gradients(grad, q, k, v, bias):
+        out, statistics = ops.attention(q, k, v, [bias], 0.3, False)
+        return ops.attention_backward(grad, q, k, v, [bias], out, statistics, 0.3, False, [True])
+
+    q, k, v, grad = arguments("cpu", torch.bfloat16, (2, 3, 9, 16))
+    bias = torch.randn(1, 3, 9, 9)
+    compiled = torch.compile(gradients, fullgraph=True, options={"cpp_wrapper": True})
+    for a, b in zip(compiled(grad, q, k, v, bias), gradients(grad, q, k, v, bias), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_compiled_by_inductor_with_dynamic_sizes(library):
     def both(grad, q, k, v, bias):
         out, statistics = ops.attention(q, k, v, [bias], 0.3, False)
