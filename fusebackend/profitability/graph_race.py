@@ -96,7 +96,7 @@ class _Race:
         """The key of this graph's measurement, and its device. Unfit: why it is not raced."""
         if V.aot_compilation:
             raise Unfit("ahead-of-time compiles are not raced")
-        check_raceable(self.gm.graph)
+        check_raceable(self.gm.graph, self.ours.patterns)
         nodes = list(self.gm.graph.nodes)
         inputs = [n for n in nodes if n.op == "placeholder"]
         inner = [n for n in nodes if n.op not in ("placeholder", "output")]

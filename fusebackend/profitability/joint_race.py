@@ -127,7 +127,7 @@ class JointRace:
     def _key(self, ours: fx.Graph, plain: fx.Graph, device: torch.device) -> str:
         texts = []
         for graph in (ours, plain):
-            check_raceable(graph)
+            check_raceable(graph, self._ours.patterns)
             inputs = graph.find_nodes(op="placeholder")
             inner = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
             texts.append(cache_keys.graph_text(inputs, inner, _outputs(graph), symbols_of(inputs)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterable
 
 import torch
 from torch import fx
@@ -11,6 +12,7 @@ from torch import fx
 from fusebackend.native import fallbacks
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.outcome import GraphCode, GraphOutcome, Rejection, both_times
+from fusebackend.rewriting.pattern import Pattern
 
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor", "symm_mem")
 
@@ -18,8 +20,13 @@ _COLLECTIVES = ("_c10d_functional", "c10d_functional", "_c10d_functional_autogra
 _MAX_CONTRADICTION = 3.0
 
 
-def check_raceable(graph: fx.Graph) -> None:
-    """Unfit: why the graph can't be run by itself, again and again."""
+def check_raceable(graph: fx.Graph, patterns: Iterable[Pattern]) -> None:
+    """Unfit: why the graph can't be run by itself, again and again.
+
+    Args:
+        patterns: those of this compile. What they look for is timed in regions, too.
+    """
+    looked_for = {anchor for pattern in patterns for anchor in pattern.anchors}
     module = graph.owning_module
     subgraphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)] if module is not None else []
     for each in {graph, *subgraphs}:
@@ -30,7 +37,7 @@ def check_raceable(graph: fx.Graph) -> None:
                 raise Unfit(f"{node.args[1]} has effects")
             if node.meta.get("unbacked_bindings"):
                 raise Unfit(f"the size of {node.name} is not known before run time")
-        for operator in fallbacks.programs_own(each):
+        for operator in fallbacks.programs_own(each) - looked_for:
             raise Unfit(f"{operator} is the program's own: it may have a state, which more calls would change")
 
 

@@ -109,7 +109,7 @@ def test_operators_of_a_program_are_found_in_the_branches_of_a_graph():
     outer.get_attr("branch")
     outer.output(outer.placeholder("x"))
     with pytest.raises(Unfit, match="the program's own"):
-        raced_graphs.check_raceable(torch.fx.GraphModule(module, outer).graph)
+        raced_graphs.check_raceable(torch.fx.GraphModule(module, outer).graph, ())
 
 
 @pytest.mark.cuda
