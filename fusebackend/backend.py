@@ -42,7 +42,7 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     chosen = parse(mode, options, known_patterns=[p.name for p in known])
     try:
         session = Session(chosen, library, known, gm, example_inputs)
-    except Exception as error:  # no program is known for which it does
+    except Exception as error:  # a defect of ours, which must not fail the compile
         if chosen.strict:
             raise
         note = f"all is left to Inductor: preparing the compile raised {type(error).__name__}: {error}"

@@ -103,7 +103,7 @@ def hint(size: int | torch.SymInt) -> int | None:
     try:
         found = size.node.hint
         return int(found) if found is not None else None
-    except Exception:  # with types that differ between versions
+    except Exception:  # asking raises there, with types that differ between versions
         return None
 
 

@@ -27,8 +27,9 @@ def register(more: Iterable[torch._ops.OpOverload] = ()) -> None:
     """
     from torch._inductor import lowering
 
+    more = set(more)
     _emitted.update(more)
-    for op in (*ops.defined, *_emitted):
+    for op in (*ops.defined, *more):
         if op not in lowering.lowerings:
             constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
             lowering.make_fallback(op, layout_constraint=constraint, warn=False)

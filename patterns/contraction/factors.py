@@ -131,7 +131,7 @@ class Folded:
     @property
     def is_exact(self) -> bool:
         """Whether these may be multiplied first, whatever they hold: a product that the graph does not compute may overflow, or vanish,
-        where those that it computes do not. What is multiplied by 0 or 1 first does not, though a product that it replaces may have."""
+        where those that it computes do not. Nothing overflows that a mask is multiplied to first, though the graph's own product may."""
         return sum(not part.is_mask for part in self.parts) <= 1
 
     @property
