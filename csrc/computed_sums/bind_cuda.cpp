@@ -1,5 +1,5 @@
-// computed_sums(Tensor[] inputs, str program, str types, int batch_dims, bool means) -> Tensor[]
-// computed_rows(Tensor[] inputs, str program, str types, bool keeps_order) -> Tensor[]
+// computed_sums(Tensor[] inputs, str program, str types, int batch_dims, bool means, int[]? order) -> Tensor[]
+// computed_rows(Tensor[] inputs, str program, str types, bool keeps_order, int[]? order) -> Tensor[]
 #include <algorithm>
 #include <numeric>
 
@@ -11,62 +11,113 @@
 namespace fusebackend::computed_sums {
 namespace {
 
-std::string text(const std::vector<int64_t>& sizes) {
+using Dims = std::vector<int64_t>;
+
+std::string text(const Dims& sizes) {
   std::string all = "[";
   for (size_t d = 0; d < sizes.size(); ++d) all += (d > 0 ? ", " : "") + std::to_string(sizes[d]);
   return all + "]";
 }
 
-// The sizes to which those of all inputs broadcast.
-std::vector<int64_t> domain_of(const std::vector<Tensor>& inputs) {
-  std::vector<int64_t> domain = to_vector(inputs[0].sizes());
-  STD_TORCH_CHECK(domain.size() >= 2, "computed_sums: input 0 has ", domain.size(), " dims; at least 2 are needed, the last of which are columns");
+// The sizes and strides of an input, its dims in the order in which the kernels walk them. One of a single dim has the columns.
+struct Layout {
+  Dims sizes, strides;
+};
+
+Layout layout_of(const Tensor& input, const Dims& order) {
+  const Dims sizes = to_vector(input.sizes()), strides = to_vector(input.strides());
+  Layout found = {Dims(order.size(), 1), Dims(order.size(), 0)};
+  if (sizes.size() == 1) {
+    found.sizes.back() = sizes[0], found.strides.back() = strides[0];
+  } else {
+    for (size_t d = 0; d < order.size(); ++d) found.sizes[d] = sizes[size_t(order[d])], found.strides[d] = strides[size_t(order[d])];
+  }
+  return found;
+}
+
+size_t rank_of(const std::vector<Tensor>& inputs) {
+  size_t rank = 0;
+  for (const Tensor& input : inputs) rank = std::max(rank, size_t(input.dim()));
+  STD_TORCH_CHECK(rank >= 2, "computed_sums: inputs have at most ", rank, " dims; at least 2 are needed, the last of which are columns");
   for (size_t k = 0; k < inputs.size(); ++k) {
-    const std::vector<int64_t> sizes = to_vector(inputs[k].sizes());
-    STD_TORCH_CHECK(sizes.size() == domain.size(), "computed_sums: input ", k, " has ", sizes.size(), " dims, and input 0 has ", domain.size());
+    const size_t dims = size_t(inputs[k].dim());
+    STD_TORCH_CHECK(dims == rank || dims == 1, "computed_sums: input ", k, " has ", dims, " dims, others have ", rank, "; as many, or 1, are accepted");
+  }
+  return rank;
+}
+
+Dims check_order(const std::optional<Dims>& order, size_t rank) {
+  Dims dims(rank);
+  std::iota(dims.begin(), dims.end(), 0);
+  if (!order) return dims;
+  STD_TORCH_CHECK(std::is_permutation(order->begin(), order->end(), dims.begin(), dims.end()), "computed_sums: order ", text(*order),
+                  " does not name each of the dims 0 to ", rank - 1, " once");
+  return *order;
+}
+
+// Sizes that are given in the order in which the dims are walked, in the order of the tensors' dims.
+Dims unordered(const Dims& walked, const Dims& order) {
+  Dims sizes(order.size());
+  for (size_t i = 0; i < order.size(); ++i) sizes[size_t(order[i])] = walked[i];
+  return sizes;
+}
+
+// The sizes to which those of all inputs broadcast, in the order in which the dims are walked.
+Dims domain_of(const std::vector<Tensor>& inputs, const Dims& order) {
+  Dims domain(order.size(), 1);
+  std::vector<Layout> layouts;
+  for (const Tensor& input : inputs) {
+    const Dims& sizes = layouts.emplace_back(layout_of(input, order)).sizes;
     for (size_t d = 0; d < domain.size(); ++d) {
       const bool fits = sizes[d] == domain[d] || sizes[d] == 1 || domain[d] == 1;
-      STD_TORCH_CHECK(fits, "computed_sums: input ", k, " of sizes ", text(sizes), " does not broadcast with those before it, of sizes ", text(domain));
+      STD_TORCH_CHECK(fits, "computed_sums: input ", layouts.size() - 1, " of sizes ", text(to_vector(input.sizes())),
+                      " does not broadcast with those before it, of sizes ", text(unordered(domain, order)));
       if (domain[d] == 1) domain[d] = sizes[d];
     }
   }
-  bool full = false;
-  for (const Tensor& input : inputs) full |= to_vector(input.sizes()) == domain;
-  STD_TORCH_CHECK(full, "computed_sums: no input has the sizes to which all of them broadcast, ", text(domain));
+  const bool full = std::any_of(layouts.begin(), layouts.end(), [&](const Layout& l) { return l.sizes == domain; });
+  STD_TORCH_CHECK(full, "computed_sums: no input has the sizes to which all of them broadcast, ", text(unordered(domain, order)));
   return domain;
 }
 
-// How an input lies. One that lies in no way that the kernel reads is copied: within its own sizes if that is enough.
-Lies find_or_copy(Tensor& input, const std::vector<int64_t>& domain, int64_t batch_dims) {
-  const auto found = [&] { return describe(to_vector(input.sizes()), to_vector(input.strides()), domain, batch_dims); };
-  if (const auto lies = found()) return *lies;
-  input = torch::stable::contiguous(input);
-  if (const auto lies = found()) return *lies;
-  Tensor full = empty_like_sized(input, domain);
-  torch::stable::copy_(full, input);
-  input = full;
-  return *found();
-}
-
-std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, const std::vector<size_t>& order) {
-  std::vector<int64_t> strides(sizes.size());
+// Strides, by dim, of a tensor without gaps whose dims lie in memory in an order.
+Dims strides_of(const Dims& sizes, const Dims& order) {
+  Dims strides(sizes.size());
   int64_t step = 1;
-  for (size_t i = order.size(); i-- > 0;) strides[order[i]] = step, step *= std::max<int64_t>(sizes[order[i]], 1);
+  for (size_t i = order.size(); i-- > 0;) strides[size_t(order[i])] = step, step *= std::max<int64_t>(sizes[size_t(order[i])], 1);
   return strides;
 }
 
+// How an input lies. One that lies in no way that the kernel reads is copied: within its own sizes if that is enough.
+Lies find_or_copy(Tensor& input, const Dims& order, const Dims& domain, int64_t batch_dims) {
+  const auto found = [&] {
+    const Layout layout = layout_of(input, order);
+    return describe(layout.sizes, layout.strides, domain, batch_dims);
+  };
+  if (const auto lies = found()) return *lies;
+  const auto copy = [&](const Dims& sizes, const Dims& strides) {
+    Tensor copied = empty_strided_like(input, sizes, strides);
+    torch::stable::copy_(copied, input);
+    input = copied;
+    return found();
+  };
+  const Dims own = to_vector(input.sizes()), full = unordered(domain, order);
+  if (const auto lies = copy(own, own.size() == 1 ? Dims{1} : strides_of(own, order))) return *lies;  // all there is to columns alone
+  return *copy(full, strides_of(full, order));
+}
+
 // How tensors lie in memory like the first input that has the full size, if there are no gaps in that; contiguous otherwise.
-std::vector<int64_t> strides_like(const std::vector<Tensor>& inputs, const std::vector<int64_t>& domain) {
-  std::vector<size_t> order(domain.size());
+Dims strides_like(const std::vector<Tensor>& inputs, const Dims& sizes) {
+  Dims order(sizes.size());
   std::iota(order.begin(), order.end(), 0);
-  const std::vector<int64_t> contiguous = strides_of(domain, order);
+  const Dims contiguous = strides_of(sizes, order);
   for (const Tensor& input : inputs) {
-    if (to_vector(input.sizes()) != domain) continue;
-    const std::vector<int64_t> given = to_vector(input.strides());
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return given[a] > given[b]; });
-    const std::vector<int64_t> dense = strides_of(domain, order);
-    for (size_t d = 0; d < domain.size(); ++d)
-      if (domain[d] != 1 && given[d] != dense[d]) return contiguous;
+    if (to_vector(input.sizes()) != sizes) continue;
+    const Dims given = to_vector(input.strides());
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return given[size_t(a)] > given[size_t(b)]; });
+    const Dims dense = strides_of(sizes, order);
+    for (size_t d = 0; d < sizes.size(); ++d)
+      if (sizes[d] != 1 && given[d] != dense[d]) return contiguous;
     return dense;
   }
   return contiguous;
@@ -78,7 +129,8 @@ struct Addition {
   bool means;
 };
 
-std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& program, const std::string& types, std::optional<Addition> addition) {
+std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& program, const std::string& types, std::optional<Addition> addition,
+                            const std::optional<Dims>& given_order) {
   check_counts(inputs.size(), types.size());
   const Tensor& first = inputs[0];
   const Program& prepared = prepare(program);
@@ -87,7 +139,7 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
     STD_TORCH_CHECK(inputs[k].is_cuda() && on_same_device(inputs[k], first), "computed_sums: input ", k, " is not on the GPU of input 0");
     v.types += input_type(inputs[k].scalar_type(), k);
   }
-  const std::vector<int64_t> domain = domain_of(inputs);
+  const Dims order = check_order(given_order, rank_of(inputs)), domain = domain_of(inputs, order);
   const int64_t batch_dims = addition ? addition->batch_dims : 0, most_dims = int64_t(domain.size()) - 2;
   const bool fits = 0 <= batch_dims && batch_dims <= most_dims;
   STD_TORCH_CHECK(fits, "computed_sums: batch_dims = ", batch_dims, "; of ", domain.size(), " dims 0 to ", most_dims, " are accepted");
@@ -96,7 +148,7 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
   for (int64_t d = 0; d <= most_dims; ++d) (d < batch_dims ? batch : rows) *= domain[d];
   p.columns = domain.back();
   p.scale = addition && addition->means ? 1.0f / float(rows) : 1.0f;
-  std::vector<int64_t> sizes = domain;  // of a result
+  Dims sizes = addition ? domain : unordered(domain, order);  // of a result
   if (addition) sizes.erase(sizes.begin() + batch_dims, sizes.end() - 1);
   std::copy(prepared.numbers.begin(), prepared.numbers.end(), p.numbers);
   std::vector<Tensor> results;
@@ -104,7 +156,7 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
     const ScalarType dtype = result_dtype(types[s]);
     p.results[s] = types[s];
     if (!addition) v.stored += char(p.results[s]);
-    results.push_back(empty_like_sized(first, sizes, dtype));
+    results.push_back(addition ? empty_like_sized(first, sizes, dtype) : empty_strided_like(first, sizes, strides_of(sizes, order), dtype));
     p.out[s] = results[s].data_ptr();
   }
   const CudaScope scope(first);
@@ -120,7 +172,7 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
   STD_TORCH_CHECK(batch <= kMostRows / rows, "computed_sums: ", batch * rows, " rows; at most ", kMostRows, " are accepted");
   p.batch = uint32_t(batch), p.rows = uint32_t(rows);
   for (size_t k = 0; k < inputs.size(); ++k) {
-    const Lies lies = find_or_copy(inputs[k], domain, batch_dims);
+    const Lies lies = find_or_copy(inputs[k], order, domain, batch_dims);
     v.kinds += lies.kind;
     p.inputs[k] = {inputs[k].data_ptr(), lies.row_stride, FastDiv(uint32_t(lies.divisor)), FastDiv(uint32_t(lies.period))};
   }
@@ -132,19 +184,21 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
   return results;
 }
 
-std::vector<Tensor> computed_sums(std::vector<Tensor> inputs, const std::string& program, const std::string& types, int64_t batch_dims, bool means) {
-  return compute(std::move(inputs), program, types, Addition{batch_dims, means});
+std::vector<Tensor> computed_sums(std::vector<Tensor> inputs, const std::string& program, const std::string& types, int64_t batch_dims, bool means,
+                                  std::optional<Dims> order) {
+  return compute(std::move(inputs), program, types, Addition{batch_dims, means}, order);
 }
 
-std::vector<Tensor> computed_rows(std::vector<Tensor> inputs, const std::string& program, const std::string& types, bool keeps_order) {
+std::vector<Tensor> computed_rows(std::vector<Tensor> inputs, const std::string& program, const std::string& types, bool keeps_order,
+                                  std::optional<Dims> order) {
   std::vector<Tensor> given;
   if (keeps_order) given = inputs;
-  std::vector<Tensor> results = compute(std::move(inputs), program, types, std::nullopt);
+  std::vector<Tensor> results = compute(std::move(inputs), program, types, std::nullopt, order);
   if (!keeps_order) return results;
-  const std::vector<int64_t> domain = to_vector(results[0].sizes()), strides = strides_like(given, domain);
+  const Dims sizes = to_vector(results[0].sizes()), strides = strides_like(given, sizes);
   if (strides == to_vector(results[0].strides())) return results;
   for (Tensor& result : results) {
-    Tensor moved = empty_strided_like(result, domain, strides);
+    Tensor moved = empty_strided_like(result, sizes, strides);
     torch::stable::copy_(moved, result);
     result = moved;
   }

@@ -380,6 +380,18 @@ def _viewed(leaf: Leaf) -> tuple[torch.Tensor, bool] | None:
     return found, not g.share_storage(whole, found)
 
 
+def is_of_columns(leaf: Leaf, order: Sequence[int]) -> bool:
+    """Whether a leaf has one dim, which its views make the last one of ``order`` without touching its elements."""
+    value, found = g.value(leaf.node), _viewed(leaf)
+    if value.dim() != 1 or found is None or found[1]:
+        return False
+    seen = found[0]
+    long = [d for d in range(seen.dim()) if seen.shape[d] != 1]  # a size of 1 is never dynamic
+    is_whole = seen.numel() == g.hint(value.numel()) and seen.storage_offset() == 0
+    is_last = all(len(order) - seen.dim() + d == order[-1] and seen.stride(d) == g.hint(value.stride(0)) for d in long)
+    return is_whole and len(long) <= 1 and is_last
+
+
 def is_same_view(a: Leaf, b: Leaf) -> bool:
     """Whether two views of one tensor that leave no element out broadcast alike."""
     if a.views == b.views:

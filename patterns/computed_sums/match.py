@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -131,12 +132,13 @@ def _emit_rows(emitter: Emitter, rows: Rows) -> fx.Node:
     dtypes = [g.value(rows.node).dtype]
     _compile(rows.reading, rows.expression.program, 1, dtypes)
     inputs = [_input(emitter, rows.order, leaf) for leaf in rows.expression.leaves]
-    order = {"keeps_order": True} if rows.is_relaid else {}
-    made = emitter.call(computed_rows, inputs, rows.expression.program, letters(dtypes), **order)
-    out = emitter.call(operator.getitem, made, 0)
-    if list(rows.order) == sorted(rows.order):
-        return out
-    return emitter.call(aten.permute.default, out, [rows.order.index(d) for d in range(len(rows.order))])
+    relaid = {"keeps_order": True} if rows.is_relaid else {}
+    made = emitter.call(computed_rows, inputs, rows.expression.program, letters(dtypes), **relaid, **_in_order(rows.order))
+    return emitter.call(operator.getitem, made, 0)
+
+
+def _in_order(order: Sequence[int]) -> dict[str, Any]:
+    return {} if list(order) == sorted(order) else {"order": list(order)}
 
 
 def _compile(reading: Reading, program: str, outs: int, stored: Sequence[torch.dtype] = ()) -> None:
@@ -148,15 +150,20 @@ def _compile(reading: Reading, program: str, outs: int, stored: Sequence[torch.d
 
 def _emit_sums(emitter: Emitter, site: Site) -> list[fx.Node]:
     _compile(site.reading, site.expression.program, len(site.sums))
-    inputs = [_input(emitter, site.order, leaf) for leaf in site.expression.leaves]
-    columns = len(site.order) - site.end
-    flat = [merged(emitter, x, [*[1] * site.end, columns]) for x in inputs]
+    leaves, columns = site.expression.leaves, len(site.order) - site.end
     dtypes = [g.value(s.node).dtype for s in site.sums]
-    batch, means = {"batch_dims": site.begin} if site.begin else {}, {"means": True} if site.is_mean else {}
-    made = emitter.call(computed_sums, flat, site.expression.program, letters(dtypes), **batch, **means)
-    full = next(x for x in inputs if g.hints(g.value(x).shape) == site.sizes)
-    kept = [*range(site.begin), *range(site.end, len(site.order))]
-    shape = [size_of(emitter, full, axis) for axis in kept] if columns > 1 else []
+    named: dict[str, Any] = {"batch_dims": site.begin} if site.begin else {}
+    named |= {"means": True} if site.is_mean else {}
+    if columns > 1:  # which are one dim to the kernels
+        walked = [_permuted(emitter, site.order, leaf) for leaf in leaves]
+        inputs = [merged(emitter, x, [*[1] * site.end, columns]) for x in walked]
+        full = next(x for x in walked if g.hints(g.value(x).shape) == site.sizes)
+        kept = [*range(site.begin), *range(site.end, len(site.order))]
+        shape = [size_of(emitter, full, axis) for axis in kept]
+    else:
+        inputs = [_input(emitter, site.order, leaf) for leaf in leaves]
+        named |= _in_order(site.order)
+    made = emitter.call(computed_sums, inputs, site.expression.program, letters(dtypes), **named)
     results = []
     for i, one in enumerate(site.sums):
         out = emitter.call(operator.getitem, made, i)
@@ -165,10 +172,20 @@ def _emit_sums(emitter: Emitter, site: Site) -> list[fx.Node]:
 
 
 def _input(emitter: Emitter, order: Sequence[int], leaf: Leaf) -> fx.Node:
-    """What is read of a leaf, with the dims in the order of memory."""
+    """What is read of a leaf, with all dims, or the last of `order` alone. Each view would take the host some microseconds."""
+    return leaf.node if expression.is_of_columns(leaf, order) else _with_all_dims(emitter, order, leaf)
+
+
+def _with_all_dims(emitter: Emitter, order: Sequence[int], leaf: Leaf) -> fx.Node:
     x = leaf.node
     for view in leaf.views:
         x = emitter.call(expression.as_view(view), x, *view.args[1:], **view.kwargs)
     for _ in range(len(order) - g.value(x).dim()):
         x = emitter.call(aten.unsqueeze.default, x, 0)
+    return x
+
+
+def _permuted(emitter: Emitter, order: Sequence[int], leaf: Leaf) -> fx.Node:
+    """What is read of a leaf, with the dims in the order of memory."""
+    x = _with_all_dims(emitter, order, leaf)
     return x if list(order) == sorted(order) else emitter.call(aten.permute.default, x, list(order))

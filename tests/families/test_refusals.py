@@ -73,10 +73,11 @@ CALLS = {
     ],
     "causal_conv1d_backward": [(floats(2, 4, 9), floats(2, 4, 9), floats(4, 1, 3), floats(4), 2, 0.0, True, False, True, True, True)],
     "column_sum": [(floats(4, 5), 0, 1, False, torch.float32), (floats(3, 4, 5, 6), 1, 3, True, torch.float64)],
-    "computed_rows": [([floats(4, 5), floats(1, 5)], "t0=mul(i0,i1);out(t0)", "f", False)],
+    "computed_rows": [([floats(4, 5), floats(1, 5)], "t0=mul(i0,i1);out(t0)", "f", False, [1, 0])],
     "computed_sums": [
-        ([floats(4, 5), floats(1, 5)], "t0=mul(i0,i1);out(t0);out(i0)", "fb", 0, False),
-        ([floats(3, 4, 5), floats(3, 1, 5)], "t0=mul(i0,i1);out(t0);out(i0)", "fb", 1, True),
+        ([floats(4, 5), floats(1, 5)], "t0=mul(i0,i1);out(t0);out(i0)", "fb", 0, False, None),
+        ([floats(3, 4, 5), floats(3, 1, 5)], "t0=mul(i0,i1);out(t0);out(i0)", "fb", 1, True, [0, 2, 1]),
+        ([floats(3, 4, 5), floats(4)], "t0=mul(i0,i1);out(t0);out(i0)", "fb", 1, True, [0, 2, 1]),
     ],
     "column_moments": [(floats(4, 5), 0, 1, 0.0, 1e-5, torch.float32), (floats(3, 4, 5, 6), 1, 3, 1.0, 0.0, torch.float64)],
     "column_sums": [
@@ -169,7 +170,7 @@ def wrong_values(argument, value):
         yield from ([wrong, *value[1:]] for v in value[:1] for wrong in wrong_tensors(v) if wrong is not None)
     elif kind == "List[bool]":
         yield from ([], [*value, True], [not b for b in value])
-    elif kind == "List[int]":
+    elif kind in ("List[int]", "Optional[List[int]]") and value is not None:
         yield from (value[:-1], [*value, len(value)], value[::-1], [0] * len(value), [-1, *value[1:]], [*value[:-1], 100])
     elif kind == "bool":
         yield not value

@@ -1,5 +1,6 @@
 """Pointwise programs, stored or summed over outer dims, on a GPU, against fp64: every kind of input, layouts, streams, graphs, devices."""
 
+import itertools
 import math
 import threading
 
@@ -194,6 +195,27 @@ def test_strides_and_offsets(dtype):
 
 
 @cuda
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
+def test_dims_in_an_order(order):
+    """As of permuted views; columns have one dim or all. Inputs that lie otherwise are copied."""
+    sizes = [7, 12, 5, 24]
+    back = [order.index(d) for d in range(4)]
+    full = torch.randn(sizes, device="cuda").bfloat16().permute(back)  # walked side by side
+    columns, image = torch.randn(48, device="cuda"), torch.randn(7, 1, 1, 24, device="cuda").permute(back)
+    text = "t0=mul(i0,i1);t1=mul(t0,i2);t2=add(t1,i3);out(t2)"
+    for first in (full, full.contiguous(), full.float()[..., :1].expand(full.shape), full.to(memory_format=torch.channels_last)):
+        inputs = [columns[:24], first, image, columns[::2]]
+        walked = [t if t.dim() == 1 else t.permute(order) for t in inputs]
+        for batch_dims in range(3):
+            found = ops.computed_sums(inputs, text, "f", batch_dims, False, order)[0]
+            torch.testing.assert_close(found, reference(walked, text, [f32], batch_dims)[0], rtol=1e-5, atol=1e-4)
+        for keeps_order in (False, True):
+            found, right = (of(inputs, text, as_, keeps_order, order)[0] for of, as_ in ((ops.computed_rows, "f"), (rows_reference, [f32])))
+            torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
+            assert found.stride() == right.stride() and found.shape == full.shape
+
+
+@cuda
 def test_infinities_and_nan_stay_in_their_columns():
     dy, x, *others = batch_norm((5000, 33), bf16)
     dy[4321, 3], x[17, 5], dy[3, 7] = math.inf, math.nan, -math.inf
@@ -325,14 +347,31 @@ def test_devices():
     assert all(torch.equal(t, found[0]) for t in found)
 
 
+def test_an_order_is_that_of_permuted_views():
+    x, other, columns = torch.randn(3, 4, 5, 6), torch.randn(3, 4, 1, 1), torch.randn(4)
+    text, order = "t0=mul(i0,i1);t1=add(t0,i2);out(t1)", [0, 2, 3, 1]
+    walked = [x.permute(order), other.permute(order), columns]
+    for batch_dims, means in ((0, False), (1, True)):
+        found = ops.computed_sums([x, other, columns], text, "f", batch_dims, means, order)
+        torch.testing.assert_close(found, reference(walked, text, [f32], batch_dims, means), rtol=0, atol=0)
+    (found,) = ops.computed_rows([x, other, columns], text, "f", False, order)
+    assert found.stride() == (4 * 30, 1, 4 * 6, 4)
+    torch.testing.assert_close(found, x * other + columns[:, None, None], rtol=0, atol=0)
+    (found,) = ops.computed_rows([x, other, columns], text, "f", True, order)
+    assert found.stride() == x.stride()
+    for wrong in ([0, 1, 2], [0, 1, 2, 2], [1, 2, 3, 4]):
+        with pytest.raises(RuntimeError, match="does not name each of the dims 0 to 3 once"):
+            ops.computed_sums([x, other, columns], text, "f", 0, False, wrong)
+
+
 @cuda
 def test_wrong_tensors_are_refused():
     x = torch.randn(10, 8, device="cuda")
     for inputs, text, dtypes, why in (
         ([x.double()], SELF, [f32], "input 0 is Double"),
         ([x, x.cpu()], PRODUCT, [f32], "input 1 is not on the GPU"),
-        ([x[0]], SELF, [f32], "input 0 has 1 dims"),
-        ([x, x[None]], PRODUCT, [f32], "input 1 has 3 dims"),
+        ([x[0]], SELF, [f32], "inputs have at most 1 dims"),
+        ([x, x[None]], PRODUCT, [f32], "input 0 has 2 dims, others have 3"),
         ([x, x[:5]], PRODUCT, [f32], "does not broadcast"),
         ([x[:1], x[:, :1]], PRODUCT, [f32], "no input has the sizes"),
         ([x], SELF, [f64], "results are of types"),

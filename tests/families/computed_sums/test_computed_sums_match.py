@@ -100,7 +100,7 @@ def test_16_bits(interpreted, device, dtype):
     tensors = [torch.randn(4, 70, 32, device=device).to(dtype) for _ in range(2)]
     vectors = [torch.randn(32, device=device) for _ in range(2)]
     report = check(interpreted, lambda y, x, m, s: norm(y.float(), x.float(), m, s), *tensors, *vectors, sums=1)
-    assert "f16[4, 70, 32] -> f32[32], f32[32]" in str(report), "tensors are read as they are"
+    assert "f16[4, 70, 32], f32[32] -> f32[32], f32[32]" in str(report), "tensors are read as they are"
 
 
 def test_casts_round_where_inductor_is_told_to(interpreted, device):
@@ -328,7 +328,8 @@ def test_rows_of_channels_last_images(interpreted, device):
 
     x = torch.randn(3, 8, 6, 5, device=device).to(memory_format=torch.channels_last)
     vectors = [torch.randn(8, device=device) for _ in range(2)]
-    check(interpreted, fn, x, *vectors, rows=1)
+    report = check(interpreted, fn, x, *vectors, rows=1)
+    assert "f32[3, 8, 6, 5], f32[8] -> f32[3, 8, 6, 5]" in str(report), "no view is made of what is read, nor of the result"
     check(interpreted, fn, x.contiguous(), *vectors)
 
 
