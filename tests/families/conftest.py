@@ -1,7 +1,12 @@
 """Fixtures of all families' tests."""
 
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
+from filelock import FileLock
 
 from fusebackend.native import loader
 
@@ -24,9 +29,11 @@ def on_each_device(device):
 
 @pytest.fixture
 def large_memory():
-    """60 GiB of GPU memory: room for tensors of more than 2^31 elements. What PyTorch keeps of other tests is given back."""
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < 60 << 30:
-        pytest.skip("needs 60 GiB of GPU memory")
-    yield
-    torch.cuda.empty_cache()
+    """60 GiB of GPU memory: room for tensors of more than 2^31 elements. What PyTorch keeps of other tests is given back. One test at a
+    time, among the processes that share a GPU."""
+    with FileLock(Path(tempfile.gettempdir()) / f"fusebackend_large_memory_{os.getuid()}.lock"):
+        torch.cuda.empty_cache()
+        if torch.cuda.mem_get_info()[0] < 60 << 30:
+            pytest.skip("needs 60 GiB of GPU memory")
+        yield
+        torch.cuda.empty_cache()
