@@ -385,10 +385,12 @@ def is_of_columns(leaf: Leaf, order: Sequence[int]) -> bool:
     value, found = g.value(leaf.node), _viewed(leaf)
     if value.dim() != 1 or found is None or found[1]:
         return False
-    seen = found[0]
-    long = [d for d in range(seen.dim()) if seen.shape[d] != 1]  # a size of 1 is never dynamic
-    is_whole = seen.numel() == g.hint(value.numel()) and seen.storage_offset() == 0
-    is_last = all(len(order) - seen.dim() + d == order[-1] and seen.stride(d) == g.hint(value.stride(0)) for d in long)
+    size, step, seen = g.hint(value.shape[0]), g.hint(value.stride(0)), found[0]
+    if not isinstance(value.shape[0], int) and (size == 1 or any(len(view.all_input_nodes) > 1 for view in leaf.views)):
+        return False  # other dims might be longer than 1 in another call
+    long = [d for d in range(seen.dim()) if seen.shape[d] != 1]
+    is_whole = seen.numel() == size and seen.storage_offset() == 0
+    is_last = all(len(order) - seen.dim() + d == order[-1] and seen.stride(d) == step for d in long)
     return is_whole and len(long) <= 1 and is_last
 
 
