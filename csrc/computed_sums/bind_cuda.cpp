@@ -88,7 +88,7 @@ Dims strides_of(const Dims& sizes, const Dims& order) {
   return strides;
 }
 
-// How an input lies. One that lies in no way that the kernel reads is copied: within its own sizes if that is enough.
+// How an input lies. One that lies in no way that the kernel reads is copied: within its own sizes if that is enough, as it is for columns alone.
 Lies find_or_copy(Tensor& input, const Dims& order, const Dims& domain, int64_t batch_dims) {
   const auto found = [&] {
     const Layout layout = layout_of(input, order);
@@ -102,7 +102,7 @@ Lies find_or_copy(Tensor& input, const Dims& order, const Dims& domain, int64_t 
     return found();
   };
   const Dims own = to_vector(input.sizes()), full = unordered(domain, order);
-  if (const auto lies = copy(own, own.size() == 1 ? Dims{1} : strides_of(own, order))) return *lies;  // all there is to columns alone
+  if (const auto lies = copy(own, own.size() == 1 ? Dims{1} : strides_of(own, order))) return *lies;
   return *copy(full, strides_of(full, order));
 }
 

@@ -38,8 +38,8 @@ def reference(
         dtypes: of the sums.
         batch_dims: how many of the outermost dims are kept, as that of images of which each is summed by itself.
         means: whether the sums are multiplied by the reciprocal of the number of their terms.
-        order: the dims in the order in which they are meant above, the last one that of columns; as they are by default. A view would say
-            the same, and takes the host longer.
+        order: the dims from the outermost to the innermost, as ``torch.permute`` takes them: the result is that of inputs permuted so,
+            without the views, which take the host time. By default the dims as they are.
 
     Returns:
         The sums over all dims but the first ``batch_dims`` and the last one, contiguous. Sums are made in fp32, what blocks of threads
@@ -52,12 +52,12 @@ def reference(
 
 
 def _walked(inputs: Sequence[torch.Tensor], order: Sequence[int] | None) -> list[torch.Tensor]:
-    """The inputs with their dims in that order."""
+    """The inputs, permuted; those of one dim have the columns, and stay."""
     return [t if order is None or t.dim() == 1 else t.permute(*order) for t in inputs]
 
 
 def _unordered(walked: Sequence[Any], order: Sequence[int] | None) -> list[Any]:
-    """What is given a dim in the order in which they are walked, by dim."""
+    """One value a dim, given in that order: in the order of the tensors' dims."""
     return list(walked) if order is None else [walked[order.index(d)] for d in range(len(order))]
 
 
@@ -168,16 +168,9 @@ def _rows_fake(
     return [inputs[0].new_empty_strided(sizes, strides, dtype=dtype) for dtype in _dtypes(types)]
 
 
-def _on_cpu(
-    inputs: Sequence[torch.Tensor],
-    program: str,
-    types: str,
-    batch_dims: int = 0,
-    means: bool = False,
-    order: Sequence[int] | None = None,
-) -> list[torch.Tensor]:
-    _fake(inputs, program, types, batch_dims, means, order)
-    return reference(inputs, program, _dtypes(types), batch_dims, means, order)
+def _on_cpu(inputs: Sequence[torch.Tensor], program: str, types: str, *settings: Any) -> list[torch.Tensor]:
+    _fake(inputs, program, types, *settings)
+    return reference(inputs, program, _dtypes(types), *settings)
 
 
 def _rows_on_cpu(

@@ -1,14 +1,9 @@
 """Fixtures of all families' tests."""
 
-import os
-import tempfile
-from pathlib import Path
-
 import pytest
 import torch
-from filelock import FileLock
 
-from fusebackend.native import loader
+from fusebackend.native import cache, loader
 
 
 @pytest.fixture
@@ -31,7 +26,7 @@ def on_each_device(device):
 def large_memory():
     """60 GiB of GPU memory: room for tensors of more than 2^31 elements. What PyTorch keeps of other tests is given back. One test at a
     time, among the processes that share a GPU."""
-    with FileLock(Path(tempfile.gettempdir()) / f"fusebackend_large_memory_{os.getuid()}.lock"):
+    with cache.lock("large_memory"):
         torch.cuda.empty_cache()
         if torch.cuda.mem_get_info()[0] < 60 << 30:
             pytest.skip("needs 60 GiB of GPU memory")
