@@ -32,6 +32,6 @@ struct Cuda {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { Operators<Cuda>::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { Operators<Cuda>::implement(m, "CUDA"); }
 
 }  // namespace fusebackend::attention

@@ -11,6 +11,7 @@
 
 #include "attention/attention.h"
 #include "common/binding.h"
+#include "common/direct_call.h"
 
 namespace fusebackend::attention {
 
@@ -203,10 +204,10 @@ struct Operators {
     return gradients;
   }
 
-  static void implement(torch::stable::detail::StableLibrary& m) {
-    m.impl("attention_mask_bits", TORCH_BOX(&attention_mask_bits));
-    m.impl("attention", TORCH_BOX(&attention));
-    m.impl("attention_backward", TORCH_BOX(&attention_backward));
+  static void implement(torch::stable::detail::StableLibrary& m, const char* key) {
+    direct::implement<&attention_mask_bits>(m, key, "attention_mask_bits");
+    direct::implement<&attention>(m, key, "attention");
+    direct::implement<&attention_backward>(m, key, "attention_backward");
   }
 };
 

@@ -3,6 +3,7 @@
 
 #include "causal_conv1d/bind.h"
 #include "causal_conv1d/cpu_launch.h"
+#include "common/direct_call.h"
 #include "common/integer_math.h"
 
 namespace fusebackend::causal_conv1d {
@@ -43,8 +44,8 @@ std::tuple<Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, co
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) {
-  m.impl("causal_conv1d", TORCH_BOX(&causal_conv1d));
-  m.impl("causal_conv1d_backward", TORCH_BOX(&causal_conv1d_backward));
+  direct::implement<&causal_conv1d>(m, "CPU", "causal_conv1d");
+  direct::implement<&causal_conv1d_backward>(m, "CPU", "causal_conv1d_backward");
 }
 
 }  // namespace fusebackend::causal_conv1d

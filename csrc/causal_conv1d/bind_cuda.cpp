@@ -2,6 +2,7 @@
 #include "causal_conv1d/bind.h"
 #include "causal_conv1d/launchers.h"
 #include "causal_conv1d/routes.h"
+#include "common/direct_call.h"
 #include "common/workspace.h"
 
 namespace fusebackend::causal_conv1d {
@@ -129,8 +130,8 @@ std::tuple<Tensor, Tensor, Tensor> causal_conv1d_backward(const Tensor& grad, co
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) {
-  m.impl("causal_conv1d", TORCH_BOX(&causal_conv1d));
-  m.impl("causal_conv1d_backward", TORCH_BOX(&causal_conv1d_backward));
+  direct::implement<&causal_conv1d>(m, "CUDA", "causal_conv1d");
+  direct::implement<&causal_conv1d_backward>(m, "CUDA", "causal_conv1d_backward");
 }
 
 }  // namespace fusebackend::causal_conv1d

@@ -1,4 +1,5 @@
 #include "column_moments/binding.h"
+#include "common/direct_call.h"
 
 namespace fusebackend::column_moments {
 namespace {
@@ -15,6 +16,6 @@ std::tuple<Tensor, Tensor, Tensor> column_moments(const Tensor& given, int64_t b
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { m.impl("column_moments", TORCH_BOX(&column_moments)); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { direct::implement<&column_moments>(m, "CPU", "column_moments"); }
 
 }  // namespace fusebackend::column_moments

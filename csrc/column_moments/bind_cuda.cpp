@@ -1,5 +1,6 @@
 #include "column_moments/binding.h"
 #include "common/device_properties.h"
+#include "common/direct_call.h"
 #include "common/workspace.h"
 
 namespace fusebackend::column_moments {
@@ -20,6 +21,6 @@ std::tuple<Tensor, Tensor, Tensor> column_moments(const Tensor& given, int64_t b
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { m.impl("column_moments", TORCH_BOX(&column_moments)); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { direct::implement<&column_moments>(m, "CUDA", "column_moments"); }
 
 }  // namespace fusebackend::column_moments

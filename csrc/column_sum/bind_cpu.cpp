@@ -1,4 +1,5 @@
 #include "column_sum/binding.h"
+#include "common/direct_call.h"
 
 namespace fusebackend::column_sum {
 namespace {
@@ -18,8 +19,8 @@ struct Cpu {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) {
-  m.impl("column_sum", TORCH_BOX(&Operators<Cpu>::column_sum));
-  m.impl("column_sums", TORCH_BOX(&Operators<Cpu>::column_sums));
+  direct::implement<&Operators<Cpu>::column_sum>(m, "CPU", "column_sum");
+  direct::implement<&Operators<Cpu>::column_sums>(m, "CPU", "column_sums");
 }
 
 }  // namespace fusebackend::column_sum

@@ -1,5 +1,6 @@
 #include "column_sum/binding.h"
 #include "common/device_properties.h"
+#include "common/direct_call.h"
 #include "common/workspace.h"
 
 namespace fusebackend::column_sum {
@@ -17,8 +18,8 @@ struct Cuda {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) {
-  m.impl("column_sum", TORCH_BOX(&Operators<Cuda>::column_sum));
-  m.impl("column_sums", TORCH_BOX(&Operators<Cuda>::column_sums));
+  direct::implement<&Operators<Cuda>::column_sum>(m, "CUDA", "column_sum");
+  direct::implement<&Operators<Cuda>::column_sums>(m, "CUDA", "column_sums");
 }
 
 }  // namespace fusebackend::column_sum

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "common/device_properties.h"
+#include "common/direct_call.h"
 #include "common/workspace.h"
 #include "computed_sums/binding.h"
 #include "computed_sums/launch.h"
@@ -63,14 +64,13 @@ Dims unordered(const Dims& walked, const Dims& order) {
 }
 
 // The sizes to which those of all inputs broadcast, in the order in which the dims are walked.
-Dims domain_of(const std::vector<Tensor>& inputs, const Dims& order) {
+Dims domain_of(const std::vector<Tensor>& inputs, const std::vector<Layout>& layouts, const Dims& order) {
   Dims domain(order.size(), 1);
-  std::vector<Layout> layouts;
-  for (const Tensor& input : inputs) {
-    const Dims& sizes = layouts.emplace_back(layout_of(input, order)).sizes;
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    const Dims& sizes = layouts[k].sizes;
     for (size_t d = 0; d < domain.size(); ++d) {
       const bool fits = sizes[d] == domain[d] || sizes[d] == 1 || domain[d] == 1;
-      STD_TORCH_CHECK(fits, "computed_sums: input ", layouts.size() - 1, " of sizes ", text(to_vector(input.sizes())),
+      STD_TORCH_CHECK(fits, "computed_sums: input ", k, " of sizes ", text(to_vector(inputs[k].sizes())),
                       " does not broadcast with those before it, of sizes ", text(unordered(domain, order)));
       if (domain[d] == 1) domain[d] = sizes[d];
     }
@@ -89,17 +89,14 @@ Dims strides_of(const Dims& sizes, const Dims& order) {
 }
 
 // How an input lies. One that lies in no way that the kernel reads is copied: within its own sizes if that is enough, as it is for columns alone.
-Lies find_or_copy(Tensor& input, const Dims& order, const Dims& domain, int64_t batch_dims) {
-  const auto found = [&] {
-    const Layout layout = layout_of(input, order);
-    return describe(layout.sizes, layout.strides, domain, batch_dims);
-  };
-  if (const auto lies = found()) return *lies;
+Lies find_or_copy(Tensor& input, const Layout& layout, const Dims& order, const Dims& domain, int64_t batch_dims) {
+  const auto found = [&](const Layout& l) { return describe(l.sizes, l.strides, domain, batch_dims); };
+  if (const auto lies = found(layout)) return *lies;
   const auto copy = [&](const Dims& sizes, const Dims& strides) {
     Tensor copied = empty_strided_like(input, sizes, strides);
     torch::stable::copy_(copied, input);
     input = copied;
-    return found();
+    return found(layout_of(input, order));
   };
   const Dims own = to_vector(input.sizes()), full = unordered(domain, order);
   if (const auto lies = copy(own, own.size() == 1 ? Dims{1} : strides_of(own, order))) return *lies;
@@ -139,7 +136,10 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
     STD_TORCH_CHECK(inputs[k].is_cuda() && on_same_device(inputs[k], first), "computed_sums: input ", k, " is not on the GPU of input 0");
     v.types += input_type(inputs[k].scalar_type(), k);
   }
-  const Dims order = check_order(given_order, rank_of(inputs)), domain = domain_of(inputs, order);
+  const Dims order = check_order(given_order, rank_of(inputs));
+  std::vector<Layout> layouts;
+  for (const Tensor& input : inputs) layouts.push_back(layout_of(input, order));
+  const Dims domain = domain_of(inputs, layouts, order);
   const int64_t batch_dims = addition ? addition->batch_dims : 0, most_dims = int64_t(domain.size()) - 2;
   const bool fits = 0 <= batch_dims && batch_dims <= most_dims;
   STD_TORCH_CHECK(fits, "computed_sums: batch_dims = ", batch_dims, "; of ", domain.size(), " dims 0 to ", most_dims, " are accepted");
@@ -172,7 +172,7 @@ std::vector<Tensor> compute(std::vector<Tensor> inputs, const std::string& progr
   STD_TORCH_CHECK(batch <= kMostRows / rows, "computed_sums: ", batch * rows, " rows; at most ", kMostRows, " are accepted");
   p.batch = uint32_t(batch), p.rows = uint32_t(rows);
   for (size_t k = 0; k < inputs.size(); ++k) {
-    const Lies lies = find_or_copy(inputs[k], order, domain, batch_dims);
+    const Lies lies = find_or_copy(inputs[k], layouts[k], order, domain, batch_dims);
     v.kinds += lies.kind;
     p.inputs[k] = {inputs[k].data_ptr(), lies.row_stride, FastDiv(uint32_t(lies.divisor)), FastDiv(uint32_t(lies.period))};
   }
@@ -208,8 +208,8 @@ std::vector<Tensor> computed_rows(std::vector<Tensor> inputs, const std::string&
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) {
-  m.impl("computed_sums", TORCH_BOX(&computed_sums));
-  m.impl("computed_rows", TORCH_BOX(&computed_rows));
+  direct::implement<&computed_sums>(m, "CUDA", "computed_sums");
+  direct::implement<&computed_rows>(m, "CUDA", "computed_rows");
 }
 
 }  // namespace fusebackend::computed_sums

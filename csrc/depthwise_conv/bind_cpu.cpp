@@ -1,4 +1,5 @@
 // The CPU operators: allocates, and hands planes to torch's threads.
+#include "common/direct_call.h"
 #include "depthwise_conv/bind.h"
 #include "depthwise_conv/cpu_launch.h"
 #include "depthwise_conv/cpu_loops.h"
@@ -58,8 +59,8 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv_backward(const Tensor& grad, c
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) {
-  m.impl("depthwise_conv", TORCH_BOX(&depthwise_conv));
-  m.impl("depthwise_conv_backward", TORCH_BOX(&depthwise_conv_backward));
+  direct::implement<&depthwise_conv>(m, "CPU", "depthwise_conv");
+  direct::implement<&depthwise_conv_backward>(m, "CPU", "depthwise_conv_backward");
 }
 
 }  // namespace fusebackend::depthwise_conv

@@ -1,4 +1,5 @@
 // The CUDA operators: allocates, and launches the first kernel that takes a convolution.
+#include "common/direct_call.h"
 #include "common/workspace.h"
 #include "depthwise_conv/bind.h"
 #include "depthwise_conv/launchers.h"
@@ -123,8 +124,8 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv_backward(const Tensor& grad, c
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) {
-  m.impl("depthwise_conv", TORCH_BOX(&depthwise_conv));
-  m.impl("depthwise_conv_backward", TORCH_BOX(&depthwise_conv_backward));
+  direct::implement<&depthwise_conv>(m, "CUDA", "depthwise_conv");
+  direct::implement<&depthwise_conv_backward>(m, "CUDA", "depthwise_conv_backward");
 }
 
 }  // namespace fusebackend::depthwise_conv

@@ -9,6 +9,7 @@
 
 #include "common/binding.h"
 #include "common/device_properties.h"
+#include "common/direct_call.h"
 #include "common/workspace.h"
 #include "fp32_matmul/fp32_matmul.h"
 #include "fp32_matmul/planes.h"
@@ -120,8 +121,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& d, 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) {
-  m.impl("matmul", TORCH_BOX(&matmul));
-  m.impl("matmul_planes", TORCH_BOX(&matmul_planes));
+  direct::implement<&matmul>(m, "CUDA", "matmul");
+  direct::implement<&matmul_planes>(m, "CUDA", "matmul_planes");
 }
 
 }  // namespace fusebackend::fp32_matmul

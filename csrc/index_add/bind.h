@@ -6,6 +6,7 @@
 // The tensors are there to say on which device.
 #pragma once
 
+#include "common/direct_call.h"
 #include "index_add/make_params.h"
 
 namespace fusebackend::index_add {
@@ -67,11 +68,11 @@ struct Operators {
     return plan;
   }
 
-  static void implement(torch::stable::detail::StableLibrary& m) {
+  static void implement(torch::stable::detail::StableLibrary& m, const char* key) {
     m.impl("index_add_", TORCH_BOX(&index_add_));
-    m.impl("index_add", TORCH_BOX(&index_add));
-    m.impl("index_add_zeros", TORCH_BOX(&index_add_zeros));
-    m.impl("index_plan", TORCH_BOX(&index_plan));
+    direct::implement<&index_add>(m, key, "index_add");
+    direct::implement<&index_add_zeros>(m, key, "index_add_zeros");
+    direct::implement<&index_plan>(m, key, "index_plan");
   }
 };
 

@@ -17,6 +17,6 @@ struct Cpu {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { Operators<Cpu>::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { Operators<Cpu>::implement(m, "CPU"); }
 
 }  // namespace fusebackend::index_add

@@ -23,6 +23,6 @@ struct Cuda {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { Operators<Cuda>::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { Operators<Cuda>::implement(m, "CUDA"); }
 
 }  // namespace fusebackend::index_add

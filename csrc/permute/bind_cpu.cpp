@@ -1,3 +1,4 @@
+#include "common/direct_call.h"
 #include "common/tile/cpu_binding.h"
 #include "permute/permute.h"
 
@@ -13,6 +14,6 @@ Tensor permute_copy(const Tensor& x, const std::vector<int64_t>& order) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { m.impl("permute_copy", TORCH_BOX(&permute_copy)); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { direct::implement<&permute_copy>(m, "CPU", "permute_copy"); }
 
 }  // namespace fusebackend::permute

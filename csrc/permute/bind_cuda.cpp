@@ -1,3 +1,4 @@
+#include "common/direct_call.h"
 #include "common/tile/binding.h"
 #include "permute/permute.h"
 
@@ -14,6 +15,6 @@ Tensor permute_copy(const Tensor& x, const std::vector<int64_t>& order) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { m.impl("permute_copy", TORCH_BOX(&permute_copy)); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { direct::implement<&permute_copy>(m, "CUDA", "permute_copy"); }
 
 }  // namespace fusebackend::permute

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "common/direct_call.h"
 #include "row_scatter/binding.h"
 
 namespace fusebackend::row_scatter {
@@ -29,6 +30,6 @@ Tensor row_scatter(const Tensor& source, const Tensor& index, int64_t bins, std:
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { m.impl("row_scatter", TORCH_BOX(&row_scatter)); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { direct::implement<&row_scatter>(m, "CPU", "row_scatter"); }
 
 }  // namespace fusebackend::row_scatter

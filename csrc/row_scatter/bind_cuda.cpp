@@ -1,4 +1,5 @@
 #include "common/device_properties.h"
+#include "common/direct_call.h"
 #include "common/workspace.h"
 #include "row_scatter/binding.h"
 
@@ -18,6 +19,6 @@ Tensor row_scatter(const Tensor& source, const Tensor& index, int64_t bins, std:
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { m.impl("row_scatter", TORCH_BOX(&row_scatter)); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { direct::implement<&row_scatter>(m, "CUDA", "row_scatter"); }
 
 }  // namespace fusebackend::row_scatter

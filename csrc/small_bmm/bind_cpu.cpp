@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "common/direct_call.h"
 #include "small_bmm/binding.h"
 
 namespace fusebackend::small_bmm {
@@ -19,6 +20,6 @@ Tensor small_bmm(const Tensor& given_a, const Tensor& given_b) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { m.impl("small_bmm", TORCH_BOX(&small_bmm)); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { direct::implement<&small_bmm>(m, "CPU", "small_bmm"); }
 
 }  // namespace fusebackend::small_bmm

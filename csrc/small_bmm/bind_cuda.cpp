@@ -1,3 +1,4 @@
+#include "common/direct_call.h"
 #include "small_bmm/binding.h"
 
 namespace fusebackend::small_bmm {
@@ -17,6 +18,6 @@ Tensor small_bmm(const Tensor& given_a, const Tensor& given_b) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { m.impl("small_bmm", TORCH_BOX(&small_bmm)); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { direct::implement<&small_bmm>(m, "CUDA", "small_bmm"); }
 
 }  // namespace fusebackend::small_bmm

@@ -2,6 +2,7 @@
 //
 // patterns/strided_bmm/ops.py says what it computes.
 #include "common/device_properties.h"
+#include "common/direct_call.h"
 #include "strided_bmm/binding.h"
 
 namespace fusebackend::strided_bmm {
@@ -38,6 +39,6 @@ Tensor strided_bmm(const Tensor& x, const Tensor& y, const std::vector<int64_t>&
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { m.impl("strided_bmm", TORCH_BOX(&strided_bmm)); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { direct::implement<&strided_bmm>(m, "CUDA", "strided_bmm"); }
 
 }  // namespace fusebackend::strided_bmm

@@ -1,3 +1,4 @@
+#include "common/direct_call.h"
 #include "common/tile/cpu_binding.h"
 #include "transpose_add/binding.h"
 
@@ -14,6 +15,6 @@ Tensor transpose_add(const Tensor& x, const Tensor& y, double alpha, int64_t ial
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { m.impl("transpose_add", TORCH_BOX(&transpose_add)); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CPU, m) { direct::implement<&transpose_add>(m, "CPU", "transpose_add"); }
 
 }  // namespace fusebackend::transpose_add

@@ -1,3 +1,4 @@
+#include "common/direct_call.h"
 #include "transpose_add/binding.h"
 
 namespace fusebackend::transpose_add {
@@ -12,6 +13,6 @@ Tensor transpose_add(const Tensor& x, const Tensor& y, double alpha, int64_t ial
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { m.impl("transpose_add", TORCH_BOX(&transpose_add)); }
+STABLE_TORCH_LIBRARY_IMPL(fusebackend, CUDA, m) { direct::implement<&transpose_add>(m, "CUDA", "transpose_add"); }
 
 }  // namespace fusebackend::transpose_add

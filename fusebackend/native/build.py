@@ -55,7 +55,7 @@ class Plan:
     @property
     def key(self) -> str:
         """Hash of sources, flags, compilers and torch's version."""
-        kinds = ("any_cuda.cpp", "any.cu") if self.cuda else ("any_cuda.cpp",)
+        kinds = ("any_python.cpp", "any_cuda.cpp", "any.cu") if self.cuda else ("any_python.cpp", "any_cuda.cpp")
         flags = [compile_flags(Path(kind), self.architectures, self.toolchain) for kind in kinds]
         compilers = [c for c in (self.toolchain.cxx, self.toolchain.nvcc if self.cuda else None) if c]
         sources = cache_keys.content_hash(self.root)

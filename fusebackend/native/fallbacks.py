@@ -27,12 +27,17 @@ def register(more: Iterable[torch._ops.OpOverload] = ()) -> None:
     """
     from torch._inductor import lowering
 
+    from fusebackend.native import inductor_ir
+
     more = set(more)
     _emitted.update(more)
     for op in (*ops.defined, *more):
         if op not in lowering.lowerings:
             constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
-            lowering.make_fallback(op, layout_constraint=constraint, warn=False)
+            if op.namespace == "fusebackend" and not op._schema.is_mutable:
+                inductor_ir.register(op, constraint)
+            else:
+                lowering.make_fallback(op, layout_constraint=constraint, warn=False)
 
 
 def custom_operators(graph: fx.Graph) -> set[torch._ops.OpOverload]:

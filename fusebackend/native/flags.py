@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
+import sysconfig
 from pathlib import Path
 
 import torch
@@ -28,11 +30,26 @@ def is_for_sm90a(source: Path) -> bool:
     return source.stem.endswith("_sm90")
 
 
+def is_for_python(source: Path) -> bool:
+    """Whether a source calls Python: ``*_python.cpp``."""
+    return source.suffix == ".cpp" and source.stem.endswith("_python")
+
+
+def python_headers(toolchain: Toolchain) -> Path | None:
+    """Python's headers, for the limited API; None where they are not installed, or are of another kind of host, or of a Python without a
+    GIL, which has no limited API yet."""
+    folder = Path(sysconfig.get_path("include"))
+    usable = not toolchain.crosses and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    return folder if usable and os.access(folder / "Python.h", os.R_OK) else None
+
+
 def include_flags(source: Path, roots: list[Path], toolchain: Toolchain) -> list[str]:
     toolkit = toolchain.cuda_home
     system = [Path(torch.__file__).parent / "include"]
     if is_for_cuda(source) and toolkit and (source.suffix == ".cpp" or toolchain.crosses):  # else nvcc finds its own
         system.append(toolkit / "include")
+    if is_for_python(source) and (headers := python_headers(toolchain)):
+        system.append(headers)
     return [*(f"-I{root}" for root in roots), *(word for folder in system for word in ("-isystem", str(folder)))]
 
 
@@ -41,6 +58,8 @@ def compile_flags(source: Path, architectures: tuple[str, ...], toolchain: Toolc
     common = [f"-DTORCH_TARGET_VERSION={_TORCH_TARGET}", "-DUSE_CUDA"]
     if is_for_cuda(source) and "90a" in architectures:
         common.append("-DFUSE_HAS_SM90A")
+    if is_for_python(source) and python_headers(toolchain):
+        common.append("-DFUSE_HAS_PYTHON")
     if source.suffix != ".cu":
         march = cpu_baseline(toolchain.machine)
         return [

@@ -8,6 +8,7 @@ needed a kernel is reported with the reason.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import os
 import threading
@@ -26,13 +27,14 @@ from fusebackend.progress import progress_line
 @dataclasses.dataclass(frozen=True)
 class Native:
     """What was loaded. ``reason`` says why there is no library, or no CUDA code in it; None if nothing is missing. ``march`` is what its
-    CPU code was compiled for."""
+    CPU code was compiled for, and ``library`` has its C functions."""
 
     path: Path | None = None
     architectures: tuple[str, ...] = ()
     key: str = ""
     reason: str | None = None
     march: str = ""
+    library: ctypes.CDLL | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def tuned_for_cpu(self) -> bool:
@@ -138,5 +140,6 @@ def _built() -> Native:
 
 
 def _load(found: manifest.Opened) -> Native:
-    dynamic_library.load(found.descriptor, found.path)
-    return Native(found.path, tuple(found.contents["architectures"]), found.contents["key"], march=found.contents["march"])
+    library = dynamic_library.load(found.descriptor, found.path)
+    contents = found.contents
+    return Native(found.path, tuple(contents["architectures"]), contents["key"], march=contents["march"], library=library)
