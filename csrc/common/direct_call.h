@@ -15,7 +15,7 @@ namespace fusebackend::direct {
 
 // An argument of a call, as Python gave it.
 struct Argument {
-  bool given = false;             // not None
+  enum class Kind : uint8_t { kNone, kInteger, kNumber, kText, kTensor, kList } kind = Kind::kNone;
   int64_t integer = 0;            // int, bool, ScalarType
   double number = 0;              // float
   std::string text;               // str
@@ -35,37 +35,47 @@ inline std::map<std::string, Kernel>& kernels() {
   return all;
 }
 
+// Throws where an argument is of another type than the parameter: the dispatcher then converts or refuses it.
+inline const Argument& checked(const Argument& a, bool fits) {
+  STD_TORCH_CHECK(fits, "an argument of another type than the parameter's");
+  return a;
+}
+
 template <typename T>
 struct Read {
   static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>, "arguments of this type are not read yet");
   static T from(const Argument& a) {
-    if constexpr (std::is_floating_point_v<T>) return T(a.number);
-    return T(a.integer);
+    const bool whole = a.kind == Argument::Kind::kInteger;
+    if constexpr (std::is_floating_point_v<T>) return T(checked(a, whole || a.kind == Argument::Kind::kNumber).number);
+    return T(checked(a, whole).integer);
   }
 };
 template <typename T>
 struct Read<std::optional<T>> {
-  static std::optional<T> from(const Argument& a) { return a.given ? std::optional<T>(Read<T>::from(a)) : std::nullopt; }
+  static std::optional<T> from(const Argument& a) { return a.kind == Argument::Kind::kNone ? std::nullopt : std::optional<T>(Read<T>::from(a)); }
 };
 template <>
 struct Read<std::string> {
-  static const std::string& from(const Argument& a) { return a.text; }
+  static const std::string& from(const Argument& a) { return checked(a, a.kind == Argument::Kind::kText).text; }
 };
 template <>
 struct Read<std::vector<int64_t>> {
-  static const std::vector<int64_t>& from(const Argument& a) { return a.integers; }
+  static const std::vector<int64_t>& from(const Argument& a) { return checked(a, a.kind == Argument::Kind::kList && a.tensors.empty()).integers; }
 };
 template <>
 struct Read<std::vector<bool>> {
-  static std::vector<bool> from(const Argument& a) { return {a.integers.begin(), a.integers.end()}; }
+  static std::vector<bool> from(const Argument& a) {
+    const std::vector<int64_t>& integers = Read<std::vector<int64_t>>::from(a);
+    return {integers.begin(), integers.end()};
+  }
 };
 template <>
 struct Read<std::vector<Tensor>> {
-  static const std::vector<Tensor>& from(const Argument& a) { return a.tensors; }
+  static const std::vector<Tensor>& from(const Argument& a) { return checked(a, a.kind == Argument::Kind::kList && a.integers.empty()).tensors; }
 };
 template <>
 struct Read<Tensor> {
-  static const Tensor& from(const Argument& a) { return a.tensors.at(0); }
+  static const Tensor& from(const Argument& a) { return checked(a, a.kind == Argument::Kind::kTensor).tensors[0]; }
 };
 
 inline std::vector<Tensor> listed(Tensor result) { return {std::move(result)}; }

@@ -2,7 +2,7 @@
 //
 // fusebackend/native/direct_calls.py makes such a call when the code is loaded: what is the same at each call (numbers, texts, None) is read
 // once. A call then reads its tensors and sizes, and runs the kernel. The Python symbols are weak: the library also loads where there is no
-// Python. They are those of the limited API, so that one library serves every Python from 3.10.
+// Python. They are those of the limited API, so that one library serves every Python from 3.10 that has a GIL.
 #ifdef FUSE_HAS_PYTHON
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
@@ -18,6 +18,7 @@
 #pragma weak PyDict_GetItemWithError
 #pragma weak PyErr_Clear
 #pragma weak PyErr_Format
+#pragma weak PyErr_NoMemory
 #pragma weak PyErr_Occurred
 #pragma weak PyEval_RestoreThread
 #pragma weak PyEval_SaveThread
@@ -76,13 +77,15 @@ constexpr const char* kCapsule = "fusebackend.direct_call";
 
 // Reads what is not a tensor. Tensors are appended to a list, and their number is returned, -1 if there is an error.
 Py_ssize_t read(PyObject* value, Argument& into, PyObject* tensors) {
-  into.given = value != Py_None;
-  if (!into.given) return 0;
+  using Kind = Argument::Kind;
+  if (value == Py_None) return 0;
   if (PyLong_Check(value)) {
+    into.kind = Kind::kInteger;
     into.integer = PyLong_AsLongLong(value), into.number = double(into.integer);
     return PyErr_Occurred() ? -1 : 0;
   }
   if (PyFloat_Check(value)) {
+    into.kind = Kind::kNumber;
     into.number = PyFloat_AsDouble(value);
     return 0;
   }
@@ -90,10 +93,12 @@ Py_ssize_t read(PyObject* value, Argument& into, PyObject* tensors) {
     Py_ssize_t size = 0;
     const char* text = PyUnicode_AsUTF8AndSize(value, &size);
     if (!text) return -1;
+    into.kind = Kind::kText;
     into.text.assign(text, size_t(size));
     return 0;
   }
-  if (!PyList_Check(value) && !PyTuple_Check(value)) return PyList_Append(tensors, value) == 0 ? 1 : -1;
+  into.kind = PyList_Check(value) || PyTuple_Check(value) ? Kind::kList : Kind::kTensor;
+  if (into.kind == Kind::kTensor) return PyList_Append(tensors, value) == 0 ? 1 : -1;
   const Py_ssize_t count = PySequence_Size(value);
   Py_ssize_t found = 0;
   for (Py_ssize_t i = 0; i < count; ++i) {
@@ -136,7 +141,7 @@ PyObject* wrapped(const Call& call, const std::vector<Tensor>& results) {
   const Owned handles(PyList_New(Py_ssize_t(results.size())));
   for (size_t i = 0; handles && i < results.size(); ++i) {
     AtenTensorHandle handle = nullptr;
-    if (aoti_torch_new_tensor_handle(results[i].get(), &handle) != AOTI_TORCH_SUCCESS) return nullptr;
+    if (aoti_torch_new_tensor_handle(results[i].get(), &handle) != AOTI_TORCH_SUCCESS) return PyErr_NoMemory();
     PyList_SetItem(handles.get(), Py_ssize_t(i), PyCapsule_New(handle, nullptr, nullptr));
   }
   Owned tensors(handles ? PyObject_CallFunctionObjArgs(call.tensors_of, handles.get(), nullptr) : nullptr);

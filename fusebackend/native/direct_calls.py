@@ -5,14 +5,16 @@ schema, becomes an ``IValue``, then a value of the stable ABI, then what the ker
 operator with tensors that are on the kernel's device and need no gradient, and with numbers and texts that are the same at each call. Here
 these are read once, when the generated code is loaded; a call reads its tensors, and its sizes where they are dynamic, and runs the kernel.
 
-The operator is called as ever where a profiler or a mode of the dispatcher would see the call, and where the kernel raises, so that errors
-are PyTorch's own. ``csrc/common/direct_call_python.cpp`` has the other half, and fusebackend.native.inductor_ir what generates such calls.
+The operator is called as ever where torch.profiler or a mode of the dispatcher would see the call, where an argument is of another type
+than the kernel's, and where the kernel raises, so that errors are PyTorch's own. ``csrc/common/direct_call_python.cpp`` has the other half,
+and fusebackend.native.inductor_ir what generates such calls.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import sysconfig
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -97,8 +99,10 @@ def _name(op: torch._ops.OpOverload, device_type: str) -> bytes:
 
 @functools.cache
 def _functions() -> ctypes.PyDLL | None:
-    """The library's functions that call Python; None if there is no library, or it was built without Python's headers."""
+    """The library's functions that call Python; None without one that was built with Python's headers, and in a Python without a GIL."""
     library = loader.load().library
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):  # the library may have been built by another Python; objects lie otherwise in this one
+        return None
     if library is None or not hasattr(library, "fusebackend_direct_call"):
         return None
     functions = ctypes.PyDLL(library._name, handle=library._handle)

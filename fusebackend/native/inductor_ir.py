@@ -23,6 +23,7 @@ class DirectCall(ir.FallbackKernel):
     _callee: str | None = None  # the name of what the generated code prepares
 
     def codegen(self, wrapper: Any) -> None:
+        self._callee = None  # some versions generate Python first, and then C++ from the same nodes
         if not V.graph.cpp_wrapper and not V.graph.aot_mode and direct_calls.has_kernel(self.op_overload, self._device_type()):
             arguments = ", ".join(repr(OPEN) if _is_open(a) else wrapper.val_to_arg_str(a) for a in self._arguments(self.inputs))
             self._callee = _prepared(wrapper, f"prepare({self.python_kernel_name}, {self._device_type()!r}, {arguments})")

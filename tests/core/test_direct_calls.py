@@ -140,6 +140,20 @@ def test_errors_are_those_of_the_operator(direct, arguments, given):
     assert str(got.value).splitlines()[0] == str(wanted.value).splitlines()[0]
 
 
+@pytest.mark.parametrize("value", ["x", None, [1], [torch.ones(2)]])
+def test_a_number_of_another_type_is_refused_as_by_the_operator(direct, value):
+    op, (x, y, _, *rest) = ours.transpose_add.default, CALLS["transpose_add"]()
+    with pytest.raises(RuntimeError, match="argument 'alpha'"):
+        op(x, y, value, *rest)
+    with pytest.raises(RuntimeError, match="argument 'alpha'"):
+        prepare(op, "cpu", OPEN, OPEN, OPEN, *rest)(x, y, value)
+
+
+def test_a_number_in_a_tensor_is_read_as_by_the_operator(direct):
+    op, (x, y, alpha, *rest) = ours.transpose_add.default, CALLS["transpose_add"]()
+    assert torch.equal(prepare(op, "cpu", OPEN, OPEN, OPEN, *rest)(x, y, torch.tensor(alpha)), op(x, y, alpha, *rest))
+
+
 def test_another_number_of_arguments_is_refused(direct):
     with pytest.raises(TypeError, match="CPU/permute_copy does not take 3 arguments"):
         prepare(ours.permute_copy.default, "cpu", OPEN, [1, 0], 1)
