@@ -29,7 +29,6 @@
 #pragma weak PyList_GetItem
 #pragma weak PyList_New
 #pragma weak PyList_SetItem
-#pragma weak PyList_Size
 #pragma weak PyLong_AsLong
 #pragma weak PyLong_AsLongLong
 #pragma weak PyObject_Call
@@ -46,7 +45,6 @@
 #pragma weak PyUnicode_AsUTF8AndSize
 #pragma weak Py_DecRef
 #pragma weak Py_IncRef
-#pragma weak _Py_Dealloc
 #pragma weak _Py_NoneStruct
 
 namespace fusebackend::direct {

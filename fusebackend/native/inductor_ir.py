@@ -13,7 +13,7 @@ from torch._inductor.virtualized import V
 from torch.utils import _pytree as pytree
 
 from fusebackend.native import direct_calls
-from fusebackend.native.direct_calls import OPEN
+from fusebackend.native.direct_calls import OPEN, is_fixed
 
 
 class DirectCall(ir.FallbackKernel):
@@ -25,7 +25,7 @@ class DirectCall(ir.FallbackKernel):
     def codegen(self, wrapper: Any) -> None:
         self._callee = None  # some versions generate Python first, and then C++ from the same nodes
         if not V.graph.cpp_wrapper and not V.graph.aot_mode and direct_calls.has_kernel(self.op_overload, self._device_type()):
-            arguments = ", ".join(repr(OPEN) if _is_open(a) else wrapper.val_to_arg_str(a) for a in self._arguments(self.inputs))
+            arguments = ", ".join(wrapper.val_to_arg_str(a) if is_fixed(a) else repr(OPEN) for a in self._arguments(self.inputs))
             self._callee = _prepared(wrapper, f"prepare({self.python_kernel_name}, {self._device_type()!r}, {arguments})")
         super().codegen(wrapper)
 
@@ -36,7 +36,7 @@ class DirectCall(ir.FallbackKernel):
         if self._callee is None:
             return super().codegen_args()
         tensors = [_Reference(cast(ir.IRNode, x).codegen_reference()) for x in self.inputs]
-        return [V.graph.wrapper_code.val_to_arg_str(a) for a in self._arguments(tensors) if _is_open(a)]
+        return [V.graph.wrapper_code.val_to_arg_str(a) for a in self._arguments(tensors) if not is_fixed(a)]
 
     def codegen_kwargs(self, skip_out: bool = False) -> list[str]:
         return super().codegen_kwargs(skip_out) if self._callee is None else []
@@ -60,10 +60,6 @@ class _Reference:
 
     def __repr__(self) -> str:
         return self.name
-
-
-def _is_open(argument: Any) -> bool:
-    return not direct_calls.is_fixed(argument)
 
 
 def _prepared(wrapper: Any, expression: str) -> str:
