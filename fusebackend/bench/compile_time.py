@@ -67,7 +67,7 @@ def run(graphs: Sequence[str], repeats: int) -> Iterator[tuple[dict[str, str], R
     Figures: ``s``, the seconds by way; ``ratio`` of fuse to Inductor, the median over pairs; ``ours``, the part of a compile
     with fuse that was spent in this package; ``substitutions``.
     """
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     in_parallel = max(1, cores // 4) if cores >= MIN_CORES else 1
     tasks = [(g, i, w) for g in graphs for i in range(repeats) for w in (WAYS if i % 2 == 0 else WAYS[::-1])]
     with concurrent.futures.ThreadPoolExecutor(in_parallel) as pool, cancelling(pool):
