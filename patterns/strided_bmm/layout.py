@@ -119,7 +119,10 @@ def layout_of(
     """
     x, y = operands
     batch, summed = set(batch), set(summed)
-    swapped = next(d for d in reversed(memory) if d not in batch) in x.axes  # columns are the inner one of both free dims
+    free = [d for d in memory if d not in batch]
+    if not free:
+        return "a product with one row and one column"
+    swapped = free[-1] in x.axes  # columns are the inner one of both free dims
     if swapped:
         x, y = y, x
     kept = [d for d in memory if d in batch]

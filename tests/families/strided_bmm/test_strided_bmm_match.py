@@ -59,6 +59,16 @@ def test_einsums_read_their_operands_where_they_lie(equation, dtype):
     )
 
 
+def test_one_row_and_one_column_are_left():
+    with FakeTensorMode():  # as for a GPU: for a CPU Inductor multiplies and adds instead
+        graph = make_fx(lambda x, y: x.clone().permute(0, 2, 1).bmm(y))(torch.empty(2, 8, 1), torch.empty(2, 8, 1)).graph
+        for node in graph.nodes:
+            if isinstance(value := node.meta.get("val"), torch.Tensor):
+                node.meta["val"] = torch.empty_strided(value.shape, value.stride(), device="cuda")
+    outcome = rewritten(graph, StridedBmm())
+    assert [rejection.reason for rejection in outcome.rejections] == ["a product with one row and one column"]
+
+
 def test_gradients_read_what_was_copied_for_the_forward():
     graph = traced_joint(
         lambda x, y: torch.einsum("bclhn,bcshn->bclsh", x, y),
