@@ -64,7 +64,8 @@ def _parser(with_bench: bool) -> argparse.ArgumentParser:
     command.add_argument("--minutes", type=positive, help="stop after so long (default: 1, unless --programs is given)")
     command.add_argument("--programs", type=whole(1), help="stop after so many")
     command.add_argument("--seed", type=whole(0), default=0, help="of the first 100 programs, the next 100 have the next (default 0)")
-    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    device = "default: cpu; imagined: a CPU, with what is rewritten on a GPU, computed by references"
+    command.add_argument("--device", choices=("cpu", "cuda", "imagined"), default="cpu", help=device)
     command.add_argument("--codegen-every", type=whole(0), default=0, metavar="N", help="every Nth through Inductor's code generation")
     command.add_argument("--output", type=Path, default=Path("fuzz-failures"), help="folder for failures, as files that run")
     command.set_defaults(run=_fuzz)

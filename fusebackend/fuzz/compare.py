@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusebackend.fuzz.execution import Outcome, calls, run, run_compiled, shares_memory
+from fusebackend.fuzz.imagined_gpu import IMAGINED, imagined_gpu
 from fusebackend.fuzz.programs import TYPES, Program
 
 #: A value may be off by so many times eager's largest error over the tensor, or its sensitivity ...
@@ -61,8 +62,16 @@ def check(program: Program, device: str = "cpu", codegen: bool = False) -> Compa
     """Compares ``program`` with eager.
 
     Args:
-        codegen: through Inductor's code generation; otherwise the rewritten graph is interpreted.
+        device: ``"cpu"``, ``"cuda"``, or ``"imagined"``: on the CPU, rewritten as on a GPU (:mod:`fusebackend.fuzz.imagined_gpu`).
+        codegen: through Inductor's code generation; otherwise, and always on an imagined GPU, the rewritten graph is interpreted.
     """
+    if device != IMAGINED:
+        return _check(program, device, codegen)
+    with imagined_gpu():
+        return _check(dataclasses.replace(program, gate="off"), "cpu", codegen=False)
+
+
+def _check(program: Program, device: str, codegen: bool) -> Comparison:
     comparison = Comparison()
     if (device != "cpu" or codegen) and any(spec.reaches_no_row for spec in program.inputs):
         # PyTorch's kernels on a CPU let some of them pass. On a GPU index_add fails an assertion, and what Inductor generates for

@@ -12,6 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from fusebackend.fuzz.builder import Builder
+from fusebackend.fuzz.imagined_gpu import IMAGINED
 from fusebackend.fuzz.programs import Program
 from fusebackend.fuzz.steps import step
 from fusebackend.native import loader
@@ -35,7 +36,7 @@ def _cores(device: str) -> tuple[Core, ...]:
     """The families' cores. Those of a family with kernels on this kind of device are in it four times, and so drawn more often."""
     cores: list[Core] = []
     for family in families().values():
-        has_kernels = loader.load().why_not(torch.device(device), *family.operators) is None
+        has_kernels = device == IMAGINED or loader.load().why_not(torch.device(device), *family.operators) is None
         cores += [*family.fuzz.CORES] * (4 if has_kernels else 1)
     return tuple(cores)
 
@@ -66,7 +67,7 @@ def programs(draw: Any, device: str = "cpu") -> Program:
     for _ in range(b.pick((0, 1, 2, 3))):
         outputs.append(b.pick(made if b.chance(85) else list(b.values)))
     path = "dynamic" if b.dynamic else "dynamo" if b.chance(4) else "direct"
-    if device == "cpu" and b.chance(40 if b.tries_bad_index else 4):  # on CUDA a device-side assertion would end the process
+    if device != "cuda" and b.chance(40 if b.tries_bad_index else 4):  # on CUDA a device-side assertion would end the process
         b.note("bad index")
         b.inputs = [dataclasses.replace(s, fill="bad index") if s.fill == "index" else s for s in b.inputs]
     return Program(

@@ -18,12 +18,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, PrimitiveProvider
 
 from fusebackend.fuzz.compare import Comparison, check
+from fusebackend.fuzz.imagined_gpu import IMAGINED
 from fusebackend.fuzz.programs import Program
 from fusebackend.fuzz.random_programs import programs
 from fusebackend.tools.object_reference import UsageError
 
 #: The number of programs of one seed; the next programs have the next seed.
 CHUNK = 100
+
+#: What ``device`` accepts.
+DEVICES = ("cpu", "cuda", IMAGINED)
 
 #: At most so many programs are tried to make a failure smaller.
 SHRINK_TRIES = 300
@@ -113,6 +117,7 @@ def fuzz(
     """Checks programs until ``count`` were compared, ``minutes`` have passed, or ``most_failures`` were found.
 
     Args:
+        device: as for :func:`fusebackend.fuzz.compare.check`.
         start: the seed of the first 100 programs. The same arguments draw the same programs.
         codegen_every: one of so many programs goes through Inductor's code generation, which takes seconds; 0 for none.
         save_to: a folder for failures. The program that runs is in it as ``unfinished_<device>_<process>.py``, which stays if the process
@@ -157,13 +162,15 @@ def _check_arguments(count: int | None, minutes: float | None, start: int, devic
         "minutes": (minutes is None or 0 < minutes < float("inf"), minutes, "a number above 0"),
         "start": (start >= 0, start, "a seed from 0 on"),
         "codegen_every": (codegen_every >= 0, codegen_every, "a number from 0 on"),
-        "device": (device in ("cpu", "cuda"), device, "'cpu' or 'cuda'"),
+        "device": (device in DEVICES, device, " or ".join(map(repr, DEVICES))),
     }
     for name, (accepted, value, what) in ranges.items():
         if not accepted:
             raise UsageError(f"fuzz: {name} takes {what}, got {value!r}")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("fuzz: torch sees no GPU: device takes 'cpu' here, got 'cuda'")
+        raise UsageError("fuzz: torch sees no GPU: device takes 'cpu' or 'imagined' here, got 'cuda'")
+    if device == IMAGINED and codegen_every:
+        raise UsageError(f"fuzz: codegen_every takes 0 with device='imagined', for which no code can be generated; got {codegen_every}")
 
 
 @contextlib.contextmanager

@@ -74,6 +74,7 @@ WRONG = [
     ("fuzz --programs -1", 2, "--programs takes a whole number from 1 on, got '-1'"),
     ("fuzz --programs 0", 2, "--programs takes"),
     ("fuzz --seed -1", 2, "--seed takes"),
+    ("fuzz --device imagined --codegen-every 5", 2, "codegen_every takes 0 with device='imagined'"),
     ("fuzz --codegen-every -1", 2, "--codegen-every takes"),
     ("fuzz --programs 1 --output file", 2, "--output takes a folder, got 'file'"),
     ("fuzz --programs 1 --output /proc/failures", 2, "--output takes a folder that can be written"),

@@ -121,6 +121,11 @@ FOUND = {
         body=("v0 = x2 * 1e12", "v1 = x0.index_add(0, x1, v0)"),
         outputs=("v1",),
     ),
+    "a product of one row and one column, whose gradient is copied for it": Program(
+        inputs=(Spec((2, 2, 1), grad="leaf"), Spec((2, 1, 1), seed=1, grad="leaf"), Spec((2, 2, 1), seed=2, grad="leaf")),
+        body=("v0 = x0 @ x1", "v0.add_(x2)"),
+        outputs=("v0",),
+    ),
     "17 dims": Program(
         inputs=(Spec((2,) * 4 + (1,) * 9 + (2,) * 4),),
         body=(f"v0 = x0.permute({tuple(reversed(range(17)))})", "v1 = v0.contiguous()", "v2 = v0 + x0"),
@@ -163,11 +168,19 @@ def test_a_short_run_finds_nothing_wrong():
         assert result.families[family], f"{family} did not fire"
 
 
+def test_a_short_run_as_if_on_a_gpu_finds_nothing_wrong():
+    """What GPUs alone have is matched, and computed by references: here also a family that takes nothing on a CPU."""
+    result = run.fuzz(count=COUNT, start=SEED, device="imagined")
+    assert not result.wrong, result.wrong[0]
+    assert result.families["computed_sums"], "it did not fire"
+
+
 @pytest.mark.parametrize("what", FOUND)
 def test_programs_that_were_wrong_once_are_right(what, device):
     if device.type == "cuda" and any(spec.fill == "bad index" for spec in FOUND[what].inputs):
         pytest.skip("on a GPU the assertion ends the process")
-    assert not check(FOUND[what], device.type).wrong
+    for name in (device.type, "imagined"):
+        assert not check(FOUND[what], name).wrong
 
 
 def test_a_wrong_replacement_is_found_shrunk_and_saved(monkeypatch, tmp_path):
@@ -421,7 +434,7 @@ def test_values_without_a_reference_in_float64_are_not_judged(monkeypatch, why, 
 
 def test_the_modules_of_the_fuzzer_import_one_another_in_one_direction():
     """Families import ``builder``; what draws from the families imports them through the registry, and is not imported by them."""
-    order = ("tensors", "programs", "builder", "steps", "random_programs", "execution", "compare", "run")
+    order = ("tensors", "imagined_gpu", "programs", "builder", "steps", "random_programs", "execution", "compare", "run")
     for i, name in enumerate(order):
         tree = ast.parse((Path(run.__file__).parent / f"{name}.py").read_text())
         modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
