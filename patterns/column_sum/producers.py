@@ -6,6 +6,7 @@ A pointwise node is computed where it is read, and once for each of several read
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Collection, Iterable
@@ -95,16 +96,23 @@ def producer_of(*sources: fx.Node, inside: Collection[fx.Node] = ()) -> Producer
 
 def other_reductions(sums: Collection[fx.Node], tensors: Iterable[fx.Node]) -> list[fx.Node]:
     """Reductions beside ``sums`` that read one of ``tensors``, or what is computed of it element by element: Inductor computes those in one
-    pass, where their loops fit."""
+    pass, where their loops fit. Of what is computed the first tensor may be written in that pass, but one that is computed of that is not:
+    along the gradient of a residual stream each layer's sums would belong to those of all others."""
     elements = max(_elements(n) for s in sums for n in s.all_input_nodes)
-    found, pending, seen = set[fx.Node](), [t for t in tensors if _elements(t) == elements], set[fx.Node]()
+    kinds, found, seen = Tensors(), set[fx.Node](), set[fx.Node]()
+    pending = collections.deque((t, False) for t in tensors if _elements(t) == elements)
     while pending and len(seen) < _MOST_NODES:
-        for user in pending.pop().users:
+        node, is_behind_tensor = pending.popleft()
+        for user in node.users:
             if user in seen or user in sums or not isinstance(g.value(user), torch.Tensor):
                 continue
             seen.add(user)
-            if g.is_view(user) or (_is_pointwise(user) and _elements(user) == elements):
-                pending.append(user)
+            if g.is_view(user):
+                pending.append((user, is_behind_tensor))
+            elif _is_pointwise(user) and _elements(user) == elements:
+                becomes_tensor = kinds.is_one(user)
+                if not (becomes_tensor and is_behind_tensor):
+                    pending.append((user, is_behind_tensor or becomes_tensor))
             elif g.is_fusable(user) and user.target not in _SCATTERS and _elements(user) < elements:
                 found.add(user)
     return sorted(found - behind(sums, found))

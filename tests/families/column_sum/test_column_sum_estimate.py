@@ -11,6 +11,7 @@ from families.traced_graphs import traced
 from fusebackend.patterns.column_sum import bench, estimate
 from fusebackend.patterns.column_sum import work as kernel_work
 from fusebackend.patterns.column_sum.match import ColumnSum
+from fusebackend.patterns.column_sum.producers import other_reductions
 from fusebackend.profitability import calibration, estimating
 from fusebackend.rewriting.device_facts import IMAGINED
 from fusebackend.rewriting.pattern import Estimate, Generated, Match
@@ -189,6 +190,21 @@ def test_what_others_compute_too_is_a_kernel_more():
     found = described(fn, (ROWS, COLUMNS, bf16), (ROWS, COLUMNS, bf16))
     assert kinds(found.ours) == ["column_sum", "stream", "asked"] and found.ours[1].around
     assert found.neighbour is not None
+
+
+def test_along_a_residual_stream_a_pass_ends_behind_the_next_tensor():
+    def fn(x, w):
+        sums = []
+        for _ in range(6):
+            x = x + x @ w
+            sums.append(x.sum(0))
+        return x, *sums
+
+    graph = traced(fn, (ROWS, COLUMNS, bf16), (COLUMNS, COLUMNS, bf16))
+    sums = [n for n in graph.nodes if n.target in ColumnSum.anchors]
+    for mine, following in zip(sums, [*sums[1:], None]):
+        source = mine.args[0]
+        assert other_reductions([mine], [source]) == ([] if following is None else [following])
 
 
 def test_the_shape_is_that_of_the_sum():
