@@ -38,6 +38,9 @@ class Recorded:
     is_called: bool = False
 
 
+#: Inductor is not asked where a description of its kernels says that it is faster, and both times are so many times their error apart.
+_CLEAR = 2.0
+
 #: What is being recorded, and the number of the alternative. Of the process, not of a thread or a context: on GPUs autograd compiles
 #: backward graphs in a thread of its own.
 _recordings: list[tuple[list[Recorded], int]] = []
@@ -93,10 +96,16 @@ class Estimator:
         if self._calibration is None:
             return Estimate(None, "nothing is known of this device: python -m fusebackend calibrate", "unmeasured", instead=workload.match)
         inductor, ours, why = None, None, ""
+        least = _without_asking(self._calibration, workload)
+        described = None if least is None else _described(self._calibration, workload)
+        if least is not None and described is not None and pays(least, described, _CLEAR) is False:
+            return _verdict(workload, least, described)
         try:
             inductor = total(self._calibration, self._original(workload))
         except Unfit as unfit:
             why = str(unfit)
+        if inductor is not None and least is not None and pays(least, inductor) is False:
+            return _verdict(workload, least, inductor)  # what Inductor generates around ours would only add to it
         try:
             ours = replacement(self._calibration, self._replacing(workload))
         except Unfit as unfit:
@@ -225,10 +234,27 @@ def _call_us(calibration: Calibration) -> float:
     return 0.0 if inductor_config.triton.cudagraphs else calibration.call  # a CUDA graph calls nothing
 
 
-def pays(ours: Interval, inductor: Interval) -> bool | None:
-    """Whether two times are so far apart that ours is less; None where they are too close to tell."""
-    gain, error = math.log(inductor.expected / ours.expected), math.hypot(inductor.half_width, ours.half_width)
+def pays(ours: Interval, inductor: Interval, errors: float = 1.0) -> bool | None:
+    """Whether two times are so far apart, ``errors`` times their error, that ours is less; None where they are too close to tell."""
+    gain, error = math.log(inductor.expected / ours.expected), errors * math.hypot(inductor.half_width, ours.half_width)
     return True if gain > error else None if gain > -error else False
+
+
+def _without_asking(calibration: Calibration, workload: Workload) -> Interval | None:
+    """What the replacement takes at least: its own kernels. None if that is not known."""
+    with contextlib.suppress(Unfit):
+        return replacement(calibration, [[work] for work in workload.ours if isinstance(work, Work)])
+    return None
+
+
+def _described(calibration: Calibration, workload: Workload) -> Interval | None:
+    """What the original takes by descriptions, where Inductor would be asked; None if it would not, or they are not known."""
+    works = [work if isinstance(work, Work) else work.otherwise for work in workload.inductor]
+    if None in works or not any(isinstance(work, Generated) for work in workload.inductor):
+        return None
+    with contextlib.suppress(Unfit):
+        return total(calibration, [[work] for work in works if work is not None])
+    return None
 
 
 def measured(calibration: Calibration | None, ours_ms: float, error: float) -> Interval:

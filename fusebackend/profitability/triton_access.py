@@ -217,15 +217,14 @@ def _work(kernel: TritonKernel, config: Any) -> Work:
         # The kernel's first two dimensions are (y, x) in a tile, and x alone in a row.
         names = {"tl": language, "tl_math": Opaque(), "libdevice": Opaque(), "triton_helpers": Opaque(), "tl_extra": Opaque()}
         exec(code, {**names, **arguments})
-        for access in language.accesses:
-            sectors, lines, requests, vector = count(access, WARP * config.num_warps)
+        for access, tile in zip(language.accesses, touched(language.accesses, WARP * config.num_warps)):
             kind = "written" if access.is_store else "read"
-            totals[kind] += sectors * SECTOR / len(SAMPLES)
-            totals[f"lines {kind}"] += lines / len(SAMPLES)
-            totals["sectors"] += requests / len(SAMPLES)
-            totals["pages"] += distinct(access.offsets.reshape(1, -1), PAGE) / len(SAMPLES)
-            vectors.append(log2(vector * access.itemsize))
-            moved += int((access.offsets >= 0).sum()) * access.itemsize / len(SAMPLES)
+            totals[kind] += tile.sectors * SECTOR / len(SAMPLES)
+            totals[f"lines {kind}"] += tile.lines / len(SAMPLES)
+            totals["sectors"] += tile.requests / len(SAMPLES)
+            totals["pages"] += tile.pages / len(SAMPLES)
+            vectors.append(log2(tile.vector * access.itemsize))
+            moved += tile.elements * access.itemsize / len(SAMPLES)
     blocks_run = math.prod(grid)
     quantities = {name: amount * blocks_run for name, amount in totals.items()}
     quantities |= {"moved": moved * blocks_run, "blocks": float(blocks_run), "divisions": float(blocks_run * width * height * divisions)}
@@ -250,29 +249,60 @@ def _work(kernel: TritonKernel, config: Any) -> Work:
     return Work(KIND, quantities, shape)
 
 
-def count(access: Access, threads: int) -> tuple[float, float, float, int]:
-    """The sectors that a tile touches; the lines and sectors that its warps touch, request by request; and the elements of a vector."""
-    tile = access.offsets
-    along_columns, across = _vector(tile, access.itemsize), _vector(tile.T, access.itemsize)
+@dataclasses.dataclass(frozen=True)
+class Touched:
+    """What a tile touches of memory.
+
+    Attributes:
+        sectors, pages: by the tile.
+        lines, requests: lines and sectors by its warps, request by request.
+        vector: the elements that a thread takes at once.
+        elements: that are not masked.
+    """
+
+    sectors: float
+    pages: float
+    lines: float
+    requests: float
+    vector: int
+    elements: int
+
+
+def touched(accesses: Sequence[Access], threads: int) -> list[Touched]:
+    """What each access of a tile by so many threads touches. Most tensors that a kernel reads are laid out alike, and looked at once."""
+    known: list[tuple[Access, Touched]] = []
+    found = []
+    for access in accesses:
+        alike = (tile for other, tile in known if other.itemsize == access.itemsize and torch.equal(other.offsets, access.offsets))
+        tile = next(alike, None) or _touched(access.offsets, access.itemsize, threads)
+        known.append((access, tile))
+        found.append(tile)
+    return found
+
+
+def _touched(tile: torch.Tensor, itemsize: int, threads: int) -> Touched:
     if tile.shape[0] > 1 and _step(tile.T) < _step(tile):
-        tile, vector = tile.T, across
-    else:
-        vector = along_columns
-    vector = min(vector, max(1, tile.numel() // threads))
+        tile = tile.T
+    vector = min(_vector(tile, itemsize), max(1, tile.numel() // threads))
     flat = tile.reshape(-1)
     requests = flat.reshape(-1, min(WARP * vector, flat.numel()))
     looked_at = requests[:_MAX_REQUESTS]
     share = len(requests) / len(looked_at)
-    lines, sectors = distinct(looked_at, _LINE), distinct(looked_at, SECTOR)
-    return float(distinct(flat[None], SECTOR)), share * lines, share * sectors, vector
+    lines, sectors = distinct(looked_at, (_LINE, SECTOR))
+    whole, pages = distinct(flat[None], (SECTOR, PAGE))
+    return Touched(float(whole), float(pages), share * lines, share * sectors, vector, int((flat >= 0).sum()))
 
 
-def distinct(offsets: torch.Tensor, unit: int) -> int:
-    """How many units of memory each row touches, summed."""
-    units = torch.where(offsets >= 0, offsets.div(unit, rounding_mode="floor"), -1).sort(dim=1).values
-    first = units[:, 0] >= 0
-    changes = (units[:, 1:] != units[:, :-1]) & (units[:, 1:] >= 0)
-    return int(first.sum() + changes.sum())
+def distinct(offsets: torch.Tensor, units: Sequence[int]) -> list[int]:
+    """How many units of memory, of each of these sizes, each row touches, summed. Negative offsets touch none."""
+    if bool((offsets[:, 1:] < offsets[:, :-1]).any()):
+        offsets = offsets.sort(dim=1).values
+    found = []
+    for unit in units:
+        places = offsets.div(unit, rounding_mode="floor")  # in order; those of negative offsets are negative, and first
+        changes = (places[:, 1:] != places[:, :-1]) & (places[:, 1:] >= 0)
+        found.append(int((places[:, 0] >= 0).sum() + changes.sum()))
+    return found
 
 
 def _vector(tile: torch.Tensor, itemsize: int) -> int:

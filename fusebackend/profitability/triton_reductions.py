@@ -187,15 +187,15 @@ def _work(kernel: TritonKernel, code: Any, config: Any, multiprocessors: int) ->
         names = {"tl": language, "range": language.range, "triton_helpers": _Helpers()}
         names |= {n: Opaque() for n in ("tl_math", "libdevice", "tl_extra")}
         exec(code, {**names, **arguments})
-        for access, times in zip(language.accesses, language.times):
-            sectors, lines, requests, vector = triton_access.count(access, WARP * config.num_warps)
+        tiles_of = triton_access.touched(language.accesses, WARP * config.num_warps)
+        for access, times, part in zip(language.accesses, language.times, tiles_of):
             share = times / len(SAMPLES)
-            totals["written" if access.is_store else "read"] += share * sectors * triton_access.SECTOR
-            totals["lines"] += share * lines
-            totals["sectors"] += share * requests
-            totals["pages"] += share * triton_access.distinct(access.offsets.reshape(1, -1), triton_access.PAGE)
-            totals["moved"] += share * int((access.offsets >= 0).sum()) * access.itemsize
-            vectors.append(log2(vector))
+            totals["written" if access.is_store else "read"] += share * part.sectors * triton_access.SECTOR
+            totals["lines"] += share * part.lines
+            totals["sectors"] += share * part.requests
+            totals["pages"] += share * part.pages
+            totals["moved"] += share * part.elements * access.itemsize
+            vectors.append(log2(part.vector))
         for name, amount in language.operations.items():
             operations[name] = operations.get(name, 0.0) + amount / len(SAMPLES)
         steps = max(language.steps, 1.0)

@@ -228,6 +228,20 @@ def test_what_inductor_generates_is_estimated_beside_library_calls_that_can_not_
     assert estimate(Workload((taking(1.0),), (Work("a library's", {"us": 7.0}),)), calibration=ASKED).generated is None
 
 
+def test_inductor_is_not_asked_for_what_can_not_matter(monkeypatch):
+    """Where its kernels as described are faster by far, and for what stands around a replacement that is slower already."""
+    asked = []
+    monkeypatch.setattr(estimating, "works_of", lambda work: asked.append(work) or [[taking(10.0)]])
+    monkeypatch.setattr(estimating, "_key", lambda nodes: repr(nodes))
+    original, around = Generated((), otherwise=taking(10.0)), Generated((computed(),))
+    found = estimate(Workload((taking(16.0), around), (original,)), calibration=ASKED)
+    assert found.pays is False and not asked and "10 us" in found.reason and "16 us" in found.reason
+    found = estimate(Workload((taking(13.0), around), (original,)), calibration=ASKED)
+    assert found.pays is False and asked == [original], "the description alone does not tell"
+    found = estimate(Workload((taking(5.0), around), (original,)), calibration=ASKED)
+    assert found.pays is False and found.ours.expected == 15.0 and asked == [original, original, around]
+
+
 ASKED = Calibration(**{**vars(KNOWN), "models": {**KNOWN.models, "triton reduction": TimeModel(0.0, {"us": 1.0}, 1.0, noise=0.1)}})
 
 
