@@ -50,18 +50,13 @@ class Budget:
         """None while there is time left, then why nothing more is timed."""
         return None if self.spent < self._seconds else f"not timed: the {self._seconds:g} s of fuse.gate_seconds are spent"
 
-    @property
-    def default_left(self) -> float:
-        """The seconds left for what nobody asked for."""
-        return min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (clock() - self._began)) - self.spent
-
     def why_default_spent(self, seconds: float = 0.0) -> str | None:
         """None while there is time left for what nobody asked for, then why nothing more is timed.
 
         Args:
             seconds: how much is needed.
         """
-        left = self.default_left
+        left = min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (clock() - self._began)) - self.spent
         if left <= 0:
             return f"the part of a compile that may go into timing by default is spent ({self.spent:.2g} s)"
         if left < seconds:

@@ -4,7 +4,7 @@ Library calls are called both ways. Where Inductor would generate code too, the 
 calls among what it replaces: it pays if it takes less than these alone, or less than these and the estimate of what Inductor generates
 beside them, or less than the estimate of the original. Where the estimate of the original is what leaves it open, or the replacement was
 not calibrated, so that nothing is known of what it costs around it, the region is compiled both ways, if there is so much to gain that it
-is worth the time; not on a CPU.
+is worth the time.
 
 A replacement that was not calibrated, beside another of the same site that was, is called by itself: it is taken if it takes less than the
 other is estimated to take.
@@ -53,14 +53,12 @@ class DefaultTiming:
 
     def why_not(self, core: Sequence[fx.Node], device: torch.device, estimate: Estimate) -> str | None:
         """None where something of a match may be timed; otherwise why not, empty where that goes without saying."""
-        # Several ranks must decide alike, and none may wait by default.
-        if not self._allowed or estimate.pays is False or has_several_ranks():
+        # A call on the CPU may take seconds. Several ranks must decide alike, and none may wait by default.
+        if not self._allowed or estimate.pays is False or device.type != "cuda" or has_several_ranks():
             return ""
         budget = self._measurements.budget
         if are_nearly_calls(core) or (estimate.pays is None and (estimate.rival is not None or _may_be_told_alone(core, estimate))):
             return budget.why_default_spent()
-        if not _compiles_regions(device):
-            return ""
         if estimate.pays is None and (_lacks_a_form(estimate) or self._is_worth_compiling(estimate.ours, estimate.inductor)):
             return budget.why_default_spent(self._compile_seconds)
         return ""
@@ -86,7 +84,7 @@ class DefaultTiming:
             return answer
         ours, inductor, judged = estimate.ours, estimate.inductor, Answer(None, unmentioned or "")
         if _may_be_told_alone(region.core, estimate) or _lacks_a_form(estimate):
-            alone = self._ask_called("alone", names, region, lambda: self._time_replacement(region, subject), unmentioned, kept)
+            alone = self._ask_called("alone", names, region, lambda: time_replacement(region, subject), unmentioned, kept)
             if alone.measurement is None:
                 return alone
             ours = measured(calibration.of_device(region.device), alone.measurement.replaced_ms, math.log(MARGIN)) + estimate.around
@@ -95,7 +93,7 @@ class DefaultTiming:
             judged = _judged(alone, alone.measurement, ours, inductor, around=estimate.ours is not None)
             if judged.measurement is not None and judged.measurement.kept:
                 return judged
-        if why_not is not None or not _compiles_regions(region.device) or not self._is_worth_compiling(ours, inductor):
+        if why_not is not None or not self._is_worth_compiling(ours, inductor):
             return judged
         spent = self._measurements.budget.why_default_spent(self._compile_seconds)
         compiled = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), spent, kept=kept)
@@ -108,7 +106,7 @@ class DefaultTiming:
         rival = estimate.rival
         assert rival is not None and rival.ours is not None and rival.inductor is not None
         why_not = self.why_not(region.core, region.device, estimate)
-        answer = self._ask_called("alone", names, region, lambda: self._time_replacement(region, subject), why_not, kept)
+        answer = self._ask_called("alone", names, region, lambda: time_replacement(region, subject), why_not, kept)
         if answer.measurement is None:
             return answer
         ours = measured(calibration.of_device(region.device), answer.measurement.replaced_ms, math.log(MARGIN)) + estimate.around
@@ -139,19 +137,10 @@ class DefaultTiming:
 
     def _time(self, region: Region, subject: str, *, calls: bool) -> Measurement:
         began = clock()
-        most_seconds = self._measurements.budget.default_left if calls else math.inf
-        measurement = time_region(region, subject, calls=calls, brief=calls, patches=self._patches, most_seconds=most_seconds)
+        measurement = time_region(region, subject, calls=calls, brief=calls, patches=self._patches)
         if not calls:
             self._compile_seconds = max(self._compile_seconds, clock() - began)
         return measurement
-
-    def _time_replacement(self, region: Region, subject: str) -> Measurement:
-        return time_replacement(region, subject, self._measurements.budget.default_left)
-
-
-def _compiles_regions(device: torch.device) -> bool:
-    """Whether a region may be compiled both ways: for a CPU, a C++ compiler takes longer than most compiles leave for it."""
-    return device.type != "cpu"
 
 
 def _may_be_told_alone(core: Sequence[fx.Node], estimate: Estimate) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +21,7 @@ from fusebackend.profitability.unfit import Unfit
 MARGIN = 1.05
 
 
-def time_region(
-    region: Region, subject: str, *, calls: bool, brief: bool, patches: dict[str, Any], most_seconds: float = math.inf
-) -> Measurement:
+def time_region(region: Region, subject: str, *, calls: bool, brief: bool, patches: dict[str, Any]) -> Measurement:
     """Times both forms of a region on random inputs.
 
     Args:
@@ -32,7 +29,6 @@ def time_region(
         calls: call the match and its replacement as they are, without neighbours, instead of compiling both forms.
         brief: take tens of milliseconds instead of a third of a second.
         patches: the Inductor configuration, without our passes, under which both forms are compiled.
-        most_seconds: how long the runs may take, but for one more.
 
     Raises:
         Unfit: it can't be timed.
@@ -43,18 +39,15 @@ def time_region(
         samples = Samples(original.graph, fakes, replaced.graph)
         forms = [_called(m) if calls else compile_apart(m, fakes, patches) for m in (replaced, original)]
         seconds, draws = (0.03, 1) if brief else (0.3, 3)
-        ours, theirs = timer.medians_ms(forms, samples, region.device, seconds=seconds, draws=draws, most_seconds=most_seconds)
+        ours, theirs = timer.medians_ms(forms, samples, region.device, seconds=seconds, draws=draws)
     how = "calls" if calls else "region"
     return Measurement(ours * MARGIN <= theirs, ours, theirs, how, subject, cache_keys.machine(region.device))
 
 
-def time_replacement(region: Region, subject: str, most_seconds: float = math.inf) -> Measurement:
+def time_replacement(region: Region, subject: str) -> Measurement:
     """Times a replacement by itself, called as it is, for tens of milliseconds, and the library calls that it takes the place of. Around
     both Inductor would generate code, which can be timed only once it is compiled: without it the original takes longer, and the
     replacement no less, than what is measured here.
-
-    Args:
-        most_seconds: how long the runs of either may take, but for one more.
 
     Raises:
         Unfit: it can't be timed.
@@ -62,17 +55,17 @@ def time_replacement(region: Region, subject: str, most_seconds: float = math.in
     _refuse_where_nothing_can_run(region.device)
     with timer.undisturbed(region.device):
         original, replaced, fakes = region.without_neighbours().modules()
-        ours = _one_ms(replaced, Samples(original.graph, fakes, replaced.graph), region.device, most_seconds)
+        ours = _one_ms(replaced, Samples(original.graph, fakes, replaced.graph), region.device)
         theirs = 0.0
         calls = library_calls(region.core)
         if calls:
             module, fakes, _ = alone(calls)
-            theirs = _one_ms(module, Samples(module.graph, fakes), region.device, most_seconds)
+            theirs = _one_ms(module, Samples(module.graph, fakes), region.device)
     return Measurement(ours * MARGIN <= theirs, ours, theirs, "replacement", subject, cache_keys.machine(region.device))
 
 
-def _one_ms(module: fx.GraphModule, samples: Samples, device: torch.device, most_seconds: float) -> float:
-    return timer.medians_ms([_called(module)], samples, device, seconds=0.03, draws=1, most_seconds=most_seconds)[0]
+def _one_ms(module: fx.GraphModule, samples: Samples, device: torch.device) -> float:
+    return timer.medians_ms([_called(module)], samples, device, seconds=0.03, draws=1)[0]
 
 
 def _refuse_where_nothing_can_run(device: torch.device) -> None:

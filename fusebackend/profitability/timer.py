@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import threading
 import time
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 
 from fusebackend.profitability.random_inputs import Samples
-from fusebackend.profitability.unfit import Unfit
 
 _MIN_RUNS, _MAX_RUNS = 3, 30
 _LAUNCH_MS = 0.2  # enough for launching a few kernels
@@ -48,7 +46,6 @@ def medians_ms(
     seconds: float = 0.3,
     draws: int = 3,
     launches: bool = False,
-    most_seconds: float = math.inf,
 ) -> list[float]:
     """The median time of each function in milliseconds, over several draws of random inputs.
 
@@ -60,20 +57,9 @@ def medians_ms(
         seconds: about how long to measure, for all functions and draws together.
         draws: how many times inputs are drawn.
         launches: on CUDA, whether the time that the CPU takes to launch the kernels counts where it is longer.
-        most_seconds: how long it may take, but for a call more; on a CPU one may take seconds.
-
-    Raises:
-        Unfit: it would take longer than ``most_seconds``, or no inputs can be drawn.
     """
-    started = time.perf_counter()
-
-    def stop_if_slow(coming_seconds: float = 0.0) -> None:
-        if time.perf_counter() - started + coming_seconds > most_seconds:
-            raise Unfit(f"calls that slow take longer than the {most_seconds:.2g} s that may go into timing by default")
-
     timer = _CudaTimer(device, launches) if device.type == "cuda" else _cpu_ms
     samples.settle(ways[-1])
-    stop_if_slow()
     found: list[list[float]] = [[] for _ in ways]
     began = time.perf_counter()
     for draw in range(draws):
@@ -92,11 +78,8 @@ def medians_ms(
         if not draw:
             for way in ways:  # autotunes, allocates
                 run(way)
-                stop_if_slow()
             began = time.perf_counter()
         round_ms = sum(run(way) for way in ways)
-        if not draw:
-            stop_if_slow(1e-3 * round_ms * _MIN_RUNS)
         runs = int(1e3 * seconds / draws / max(round_ms, 1e-3))
         times: list[list[float]] = [[] for _ in ways]
         for _ in range(min(max(runs, _MIN_RUNS), _MAX_RUNS)):

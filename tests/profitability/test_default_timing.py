@@ -9,6 +9,7 @@ from slow_product import Replace, compiled
 import fusebackend
 from fusebackend.profitability import default_timing, measurement_store
 from fusebackend.profitability.budget import Budget
+from fusebackend.profitability.default_timing import DefaultTiming
 from fusebackend.rewriting.pattern import Estimate, Interval, Match
 
 aten = torch.ops.aten
@@ -43,14 +44,16 @@ class Open(Replace):
 
 @pytest.fixture
 def timed(own_cache, monkeypatch):
-    """As on a GPU, whose regions may be compiled. Gives the subjects of what was timed."""
+    """As on a GPU. Gives the subjects of what was timed."""
     subjects, time_replacement = [], default_timing.time_replacement
 
-    def counted(region, subject, most_seconds):
+    def counted(region, subject):
         subjects.append(subject)
         return time_replacement(region, subject)
 
-    monkeypatch.setattr(default_timing, "_compiles_regions", lambda device: True)
+    why_not = DefaultTiming.why_not
+    on_a_gpu = torch.device("cuda")
+    monkeypatch.setattr(DefaultTiming, "why_not", lambda self, core, _, estimate: why_not(self, core, on_a_gpu, estimate))
     monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: "it is too short" if seconds else None)
     monkeypatch.setattr(default_timing, "time_replacement", counted)
     return subjects
@@ -296,52 +299,6 @@ def test_nothing_is_compiled_where_the_compile_is_too_short_for_it(temporary_pat
     found = report_of()
     assert not found.substitutions and not timed
     assert "not timed, since it is too short" in found.rejections[0].reason
-
-
-class OpenCall(Open):
-    """Replaces a product, for which Inductor calls a library, by another."""
-
-    def __init__(self):
-        super().__init__(0.0, (30, 5, 60), (40, 30, 50))
-        self.anchors = (torch.ops.slow_product.slow_mm.default, aten.mm.default)
-
-    def match(self, node):
-        slow, fast = self.anchors
-        return Match((node,), lambda e: e.call(fast if node.target is slow else slow, *node.args))
-
-
-@pytest.mark.parametrize("slow", [True, False])
-def test_on_a_cpu_library_calls_are_timed_both_ways(slow, temporary_pattern, own_cache, monkeypatch):
-    monkeypatch.setattr(Budget, "default_left", 10.0)
-    temporary_pattern(OpenCall())
-    torch._dynamo.reset()
-    x, y = torch.randn(16, 16), torch.randn(16, 16)
-    operator = torch.ops.slow_product.slow_mm.default if slow else aten.mm.default
-    torch.testing.assert_close(compiled(lambda x, y: operator(x, y), "auto", ["test_open"])(x, y), x @ y)
-    (verdict,) = fusebackend.last_report().verdicts
-    assert verdict.applied is slow and verdict.why == "measured"
-
-
-def test_on_a_cpu_no_region_is_compiled(temporary_pattern, own_cache, monkeypatch):
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: None)
-    monkeypatch.setattr(default_timing, "time_region", None)
-    temporary_pattern(Open(0.0, (300, 250, 350), (400, 200, 800)))
-    (miss,) = report_of().rejections
-    assert miss.code == "unmeasured" and miss.reason.startswith("too close; not timed (")
-
-
-def test_calls_that_are_too_slow_are_left(temporary_pattern, own_cache, monkeypatch):
-    """One call of each form, and no more."""
-    monkeypatch.setattr(Budget, "default_left", 0.015)
-    calls = []
-    temporary_pattern(OpenCall())
-    monkeypatch.setattr(time, "sleep", lambda seconds, sleep=time.sleep: (calls.append(seconds), sleep(seconds)))
-    torch._dynamo.reset()
-    x, y = torch.randn(16, 16), torch.randn(16, 16)
-    fn = compiled(lambda x, y: torch.ops.slow_product.slow_mm.default(x, y), "auto", ["test_open"])
-    torch.testing.assert_close(fn(x, y), x @ y)
-    assert "calls that slow take longer than the 0.015 s that may go into timing by default" in str(fusebackend.last_report())
-    assert len(calls) == 2, "as inputs are drawn, and in the compiled function"
 
 
 def test_less_time_than_is_needed_is_no_time(monkeypatch):
