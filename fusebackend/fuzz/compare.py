@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusebackend.fuzz.execution import Outcome, calls, run, run_compiled, shares_memory
-from fusebackend.fuzz.imagined_gpu import IMAGINED, imagined_gpu
+from fusebackend.fuzz.imagined_gpu import IMAGINED_DEVICE, imagined_gpu
 from fusebackend.fuzz.programs import TYPES, Program
 
 #: A value may be off by so many times eager's largest error over the tensor, or its sensitivity ...
@@ -65,7 +65,7 @@ def check(program: Program, device: str = "cpu", codegen: bool = False) -> Compa
         device: ``"cpu"``, ``"cuda"``, or ``"imagined"``: on the CPU, rewritten as on a GPU (:mod:`fusebackend.fuzz.imagined_gpu`).
         codegen: through Inductor's code generation; otherwise, and always on an imagined GPU, the rewritten graph is interpreted.
     """
-    if device != IMAGINED:
+    if device != IMAGINED_DEVICE:
         return _check(program, device, codegen)
     with imagined_gpu():
         return _check(dataclasses.replace(program, gate="off"), "cpu", codegen=False)

@@ -2,7 +2,7 @@
 
 Most families take only what is on a GPU, or take more of it there. In the block, passes see every tensor of a graph on a GPU, the library
 has kernels for it, and Inductor leaves products whole that it takes apart for a CPU. What comes out is on the CPU again, where operators
-that have no kernel for it are computed by their references.
+that have no kernel for it are computed by their references. Numbers on the CPU, which graphs of a GPU may have, move as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fusebackend.rewriting import inductor_pass
 aten = torch.ops.aten
 
 #: The device's name to the fuzzer.
-IMAGINED = "imagined"
+IMAGINED_DEVICE = "imagined"
 
 _GPU, _CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -39,8 +39,8 @@ def imagined_gpu() -> Iterator[None]:
     rewrite, table = inductor_pass.rewrite, select_decomp_table()
 
     def rewrite_on_gpu(graph: fx.Graph, *args: Any, **kwargs: Any) -> Any:
-        _move(graph, _CPU, _GPU)
         try:
+            _move(graph, _CPU, _GPU)
             return rewrite(graph, *args, **kwargs)
         finally:
             _move(graph, _GPU, _CPU)
@@ -69,5 +69,6 @@ def _move(graph: fx.Graph, old: torch.device, new: torch.device) -> None:
     for node in graph.nodes:
         for name in node.meta.keys() & {"val", "example_value"}:
             node.meta[name] = tree_map_only(FakeTensor, moved, node.meta[name])
-        node.args = fx.node.map_aggregate(node.args, with_device)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, with_device)
+        args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), with_device)
+        if (args, kwargs) != (node.args, node.kwargs):  # assigning them orders the users of what they name anew
+            node.args, node.kwargs = args, kwargs

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from fusebackend.fuzz.builder import Builder
-from fusebackend.fuzz.imagined_gpu import IMAGINED
+from fusebackend.fuzz.imagined_gpu import IMAGINED_DEVICE
 from fusebackend.fuzz.programs import Program
 from fusebackend.fuzz.steps import step
 from fusebackend.native import loader
@@ -36,7 +36,7 @@ def _cores(device: str) -> tuple[Core, ...]:
     """The families' cores. Those of a family with kernels on this kind of device are in it four times, and so drawn more often."""
     cores: list[Core] = []
     for family in families().values():
-        has_kernels = device == IMAGINED or loader.load().why_not(torch.device(device), *family.operators) is None
+        has_kernels = device == IMAGINED_DEVICE or loader.load().why_not(torch.device(device), *family.operators) is None
         cores += [*family.fuzz.CORES] * (4 if has_kernels else 1)
     return tuple(cores)
 

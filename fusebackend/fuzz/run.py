@@ -18,7 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, PrimitiveProvider
 
 from fusebackend.fuzz.compare import Comparison, check
-from fusebackend.fuzz.imagined_gpu import IMAGINED
+from fusebackend.fuzz.imagined_gpu import IMAGINED_DEVICE
 from fusebackend.fuzz.programs import Program
 from fusebackend.fuzz.random_programs import programs
 from fusebackend.tools.object_reference import UsageError
@@ -27,7 +27,7 @@ from fusebackend.tools.object_reference import UsageError
 CHUNK = 100
 
 #: What ``device`` accepts.
-DEVICES = ("cpu", "cuda", IMAGINED)
+DEVICES = ("cpu", "cuda", IMAGINED_DEVICE)
 
 #: At most so many programs are tried to make a failure smaller.
 SHRINK_TRIES = 300
@@ -169,7 +169,7 @@ def _check_arguments(count: int | None, minutes: float | None, start: int, devic
             raise UsageError(f"fuzz: {name} takes {what}, got {value!r}")
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("fuzz: torch sees no GPU: device takes 'cpu' or 'imagined' here, got 'cuda'")
-    if device == IMAGINED and codegen_every:
+    if device == IMAGINED_DEVICE and codegen_every:
         raise UsageError(f"fuzz: codegen_every takes 0 with device='imagined', for which no code can be generated; got {codegen_every}")
 
 

@@ -39,7 +39,8 @@ class Recorded:
 
 
 #: Inductor is not asked where a description of its kernels says that it is faster, and both times are so many times their error apart.
-_CLEAR = 2.0
+#: Some descriptions, as that of a plain copy, are less than any kernel takes.
+_CLEAR = 3.0
 
 #: What is being recorded, and the number of the alternative. Of the process, not of a thread or a context: on GPUs autograd compiles
 #: backward graphs in a thread of its own.
@@ -96,16 +97,17 @@ class Estimator:
         if self._calibration is None:
             return Estimate(None, "nothing is known of this device: python -m fusebackend calibrate", "unmeasured", instead=workload.match)
         inductor, ours, why = None, None, ""
-        least = _without_asking(self._calibration, workload)
-        described = None if least is None else _described(self._calibration, workload)
+        least = _own_kernels(self._calibration, workload)
+        described = None if least is None else self._described(self._calibration, workload)
         if least is not None and described is not None and pays(least, described, _CLEAR) is False:
-            return _verdict(workload, least, described)
+            return _slower(workload, f"{described} by Inductor as described, at least {least} here", least, described)
         try:
             inductor = total(self._calibration, self._original(workload))
         except Unfit as unfit:
             why = str(unfit)
-        if inductor is not None and least is not None and pays(least, inductor) is False:
-            return _verdict(workload, least, inductor)  # what Inductor generates around ours would only add to it
+        is_part = any(isinstance(work, Generated) for work in workload.ours)
+        if is_part and inductor is not None and least is not None and pays(least, inductor) is False:
+            return _slower(workload, f"{inductor} by Inductor, at least {least} here", least, inductor)
         try:
             ours = replacement(self._calibration, self._replacing(workload))
         except Unfit as unfit:
@@ -115,6 +117,15 @@ class Estimator:
             return dataclasses.replace(_verdict(workload, ours, inductor), around=around)
         generated = self._generated_time(self._calibration, workload) if inductor is None else None
         return Estimate(None, why, "unmeasured", None, workload.match, ours, inductor, generated, around=around)
+
+    def _described(self, known: Calibration, workload: Workload) -> Interval | None:
+        """What the original takes by descriptions, where Inductor would be asked; None if it would not, or they are not known."""
+        works = [self._known(work) if isinstance(work, Work) else work.otherwise for work in workload.inductor]
+        if None in works or not any(isinstance(work, Generated) for work in workload.inductor):
+            return None
+        with contextlib.suppress(Unfit):
+            return total(known, [[work] for work in works if work is not None])
+        return None
 
     def _generated_time(self, known: Calibration, workload: Workload) -> Interval | None:
         """The time of what Inductor generates for the original, without its library calls."""
@@ -240,20 +251,11 @@ def pays(ours: Interval, inductor: Interval, errors: float = 1.0) -> bool | None
     return True if gain > error else None if gain > -error else False
 
 
-def _without_asking(calibration: Calibration, workload: Workload) -> Interval | None:
-    """What the replacement takes at least: its own kernels. None if that is not known."""
+def _own_kernels(calibration: Calibration, workload: Workload) -> Interval | None:
+    """What the replacement takes at least: its own kernels. None if it has none, or they are not known."""
+    works = [[work] for work in workload.ours if isinstance(work, Work)]
     with contextlib.suppress(Unfit):
-        return replacement(calibration, [[work] for work in workload.ours if isinstance(work, Work)])
-    return None
-
-
-def _described(calibration: Calibration, workload: Workload) -> Interval | None:
-    """What the original takes by descriptions, where Inductor would be asked; None if it would not, or they are not known."""
-    works = [work if isinstance(work, Work) else work.otherwise for work in workload.inductor]
-    if None in works or not any(isinstance(work, Generated) for work in workload.inductor):
-        return None
-    with contextlib.suppress(Unfit):
-        return total(calibration, [[work] for work in works if work is not None])
+        return replacement(calibration, works) if works else None
     return None
 
 
@@ -302,6 +304,11 @@ def _gain(estimate: Estimate) -> tuple[int, float]:
     return order, estimate.inductor.expected - estimate.ours.expected
 
 
+def _slower(workload: Workload, times: str, ours: Interval, inductor: Interval) -> Estimate:
+    """A refusal, of which the times are told."""
+    return Estimate(False, f"Inductor is as fast or faster: {times}", "estimated_slower", None, workload.match, ours, inductor)
+
+
 def _verdict(workload: Workload, ours: Interval, inductor: Interval) -> Estimate:
     answer = pays(ours, inductor)
 
@@ -316,4 +323,4 @@ def _verdict(workload: Workload, ours: Interval, inductor: Interval) -> Estimate
     if workload.neighbour is not None:
         reason = f"Inductor fuses it with its neighbour {g.describe(workload.neighbour)}: {times}"
         return estimate(False, reason, "fused_neighbour", workload.neighbour)
-    return estimate(False, f"Inductor is as fast or faster: {times}")
+    return _slower(workload, times, ours, inductor)

@@ -96,11 +96,21 @@ def producer_of(*sources: fx.Node, inside: Collection[fx.Node] = ()) -> Producer
 
 def other_reductions(sums: Collection[fx.Node], tensors: Iterable[fx.Node]) -> list[fx.Node]:
     """Reductions beside ``sums`` that read one of ``tensors``, or what is computed of it element by element: Inductor computes those in one
-    pass, where their loops fit. Of what is computed the first tensor may be written in that pass, but one that is computed of that is not:
-    along the gradient of a residual stream each layer's sums would belong to those of all others."""
+    pass, where their loops fit.
+
+    The search passes one node that becomes a tensor, which that pass may write, and stops at the next: along the gradient of a residual
+    stream each layer's sums would belong to those of all others.
+    """
     elements = max(_elements(n) for s in sums for n in s.all_input_nodes)
     kinds, found, seen = Tensors(), set[fx.Node](), set[fx.Node]()
     pending = collections.deque((t, False) for t in tensors if _elements(t) == elements)
+
+    def reach(node: fx.Node, is_behind_tensor: bool) -> None:
+        if is_behind_tensor:
+            pending.append((node, True))
+        else:
+            pending.appendleft((node, False))  # first, since a node is met once: by a path without tensors if there is one
+
     while pending and len(seen) < _MOST_NODES:
         node, is_behind_tensor = pending.popleft()
         for user in node.users:
@@ -108,11 +118,11 @@ def other_reductions(sums: Collection[fx.Node], tensors: Iterable[fx.Node]) -> l
                 continue
             seen.add(user)
             if g.is_view(user):
-                pending.append((user, is_behind_tensor))
+                reach(user, is_behind_tensor)
             elif _is_pointwise(user) and _elements(user) == elements:
                 becomes_tensor = kinds.is_one(user)
                 if not (becomes_tensor and is_behind_tensor):
-                    pending.append((user, is_behind_tensor or becomes_tensor))
+                    reach(user, is_behind_tensor or becomes_tensor)
             elif g.is_fusable(user) and user.target not in _SCATTERS and _elements(user) < elements:
                 found.add(user)
     return sorted(found - behind(sums, found))

@@ -207,6 +207,19 @@ def test_along_a_residual_stream_a_pass_ends_behind_the_next_tensor():
         assert other_reductions([mine], [source]) == ([] if following is None else [following])
 
 
+def test_a_pass_is_found_by_whichever_path_meets_no_tensor_before():
+    """One way to the sum is by two tensors, the longer one by one."""
+
+    def fn(t, w):
+        a, b = t + 1, t.exp().sin()
+        c = a * b
+        return a @ w, c @ w, c.sum(0), t.sum(0)
+
+    graph = traced(fn, (ROWS, COLUMNS, bf16), (COLUMNS, COLUMNS, bf16))
+    other, mine = (n for n in graph.nodes if n.target in ColumnSum.anchors)
+    assert other_reductions([mine], [mine.args[0]]) == [other]
+
+
 def test_the_shape_is_that_of_the_sum():
     found = described(lambda x: x.sum((1, 2)), (6, 30, 40, COLUMNS, f32))
     for work in (*found.ours, *found.inductor):
