@@ -274,8 +274,10 @@ def touched(accesses: Sequence[Access], threads: int) -> list[Touched]:
     found = []
     for access in accesses:
         alike = (tile for other, tile in known if other.itemsize == access.itemsize and torch.equal(other.offsets, access.offsets))
-        tile = next(alike, None) or _touched(access.offsets, access.itemsize, threads)
-        known.append((access, tile))
+        tile = next(alike, None)
+        if tile is None:
+            tile = _touched(access.offsets, access.itemsize, threads)
+            known.append((access, tile))
         found.append(tile)
     return found
 

@@ -35,6 +35,16 @@ def einsum(equation, dtype=bf16, sizes=SIZES):
     return traced(lambda x, y: torch.einsum(equation, x, y), *inputs), inputs
 
 
+def undecomposed(fn, *shapes):
+    """The graph of ``fn`` as it is written, as if on a GPU: for a CPU Inductor takes some products apart, and no mutation is left."""
+    with FakeTensorMode():
+        graph = make_fx(fn)(*map(torch.empty, shapes)).graph
+        for node in graph.nodes:
+            if isinstance(value := node.meta.get("val"), torch.Tensor):
+                node.meta["val"] = torch.empty_strided(value.shape, value.stride(), device="cuda")
+    return graph
+
+
 def rewritten(graph, *patterns):
     outcome = apply.rewrite(graph, list(patterns), "forward", strict=True)
     graph.eliminate_dead_code()
@@ -60,11 +70,7 @@ def test_einsums_read_their_operands_where_they_lie(equation, dtype):
 
 
 def test_one_row_and_one_column_are_left():
-    with FakeTensorMode():  # as for a GPU: for a CPU Inductor multiplies and adds instead
-        graph = make_fx(lambda x, y: x.clone().permute(0, 2, 1).bmm(y))(torch.empty(2, 8, 1), torch.empty(2, 8, 1)).graph
-        for node in graph.nodes:
-            if isinstance(value := node.meta.get("val"), torch.Tensor):
-                node.meta["val"] = torch.empty_strided(value.shape, value.stride(), device="cuda")
+    graph = undecomposed(lambda x, y: x.clone().permute(0, 2, 1).bmm(y), (2, 8, 1), (2, 8, 1))
     outcome = rewritten(graph, StridedBmm())
     assert [rejection.reason for rejection in outcome.rejections] == ["a product with one row and one column"]
 
@@ -190,12 +196,7 @@ def test_a_copy_from_before_a_mutation_is_read():
         return aten.bmm.default(aten.view.default(copied, [16, 16, 32]), y)
 
     for mutates in (False, True):
-        mode = FakeTensorMode()
-        with mode:
-            graph = make_fx(fn)(torch.empty(2, 16, 8, 32), torch.empty(16, 32, 24)).graph
-            for node in graph.nodes:
-                if isinstance(value := node.meta.get("val"), torch.Tensor):
-                    node.meta["val"] = torch.empty_strided(value.shape, value.stride(), device="cuda")
+        graph = undecomposed(fn, (2, 16, 8, 32), (16, 32, 24))
         rewritten(graph, StridedBmm())
         assert len(calls(graph, op)) == (not mutates)
 
