@@ -1,10 +1,10 @@
 """What ``fuse.gate="auto"`` times, for which nobody asked, in a tenth of the time that the compile took so far.
 
-Library calls are called both ways. Where Inductor would generate code too, the replacement is called by itself, and so are the library
-calls among what it replaces: it pays if it takes less than these alone, or less than these and the estimate of what Inductor generates
-beside them, or less than the estimate of the original. Where the estimate of the original is what leaves it open, or the replacement was
-not calibrated, so that nothing is known of what it costs around it, the region is compiled both ways, if there is so much to gain that it
-is worth the time.
+Library calls are called both ways, unless the estimate is clear. Where Inductor would generate code too, the replacement is called by
+itself, and so are the library calls among what it replaces: it pays if it takes less than these alone, or less than these and the estimate
+of what Inductor generates beside them, or less than the estimate of the original. Where the estimate of the original leaves it open,
+or the replacement was not calibrated, so that nothing is known of what it costs around it, the region is compiled both ways, if there is so
+much to gain that it is worth the time.
 
 A replacement that was not calibrated, beside another of the same site that was, is called by itself: it is taken if it takes less than the
 other is estimated to take.
@@ -23,7 +23,7 @@ from torch import fx
 from fusebackend.profitability import calibration
 from fusebackend.profitability.budget import clock
 from fusebackend.profitability.distributed import Answer, has_several_ranks
-from fusebackend.profitability.estimating import inductor_decides, measured, ours_decides, pays, with_library_calls
+from fusebackend.profitability.estimating import inductor_decides, is_clear, measured, ours_decides, pays, with_library_calls
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.measurements import Measurements
 from fusebackend.profitability.region import Region, are_nearly_calls, library_calls
@@ -55,6 +55,8 @@ class DefaultTiming:
         """None where something of a match may be timed; otherwise why not, empty where that goes without saying."""
         # A call on the CPU may take seconds. Several ranks must decide alike, and none may wait by default.
         if not self._allowed or estimate.pays is False or device.type != "cuda" or has_several_ranks():
+            return ""
+        if estimate.untimed or is_clear(estimate):
             return ""
         budget = self._measurements.budget
         if are_nearly_calls(core) or (estimate.pays is None and (estimate.rival is not None or _may_be_told_alone(core, estimate))):

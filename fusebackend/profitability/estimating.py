@@ -38,8 +38,8 @@ class Recorded:
     is_called: bool = False
 
 
-#: Inductor is not asked where a description of its kernels says that it is faster, and both times are so many times their error apart.
-#: Some descriptions, as that of a plain copy, are less than any kernel takes.
+#: Where both times are so many times their error apart, an estimate is enough: Inductor is not asked where a description of its kernels
+#: says that it is faster (some, as that of a plain copy, are less than any kernel takes), and a replacement that pays is not timed.
 _CLEAR = 3.0
 
 #: What is being recorded, and the number of the alternative. Of the process, not of a thread or a context: on GPUs autograd compiles
@@ -166,7 +166,7 @@ class Estimator:
         unknown = self._calibration is not None and triton_reductions.KIND not in self._calibration.models
         if work.otherwise is not None and unknown and not _recordings:  # of an older calibration
             return [[work.otherwise]]
-        key = f"{_key(work.nodes)} {[(n.name, work.orders[n]) for n in g.inputs_of(work.nodes) if n in work.orders]}"
+        key = _key(work)
         if key not in self._generated:
             try:
                 self._generated[key] = works_of(work)
@@ -211,11 +211,13 @@ def _graphs(level: Level, outputs: Sequence[fx.Node]) -> frozenset[str]:
     return frozenset("backward" if g.needs_gradients(n) else "forward" for n in outputs)
 
 
-def _key(nodes: Sequence[fx.Node]) -> str:
-    """Names what Inductor is asked: equal nodes at equal sizes, or hints of sizes."""
-    inputs = g.inputs_of(nodes)
+def _key(work: Generated) -> str:
+    """Names what Inductor is asked: equal nodes at equal sizes, or hints of sizes, of which the same are wanted."""
+    nodes, inputs = sorted(work.nodes), g.inputs_of(work.nodes)
+    outputs = work.outputs or [n for n in nodes if not {*n.users} <= {*nodes}]
     symbols = symbols_of(inputs)
-    return cache_keys.graph_text(inputs, sorted(nodes), sorted(nodes)[-1:], symbols) + repr(list(symbols.values()))
+    orders = [work.orders.get(n) for n in inputs]
+    return cache_keys.graph_text(inputs, nodes, outputs, symbols) + repr((list(symbols.values()), orders))
 
 
 def total(calibration: Calibration, kernels: Sequence[Sequence[Work]], more: float = 0.0) -> Interval:
@@ -249,6 +251,12 @@ def pays(ours: Interval, inductor: Interval, errors: float = 1.0) -> bool | None
     """Whether two times are so far apart, ``errors`` times their error, that ours is less; None where they are too close to tell."""
     gain, error = math.log(inductor.expected / ours.expected), errors * math.hypot(inductor.half_width, ours.half_width)
     return True if gain > error else None if gain > -error else False
+
+
+def is_clear(estimate: Estimate) -> bool:
+    """Whether a match pays by so much that its time needs not be measured."""
+    known = estimate.pays is True and estimate.ours is not None and estimate.inductor is not None
+    return known and pays(estimate.ours, estimate.inductor, _CLEAR) is True  # type: ignore[arg-type]
 
 
 def _own_kernels(calibration: Calibration, workload: Workload) -> Interval | None:
@@ -292,9 +300,11 @@ def inductor_decides(ours: Interval | None, inductor: Interval | None) -> bool:
 
 def _without_timing(workload: Workload, estimate: Estimate) -> Estimate:
     """The estimate; a no where it does not tell, and timing would tell something else."""
-    if estimate.pays is not None or not workload.untimed:
+    if not workload.untimed:
         return estimate
-    return dataclasses.replace(estimate, pays=False, reason=f"{estimate.reason}; {workload.untimed}")
+    if estimate.pays is not None:
+        return dataclasses.replace(estimate, untimed=workload.untimed)
+    return dataclasses.replace(estimate, pays=False, reason=f"{estimate.reason}; {workload.untimed}", untimed=workload.untimed)
 
 
 def _gain(estimate: Estimate) -> tuple[int, float]:

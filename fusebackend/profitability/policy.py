@@ -17,8 +17,10 @@ timing leaves the decision to the estimate, with the reason in the report.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -109,6 +111,11 @@ class Gate:
             return None
         self.record.add_refused_unbuilt(site)
         return _refusal(proposal.estimate, why_not_timed)
+
+    def building(self, proposal: Proposal) -> AbstractContextManager[None]:
+        """Where the replacement is built only to be timed, and nobody asked for it, that counts as timing."""
+        by_default = self.mode == "auto" and _without_guesses(proposal).estimate.pays is None
+        return self.budget.spending() if by_default else contextlib.nullcontext()
 
     def decide(self, proposal: Proposal, new_outputs: Sequence[fx.Node], emitted: Sequence[fx.Node]) -> Decision:
         """Decides by a kept measurement, by a new one, or by the estimate."""

@@ -176,7 +176,8 @@ class _Rewriting:
             if refusal is not None:
                 return _at(refusal, anchor)
         emitter = Emitter(match.outputs, self.fake_mode)
-        built = self.guarded(pattern, anchor, "building the replacement", lambda: self.build(pattern, match, emitter))
+        with policy.building(proposal) if policy is not None and proposal is not None else contextlib.nullcontext():
+            built = self.guarded(pattern, anchor, "building the replacement", lambda: self.build(pattern, match, emitter))
         if isinstance(built, Reject):
             _erase(emitter.nodes)
             return built

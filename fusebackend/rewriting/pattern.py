@@ -100,6 +100,7 @@ class Estimate:
         around: the part of ``ours`` that kernels around the replacement take; None if there are none.
         rival: where ``ours`` is not known: the same site replaced otherwise, of which both times are. It is taken, if it pays, where a
             measurement does not show this form to be faster.
+        untimed: as for :class:`Workload`.
     """
 
     pays: bool | None = True
@@ -113,6 +114,7 @@ class Estimate:
     orders: Mapping[fx.Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     around: Interval | None = None
     rival: Estimate | None = None
+    untimed: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

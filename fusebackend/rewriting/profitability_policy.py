@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import fx
@@ -43,6 +44,9 @@ class ProfitabilityPolicy(Protocol):
 
     def refuse_unbuilt(self, proposal: Proposal) -> Reject | None:
         """Why the match is not applied, if that can be told before the replacement is built; otherwise None."""
+
+    def building(self, proposal: Proposal) -> AbstractContextManager[None]:
+        """A block in which the replacement is built, which may compile kernels."""
 
     def decide(self, proposal: Proposal, new_outputs: Sequence[fx.Node], emitted: Sequence[fx.Node]) -> Decision:
         """The decision, once the replacement is built.

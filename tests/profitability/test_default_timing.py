@@ -4,13 +4,16 @@ import time
 
 import pytest
 import torch
-from slow_product import Replace, compiled
+from slow_product import Replace, compiled, slow_mm, square
+from torch import fx
 
 import fusebackend
 from fusebackend.profitability import default_timing, measurement_store
 from fusebackend.profitability.budget import Budget
 from fusebackend.profitability.default_timing import DefaultTiming
+from fusebackend.profitability.policy import Gate
 from fusebackend.rewriting.pattern import Estimate, Interval, Match
+from fusebackend.rewriting.profitability_policy import Proposal
 
 aten = torch.ops.aten
 library = torch.library.Library("default_timing", "FRAGMENT")
@@ -140,6 +143,35 @@ def test_library_calls_that_were_timed_and_an_estimate_of_the_rest_decide_togeth
     (verdict,) = fusebackend.last_report().verdicts
     assert verdict.applied is kept and len(timed) == 1
     assert verdict.inductor_ms > generated[0] / 1e3 and "as estimated" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("inductor", "error", "untimed", "is_timed"), [(40.0, 0.1, "", False), (40.0, 0.4, "", True), (40.0, 0.4, "another order", False)]
+)
+def test_library_calls_are_timed_unless_the_estimate_is_clear(inductor, error, untimed, is_timed, temporary_pattern, timed):
+    """The estimate says 20 us against 40, but the replacement is slow. Nor are they timed where that would tell of another graph."""
+
+    class Product(Replace):
+        def estimate(self, match):
+            return Estimate(True, ours=Interval.around(20.0, error), inductor=Interval.around(inductor, error), untimed=untimed)
+
+    temporary_pattern(Product("test_clear", aten.mm.default, slow_mm))
+    torch._dynamo.reset()
+    x, y = square()
+    torch.testing.assert_close(compiled(torch.mm, "auto", ["test_clear"])(x, y), x @ y)
+    found = fusebackend.last_report()
+    assert len(found.verdicts) == is_timed and found.counts() == ({} if is_timed else {"test_clear": 1})
+
+
+def test_what_is_built_to_be_timed_costs_the_time_of_timing():
+    """Building may compile a kernel."""
+    x = fx.Graph().placeholder("x")
+    pattern = Open(0.0, (1, 1, 1), (1, 1, 1))
+    for pays, mode, counts in ((None, "auto", True), (True, "auto", False), (None, "measure", False)):
+        gate = Gate(mode, 1.0, {})
+        with gate.building(Proposal(pattern, "forward", Match((x,), lambda e: x), Estimate(pays))):
+            time.sleep(0.01)
+        assert (gate.budget.spent >= 0.01) is counts
 
 
 def test_nothing_is_timed_that_could_not_decide(temporary_pattern, timed):

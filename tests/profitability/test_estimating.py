@@ -199,6 +199,7 @@ def test_what_timing_would_not_tell_is_left_unless_a_calibration_tells():
     assert untimed(5.0).pays is True and untimed(20.0).pays is False
     for found in (untimed(9.0), untimed(5.0, None)):
         assert found.pays is False and found.code == "unmeasured" and found.reason.endswith("; another order")
+    assert untimed(5.0).untimed == "another order", "nor is a yes timed"
 
 
 def test_what_inductor_can_not_be_asked_is_not_known_and_asked_once(monkeypatch):
@@ -215,6 +216,33 @@ def test_what_inductor_can_not_be_asked_is_not_known_and_asked_once(monkeypatch)
         found = estimator.estimate([Workload((taking(1.0),), (Generated(()),))], "post_grad", [computed()])
         assert found.pays is None and found.reason == "no code for it"
     assert len(asked) == 1
+
+
+def test_alike_layers_ask_alike_whatever_their_names():
+    """What is wanted of them, and how their inputs will lie, is a part of the question."""
+    graph = fx.Graph()
+
+    def node(target, *args):
+        made = graph.placeholder(target) if isinstance(target, str) else graph.call_function(target, args)
+        made.meta["val"] = torch.empty(4, 6)
+        return made
+
+    def layer(name):
+        x = node(name)
+        scaled = node(torch.ops.aten.mul.Tensor, x, 2.0)
+        return x, scaled, node(torch.ops.aten.exp.default, scaled)
+
+    layers = [layer(name) for name in ("first", "second", "third")]
+    graph.output((*(done for _, _, done in layers), layers[2][1]))
+
+    def key(i, order=None, outputs=()):
+        x, *nodes = layers[i]
+        return estimating._key(Generated(tuple(nodes), outputs, orders={x: order} if order else {}))
+
+    assert key(0) == key(1) and key(0, (1, 0)) == key(1, (1, 0))
+    assert key(0) != key(0, (1, 0)) != key(0, (0, 1))
+    assert key(0) != key(2), "of the third layer two tensors are read"
+    assert key(0) == key(2, outputs=(layers[2][2],)) != key(0, outputs=layers[0][1:])
 
 
 def test_what_inductor_generates_is_estimated_beside_library_calls_that_can_not_be(monkeypatch):
