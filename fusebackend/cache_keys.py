@@ -14,6 +14,8 @@ key                  names                                       made of
 ``race``             one kept measurement of a whole graph       :func:`measuring`, the graph, how it is compiled
 ``native_library``   a built library                             sources, architectures, flags, compilers, torch
 ``native_objects``   the folder of its object files              source folder, torch
+``run_time_code``    the folder of what a library compiles at    library, torch and its CUDA
+                     run time
 ``kernel_sources``   a folder of a user's kernel sources         names and contents of the files
 ===================  ==========================================  ===========================================================
 
@@ -325,6 +327,15 @@ def native_library(sources: str, architectures: Sequence[str], flags: Iterable[S
     """
     chosen = [repr([f for f in each if not f.startswith(("-I", "-isystem"))]) for each in flags]
     return _digest(sources, repr(tuple(architectures)), *chosen, *compiler_versions, torch.__version__, length=24)
+
+
+def run_time_code(library: str) -> str:
+    """Where a library keeps what it compiles by torch's compiler (NVRTC) once it runs.
+
+    Args:
+        library: the library's key.
+    """
+    return _digest(library, torch.__version__, str(torch.version.cuda), length=16)
 
 
 def native_objects(root: Path) -> str:

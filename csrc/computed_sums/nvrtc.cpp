@@ -9,6 +9,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <sstream>
+
+#include "common/kept_code.h"
 
 namespace fusebackend::computed_sums {
 namespace {
@@ -112,6 +115,8 @@ int number_before(const std::string& log, const char* text) {
   return std::atoi(log.substr(begin, end - begin).c_str());
 }
 
+const char* const kOptions[] = {"--std=c++17", "-default-device", "--ptxas-options=-v"};
+
 std::atomic<int64_t> compilation_count{0};
 
 Compiled compile(const std::string& text, const std::string& architecture) {
@@ -124,7 +129,7 @@ Compiled compile(const std::string& text, const std::string& architecture) {
   ++compilation_count;
   Program program = nullptr;
   const std::string target = "--gpu-architecture=" + architecture;
-  const char* const options[] = {target.c_str(), "--std=c++17", "-default-device", "--ptxas-options=-v"};
+  const char* const options[] = {target.c_str(), kOptions[0], kOptions[1], kOptions[2]};
   int error = compiler.create(&program, text.c_str(), "computed_sums.cu", 0, nullptr, nullptr);
   if (error == 0) error = compiler.compile(program, 4, options);
   std::string log;
@@ -152,6 +157,30 @@ Compiled compile(const std::string& text, const std::string& architecture) {
   return result;
 }
 
+// All that machine code depends on, but for the compiler's version, which is torch's: the folder is for one torch.
+std::string name_of(const std::string& text, const std::string& architecture) {
+  std::string name = architecture;
+  for (const char* option : kOptions) name += std::string(" ") + option;
+  if (const char* named = std::getenv("FUSEBACKEND_NVRTC")) name += std::string(" ") + named;
+  return name + '\n' + text;
+}
+
+// What an earlier process compiled, or NVRTC does now.
+Compiled kept_or_compiled(const std::string& text, const std::string& architecture) {
+  const std::string name = name_of(text, architecture), kept = kept_code(name);
+  Compiled found{};
+  std::istringstream numbers(kept.substr(0, kept.find('\n')));
+  if (numbers >> found.registers >> found.stack_bytes >> found.spill_bytes) {
+    found.machine_code = kept.substr(kept.find('\n') + 1);
+    return found;
+  }
+  found = compile(text, architecture);
+  std::ostringstream all;
+  all << found.registers << ' ' << found.stack_bytes << ' ' << found.spill_bytes << '\n' << found.machine_code;
+  if (found.failure.empty()) keep_code(name, all.str());
+  return found;
+}
+
 // Compiles once. Who wants the same meanwhile waits; others do not.
 struct Entry {
   std::once_flag once;
@@ -171,7 +200,7 @@ const Compiled& compiled(const Variant& v, const std::string& architecture) {
     if (!place) place = std::make_unique<Entry>();
     entry = place.get();
   }
-  std::call_once(entry->once, [&] { entry->result = compile(text, architecture); });
+  std::call_once(entry->once, [&] { entry->result = kept_or_compiled(text, architecture); });
   return entry->result;
 }
 

@@ -19,7 +19,7 @@ import torch
 
 from fusebackend import cache_keys
 from fusebackend.log import log
-from fusebackend.native import build, cache, cuda_wheels, dynamic_library, manifest, trust
+from fusebackend.native import build, cache, cuda_wheels, dynamic_library, kept_code, manifest, trust
 from fusebackend.native.architectures import TUNED_BASELINE, architecture_of, covers, device_architectures, runs_here
 from fusebackend.progress import progress_line
 
@@ -67,6 +67,8 @@ def load() -> Native:
     with _lock:
         if _loaded is None:
             _loaded = _find_and_load()
+            if _loaded.library is not None:
+                kept_code.keep(_loaded.library, _loaded.key)
             if _loaded.reason:
                 log.warning("%s; affected sites are left to Inductor (python -m fusebackend env says more)", _loaded.reason)
         return _loaded
