@@ -11,6 +11,7 @@ key                  names                                       made of
 ``report``           a compile's report and decisions            ``compiled_code``, graph, inputs, mode, Inductor's options
 ``site``             kept measurements of one match              :func:`measuring`, matched operators, the match's note
 ``region``           one kept measurement                        ``site``, the region in both forms, builds of its operators
+``question``         what Inductor answered for some nodes       :func:`measuring`, Python sources, Triton, :func:`graph_text`
 ``race``             one kept measurement of a whole graph       :func:`measuring`, the graph, how it is compiled
 ``native_library``   a built library                             sources, architectures, flags, compilers, torch
 ``native_objects``   the folder of its object files              source folder, torch
@@ -39,6 +40,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._triton import has_triton_package
 
 from fusebackend import fx_utils as g
 from fusebackend.identity import UnidentifiableError, check_readable, identify, module_source
@@ -235,6 +237,26 @@ def race(measured_with: str, graph: str, compiled_as: tuple) -> str:
         compiled_as: whether as a CUDA graph, a backward, for inference; and the option ``fuse.patterns``.
     """
     return _digest("race", measured_with, repr(compiled_as), graph, length=32)
+
+
+def question(measured_with: str, asked: str) -> str:
+    """What Inductor generates for some nodes, as it is understood here.
+
+    Args:
+        measured_with: :func:`measuring`.
+        asked: :func:`graph_text` of the nodes, and whatever else is told to Inductor.
+    """
+    return _digest("question", measured_with, python_sources(), _triton_version(), asked, length=32)
+
+
+@functools.lru_cache
+def _triton_version() -> str:
+    """Inductor chooses tiles by what Triton is."""
+    if not has_triton_package():
+        return ""
+    import triton
+
+    return str(triton.__version__)
 
 
 def machine(device: torch.device) -> str:

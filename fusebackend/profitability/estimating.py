@@ -16,6 +16,7 @@ from fusebackend.profitability import triton_access, triton_reductions
 from fusebackend.profitability.calibration import Calibration
 from fusebackend.profitability.fresh_inputs import symbols_of
 from fusebackend.profitability.inductor_kernels import generated_kernels
+from fusebackend.profitability.kept_answers import KeptAnswers
 from fusebackend.profitability.region import are_nearly_calls, device_of
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.device_facts import device_facts
@@ -67,10 +68,12 @@ class Estimator:
 
     Args:
         calibration: None if nothing is known of the device.
+        kept: answers of earlier processes.
     """
 
-    def __init__(self, calibration: Calibration | None):
+    def __init__(self, calibration: Calibration | None, kept: KeptAnswers | None = None):
         self._calibration = calibration
+        self._kept = kept
         self._generated: dict[str, list[list[Work]] | str] = {}
 
     def estimate(self, workloads: Sequence[Workload], level: Level, outputs: Sequence[fx.Node], nodes: Sequence[fx.Node] = ()) -> Estimate:
@@ -169,7 +172,7 @@ class Estimator:
         key = _key(work)
         if key not in self._generated:
             try:
-                self._generated[key] = works_of(work)
+                self._generated[key] = self._kept_or_asked(key, work)
             except Unfit as unfit:
                 self._generated[key] = str(unfit)
             except Exception as error:
@@ -182,6 +185,19 @@ class Estimator:
         if work.otherwise is None:
             raise Unfit(found)
         return [[work.otherwise]]
+
+    def _kept_or_asked(self, key: str, work: Generated) -> list[list[Work]]:
+        if self._kept is None:
+            return works_of(work)
+        answer = self._kept.load(key, work.nodes)
+        if answer is None:
+            try:
+                answer = works_of(work)
+            except Unfit as unfit:
+                self._kept.save(key, work.nodes, str(unfit))
+                raise
+            self._kept.save(key, work.nodes, answer)
+        return answer
 
 
 def _of_family(work: Work, asked: Generated) -> Work:

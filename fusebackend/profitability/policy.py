@@ -36,6 +36,7 @@ from fusebackend.profitability.default_timing import DefaultTiming
 from fusebackend.profitability.distributed import Answer, Ranks
 from fusebackend.profitability.estimating import Estimator
 from fusebackend.profitability.fresh_inputs import symbols_of
+from fusebackend.profitability.kept_answers import KeptAnswers
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.measurements import Measurements
 from fusebackend.profitability.region import Region, device_of, extract
@@ -88,7 +89,8 @@ class Gate:
             return answer
         device = device_of(match.outputs)
         if device not in self._estimators:
-            self._estimators[device] = Estimator(calibration.of_device(device))
+            kept = KeptAnswers(self.measurements.measured_with(device))
+            self._estimators[device] = Estimator(calibration.of_device(device), kept)
         workloads = [answer] if isinstance(answer, Workload) else answer
         return self._estimators[device].estimate(workloads, pattern.level, match.outputs, match.nodes)
 
