@@ -15,6 +15,7 @@ from typing import Any
 from fusebackend import cache_keys
 from fusebackend.native import cache, kept_files
 from fusebackend.profitability import measurement_store
+from fusebackend.profitability.measurement_store import Measurement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +26,15 @@ class RegionDecision:
         applied: whether the substitution was made.
         unmeasured: whether it is made where there is no measurement.
         measured: whether there was one.
+        by: the key of the kept measurement that decided, where that is not the region's own.
+        then: what that measurement said.
     """
 
     applied: bool
     unmeasured: bool
     measured: bool
+    by: str
+    then: str
 
 
 class DecisionRecord:
@@ -52,24 +57,29 @@ class DecisionRecord:
             return
         self._read(path)
         now = {key: _decided_now(key, d, remeasures) for key, d in self._decisions.items()}
-        measured_since = self._unmeasured_sites & measurement_store.sites() if self._unmeasured_sites else set()
+        measured_since = measurement_store.sites_that_may_pay(self._unmeasured_sites)
         if measured_since or any(now[key] is not d.applied for key, d in self._decisions.items()):
             self.token = cache_keys.decisions(self.token, now, measured_since)
             self._decisions, self._unmeasured_sites = {}, set()
 
-    def add(self, region: str, applied: bool, unmeasured: bool, measured: bool) -> None:
-        """Remembers a decision about the region, or the whole graph, with that key."""
-        self._decisions[region] = RegionDecision(applied, unmeasured, measured)
+    def add(self, region: str, applied: bool, unmeasured: bool, measured: bool, by: str = "") -> None:
+        """Remembers a decision about the region, or the whole graph, with that key. The arguments are :class:`RegionDecision`'s."""
+        self._decisions[region] = RegionDecision(applied, unmeasured, measured, by, _said(by))
 
     def add_refused_unbuilt(self, site: str) -> None:
         """Remembers that the site was refused because no measurement of it is kept."""
         self._unmeasured_sites.add(site)
 
     def save(self) -> None:
-        """Writes the decisions so far. Where the cache can't be written, nothing is kept."""
+        """Writes the decisions so far. Where the cache can't be written, nothing is kept.
+
+        A site may have been refused while there was no time for it, and one like it timed later in the same compile: that is no reason to
+        compile once more.
+        """
         if self._path is None or not (self._decisions or self._unmeasured_sites):
             return
-        kept_files.write(self._path, dataclasses.asdict(_Kept(self.token, self._decisions, sorted(self._unmeasured_sites))))
+        unmeasured = self._unmeasured_sites - measurement_store.sites() if self._unmeasured_sites else set()
+        kept_files.write(self._path, dataclasses.asdict(_Kept(self.token, self._decisions, sorted(unmeasured))))
 
     def _read(self, path: Path) -> None:
         kept = kept_files.read(path, _kept)
@@ -86,18 +96,30 @@ class _Kept:
 
 def _kept(data: Any) -> _Kept:
     found: _Kept = kept_files.decoded(_Kept, data)
-    for key in (found.token, *found.decisions, *found.unmeasured_sites):
-        if not re.fullmatch(r"[0-9a-f-]*", key):  # names files
+    for key in (found.token, *found.decisions, *(d.by for d in found.decisions.values()), *found.unmeasured_sites):
+        if not re.fullmatch(r"[0-9a-f-]*(calls|alone)?", key):  # names files
             raise ValueError(f"no key: {key[:100]!r}")
     return found
 
 
 def _decided_now(region: str, before: RegionDecision, remeasures: bool) -> bool | None:
     """What would be decided now; None if that needs a measurement."""
-    try:
-        measurement = measurement_store.load(region)
-    except cache.CacheError:
-        measurement = None
+    measurement = _kept_measurement(region)
     if measurement is not None:
         return measurement.kept
+    if before.by:  # by that, and by an estimate, which is the same as long as the calibration is: the code has another key with another
+        return before.applied if _said(before.by) == before.then else None
     return None if remeasures and before.measured else before.unmeasured
+
+
+def _said(key: str) -> str:
+    """What the measurement of that key says; empty if there is none."""
+    measurement = _kept_measurement(key) if key else None
+    return "" if measurement is None else f"{measurement.kept} {measurement.replaced_ms!r} {measurement.inductor_ms!r}"
+
+
+def _kept_measurement(key: str) -> Measurement | None:
+    try:
+        return measurement_store.load(key)
+    except cache.CacheError:
+        return None

@@ -101,7 +101,7 @@ class DefaultTiming:
         compiled = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), spent, kept=kept)
         if compiled.measurement is not None:
             return compiled
-        return Answer(judged.measurement, "; ".join(filter(None, (judged.why, compiled.why))))
+        return dataclasses.replace(judged, why="; ".join(filter(None, (judged.why, compiled.why))))
 
     def ask_rivals(self, names: tuple[str, str], region: Region, estimate: Estimate, subject: str, kept: bool) -> Answer:
         """Whether a replacement by itself takes less than its rival is estimated to take. The arguments are those of :meth:`ask`."""
@@ -114,7 +114,7 @@ class DefaultTiming:
         ours = measured(calibration.of_device(region.device), answer.measurement.replaced_ms, math.log(MARGIN)) + estimate.around
         faster = ours.expected < rival.ours.expected and (rival.pays is True or pays(ours, rival.inductor) is True)
         judged = _as_estimated(answer.measurement, ours, rival.inductor, kept=faster)
-        return Answer(judged, f"{answer.why}; replaced otherwise it takes {rival.ours} as estimated")
+        return Answer(judged, f"{answer.why}; replaced otherwise it takes {rival.ours} as estimated", answer.key)
 
     def _ask_called(
         self, what: str, names: tuple[str, str], region: Region, timed: Callable[[], Measurement], why_not_timed: str | None, kept: bool
@@ -126,6 +126,7 @@ class DefaultTiming:
             return known
         answer = self._measurements.ask(key, timed, why_not_timed, kept=kept)
         if answer.measurement is not None:
+            answer = dataclasses.replace(answer, key=key)
             self._called[key] = dataclasses.replace(answer, why="as above")
         return answer
 
@@ -162,13 +163,13 @@ def _judged(answer: Answer, alone: Measurement, ours: Interval, inductor: Interv
         around: whether it is known what neighbours take that are not fused any more: nothing is, where the replacement is not calibrated.
     """
     if alone.kept:
-        return Answer(alone, f"{answer.why}; of Inductor's form the library calls alone")
+        return Answer(alone, f"{answer.why}; of Inductor's form the library calls alone", answer.key)
     if inductor is None:
         return Answer(None, f"{alone}; how long the rest of Inductor's form takes is not known")
     if not around:
         return Answer(None, f"{alone}; what it costs around the replacement is not known")
     estimated = _as_estimated(alone, ours, inductor, kept=pays(ours, inductor) is True)
-    return Answer(estimated, f"{answer.why}; Inductor's form, and what the replacement costs around it, as estimated")
+    return Answer(estimated, f"{answer.why}; Inductor's form, and what the replacement costs around it, as estimated", answer.key)
 
 
 def _as_estimated(alone: Measurement, ours: Interval, inductor: Interval, *, kept: bool) -> Measurement:

@@ -31,10 +31,12 @@ class Answer:
     Attributes:
         measurement: None leaves the decision to the estimate.
         why: where the measurement comes from (``"measured"``, ``"cached"``), or why there is none.
+        key: of the kept measurement that it was made of, where that is not the region's own.
     """
 
     measurement: Measurement | None
     why: str
+    key: str = ""
 
 
 class Exchange:

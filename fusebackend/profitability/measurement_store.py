@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,20 @@ def sites() -> frozenset[str]:
     except (OSError, cache.CacheError) as error:
         log.debug("no kept verdicts: %s", error)
         return frozenset()
+
+
+def sites_that_may_pay(sites: Collection[str]) -> set[str]:
+    """Those of ``sites`` of which a measurement is kept that does not say that they don't pay. That of a replacement by itself tells only
+    together with an estimate."""
+    if not sites:
+        return set()
+    try:
+        keys = [name.removesuffix(".json") for name in os.listdir(folder()) if cache_keys.site_of(name) in sites]
+        found = [(cache_keys.site_of(key), load(key)) for key in keys]
+    except (OSError, cache.CacheError) as error:
+        log.debug("no kept verdicts: %s", error)
+        return set()
+    return {site for site, m in found if m is not None and (m.kept or m.how == "replacement")}
 
 
 def stored() -> Iterator[tuple[str, Measurement]]:

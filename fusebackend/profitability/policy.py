@@ -131,7 +131,7 @@ class Gate:
             if known is None:
                 subject = f"{proposal.pattern.name} {describe.shapes(match.outputs, emitted)}"
                 answer = self._asked(key, names, region, proposal, subject)
-                self._answers[key] = Answer(answer.measurement, "as above" if answer.measurement is not None else answer.why)
+                self._answers[key] = answer if answer.measurement is None else dataclasses.replace(answer, why="as above")
             else:
                 answer = known
         except Exception as error:
@@ -142,7 +142,7 @@ class Gate:
         else:
             refusal = None if estimate.pays else _refusal(estimate)
         if key is not None:
-            self.record.add(key, refusal is None, estimate.pays is True, measurement is not None)
+            self.record.add(key, refusal is None, estimate.pays is True, measurement is not None, answer.key)
         if (measurement is None and not answer.why) or (refusal is not None and estimate.rival is not None):
             return Decision(refusal)  # nothing was said of Inductor's form, or the rival's decision tells of the site
         source = describe.source_of(match.outputs[0])

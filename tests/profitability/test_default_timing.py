@@ -1,14 +1,15 @@
 """What the default gate times where nobody asked for it: a replacement by itself, where an estimate knows our side badly."""
 
+import dataclasses
 import time
 
 import pytest
 import torch
-from slow_product import Replace, compiled, slow_mm, square
+from slow_product import Replace, compiled, mm, slow_mm, square
 from torch import fx
 
 import fusebackend
-from fusebackend.profitability import default_timing, measurement_store
+from fusebackend.profitability import calibration, default_timing, measurement_store
 from fusebackend.profitability.budget import Budget
 from fusebackend.profitability.default_timing import DefaultTiming
 from fusebackend.profitability.policy import Gate
@@ -181,13 +182,14 @@ def test_nothing_is_timed_that_could_not_decide(temporary_pattern, timed):
     assert [r.code for r in found.rejections] == ["unmeasured"]
 
 
-def test_a_kept_time_is_judged_by_the_estimate_of_the_day(temporary_pattern, timed):
+def test_a_kept_time_is_judged_by_the_estimate_of_the_day(temporary_pattern, timed, monkeypatch):
     slow = Open(0.02, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3))
     temporary_pattern(slow)
     assert report_of().counts() == {"test_open": 1}
     (kept,) = (m for _, m in measurement_store.stored())
     assert kept.how == "replacement" and kept.inductor_ms == 0
     slow.inductor = Interval(20e3, 16e3, 25e3)
+    monkeypatch.setattr(calibration, "digest", lambda device: "of the next day")
     assert not report_of().substitutions
     assert len(timed) == 1, "it was timed once"
 
@@ -201,6 +203,85 @@ def test_what_is_called_is_timed_once_whatever_stands_around_it(temporary_patter
     found = fusebackend.last_report()
     assert found.counts() == {"test_open": 2} and len(timed) == 1
     assert sorted(v.why.split(";")[0] for v in found.verdicts) == ["as above", "measured"]
+
+
+def are_from_cache(fn, *inputs, times=2):
+    found = []
+    for _ in range(times):
+        torch._dynamo.reset()
+        fn(*inputs)
+        found.append(fusebackend.last_report().from_cache)
+    return found
+
+
+class Exchanged(Replace):
+    """Exchanges products of libraries, and says whether that pays."""
+
+    def __init__(self, old, new, pays):
+        super().__init__("test_exchanged", old, new)
+        self.pays = pays
+
+    def estimate(self, match):
+        return Estimate(self.pays, "?", "unmeasured")
+
+    def fingerprint(self):
+        return f"{self.anchors} {self.pays}"
+
+
+@pytest.mark.parametrize("pays", [None, True])
+@pytest.mark.parametrize("to_slow", [False, True])
+def test_code_of_which_library_calls_were_timed_comes_from_the_cache(pays, to_slow, temporary_pattern, timed):
+    """Whether the estimate said so or not."""
+    old, new = (mm, slow_mm) if to_slow else (slow_mm, mm)
+    temporary_pattern(Exchanged(old, new, pays))
+    fn = compiled(lambda x, y: old(x, y), "auto", ["test_exchanged"])
+    assert are_from_cache(fn, *square(), times=3) == [False, True, True]
+    assert fusebackend.last_report().counts() == ({} if to_slow else {"test_exchanged": 1})
+    ((key, kept),) = measurement_store.stored()
+    measurement_store.save(key, dataclasses.replace(kept, kept=not kept.kept))
+    assert are_from_cache(fn, *square()) == [False, True], "until the times are others"
+    assert fusebackend.last_report().counts() == ({"test_exchanged": 1} if to_slow else {})
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_code_of_which_a_replacement_was_timed_comes_from_the_cache(seconds, temporary_pattern, timed):
+    temporary_pattern(Open(seconds, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
+    fn, x = compiled(torch.sin, "auto", ["test_open"]), torch.randn(64)
+    assert are_from_cache(fn, x, times=3) == [False, True, True] and len(timed) == 1
+    assert len(fusebackend.last_report().substitutions) == (seconds == 0)
+    if seconds == 0:
+        measurement_store.clear()
+        assert are_from_cache(fn, x) == [False, True] and len(timed) == 2
+
+
+def test_what_was_timed_later_in_a_compile_is_no_reason_for_another(temporary_pattern, timed, monkeypatch):
+    """For the first of two like sites there is no time, and for the second there is."""
+    asked = []
+    monkeypatch.setattr(
+        Budget, "why_default_spent", lambda self, seconds=0.0: asked.append(seconds) or ("none" if len(asked) == 1 else None)
+    )
+    temporary_pattern(Open(0.0, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
+    fn = compiled(lambda x, y: (x.sin() + 1, y.sin().exp()), "auto", ["test_open"])
+    assert are_from_cache(fn, torch.randn(64), torch.randn(64)) == [False, True]
+    assert fusebackend.last_report().counts() == {"test_open": 1} and len(timed) == 1
+
+
+def test_code_is_compiled_again_for_times_that_may_say_that_a_site_pays(temporary_pattern, timed, monkeypatch):
+    """Of other compiles: a graph in which there was no time for the site, and one in which there was."""
+    spent = ["none"]
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: spent[0])
+    temporary_pattern(Exchanged(slow_mm, mm, None))
+    fn, inputs = compiled(slow_mm, "auto", ["test_exchanged"]), square()
+    assert are_from_cache(fn, *inputs) == [False, True]
+    spent[0] = None
+    compiled(lambda x, y: slow_mm(x, y) + 1, "auto", ["test_exchanged"])(*inputs)
+    ((key, kept),) = measurement_store.stored()
+    assert kept.kept
+    measurement_store.save(key, dataclasses.replace(kept, kept=False))
+    assert are_from_cache(fn, *inputs) == [True, True], "they say that it does not"
+    measurement_store.save(key, kept)
+    assert are_from_cache(fn, *inputs) == [False, True]
+    assert fusebackend.last_report().counts() == {"test_exchanged": 1}
 
 
 class Alternatives(Open):
