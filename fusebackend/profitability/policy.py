@@ -79,7 +79,8 @@ class Gate:
         self._patches = patches
         self._timing = timing
         self._answers: dict[str, Answer] = {}  # by region, of this compile
-        self._measured_sites: frozenset[str] | None = None
+        self._measured_sites: frozenset[str] | None = None  # by others, before this graph
+        self._answered_sites: set[str] = set()  # here
         self._estimators: dict[torch.device, Estimator] = {}
 
     def estimate(self, pattern: Pattern, match: Match) -> Estimate:
@@ -109,7 +110,7 @@ class Gate:
             return None  # raised again, and reported, once the replacement is built
         if self._measured_sites is None:
             self._measured_sites = measurement_store.sites()
-        if site in self._measured_sites:
+        if site in self._measured_sites or site in self._answered_sites:
             return None
         self.record.add_refused_unbuilt(site)
         return _refusal(proposal.estimate, why_not_timed)
@@ -131,6 +132,8 @@ class Gate:
             if known is None:
                 subject = f"{proposal.pattern.name} {describe.shapes(match.outputs, emitted)}"
                 answer = self._asked(key, names, region, proposal, subject)
+                if answer.measurement is not None:
+                    self._answered_sites.add(names[0])
                 self._answers[key] = answer if answer.measurement is None else dataclasses.replace(answer, why="as above")
             else:
                 answer = known

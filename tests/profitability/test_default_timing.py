@@ -254,6 +254,18 @@ def test_code_of_which_a_replacement_was_timed_comes_from_the_cache(seconds, tem
         assert are_from_cache(fn, x) == [False, True] and len(timed) == 2
 
 
+def test_what_was_timed_is_known_of_like_sites_when_no_time_is_left(temporary_pattern, timed, monkeypatch):
+    """Of a model's layers the first is timed. Before it there was no time for another site."""
+    asked = []
+    monkeypatch.setattr(
+        Budget, "why_default_spent", lambda self, seconds=0.0: asked.append(seconds) or ("none" if timed or len(asked) == 1 else None)
+    )
+    temporary_pattern(Open(0.0, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
+    fn = compiled(lambda w, x, y, z: (w.sin() + 1, x.sin() + 1, y.sin().exp(), z.sin() * 2), "auto", ["test_open"])
+    fn(torch.randn(32), *(torch.randn(64) for _ in range(3)))
+    assert fusebackend.last_report().counts() == {"test_open": 3} and len(timed) == 1
+
+
 def test_what_was_timed_later_in_a_compile_is_no_reason_for_another(temporary_pattern, timed, monkeypatch):
     """For the first of two like sites there is no time, and for the second there is."""
     asked = []
