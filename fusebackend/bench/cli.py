@@ -36,6 +36,8 @@ def add_to(commands: Any) -> None:
 
     part = _measuring(parts, "compile", "compile_times", "what the backend adds to the time of a compile, cold and warm")
     part.add_argument("--graph", action="append", default=[], metavar="NAME", help="only graphs whose name contains this")
+    part.add_argument("--model", action="append", default=[], metavar="MODEL", help="a step of that model, as for models")
+    part.add_argument("--kind", action="append", default=[], metavar="KIND", help="of the models (default: training-bf16)")
     part.add_argument("--repeats", type=whole(1), default=3, help="processes a figure (default 3)")
 
     part = _measuring(parts, "losses", "losses", "whether training with substitutions stays as close to float64 as training without")

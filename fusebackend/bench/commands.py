@@ -17,6 +17,7 @@ from fusebackend.bench.measure import draw_plots, measure
 from fusebackend.bench.model_zoo import MODELS
 from fusebackend.bench.rows import Row
 from fusebackend.bench.tables import markdown
+from fusebackend.bench.workload import KINDS
 from fusebackend.options import parse
 from fusebackend.rewriting.registry import families, known_names
 from fusebackend.tools.object_reference import UsageError, resolve
@@ -46,10 +47,15 @@ def models(chosen: argparse.Namespace) -> int:
 
 def compile_times(chosen: argparse.Namespace) -> int:
     suited = [g for g in compile_time.GRAPHS if default_device().type == "cuda" or g not in compile_time.LARGE]
-    graphs = [g for g in compile_time.GRAPHS if any(text in g for text in chosen.graph)] if chosen.graph else suited
-    if not graphs:
+    graphs = [g for g in compile_time.GRAPHS if any(text in g for text in chosen.graph)]
+    if chosen.graph and not graphs:
         raise UsageError(f"--graph takes a part of {', '.join(compile_time.GRAPHS)}; got {', '.join(chosen.graph)}")
-    rows = _numbered(compile_time.run(graphs, chosen.repeats))
+    _check_models(chosen.model)
+    _check_known("--kind", chosen.kind, KINDS)
+    if chosen.kind and not chosen.model:
+        raise UsageError("--kind is of models: --model names one")
+    graphs += [compile_time.of_model(model, kind) for model in chosen.model for kind in chosen.kind or ["training-bf16"]]
+    rows = _numbered(compile_time.run(graphs or suited, chosen.repeats))
     return measure(chosen, "compile", rows, compile_time.HEADING, compile_time.line)
 
 

@@ -48,7 +48,17 @@ HEADING = f"{'compile':30}{'caches':8}{'inductor s':>12}{'fuse s':>10}{'fuse/ind
 def line(row: Row) -> str:
     """A row as it is printed."""
     times = f"{row['s']['inductor']:12.2f}{row['s']['fuse']:10.2f}{row['ratio']:15.3f}{100 * row['ours']:8.2f} %"
-    return f"{row['graph']:30}{row['cache']:8}{times}   {row['substitutions']} substitutions"
+    missed = "" if row["cache"] == "cold" or row["from_cache"] else ", compiled again"
+    return f"{row['graph']:30}{row['cache']:8}{times}   {row['substitutions']} substitutions{missed}"
+
+
+def of_model(model: str, kind: str) -> str:
+    """What :func:`run` calls the step of a model.
+
+    Args:
+        model, kind: as for :class:`fusebackend.bench.workload.Workload`.
+    """
+    return f"{model} {kind}"
 
 
 def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -65,7 +75,10 @@ def run(graphs: Sequence[str], repeats: int) -> Iterator[tuple[dict[str, str], R
     """Yields the names and the figures of two rows a graph, with cold and with warm caches.
 
     Figures: ``s``, the seconds by way; ``ratio`` of fuse to Inductor, the median over pairs; ``ours``, the part of a compile
-    with fuse that was spent in this package; ``substitutions``.
+    with fuse that was spent in this package; ``substitutions``; ``from_cache``, whether fuse's code came from Inductor's cache each time.
+
+    Args:
+        graphs: keys of ``GRAPHS``, or what :func:`of_model` gives.
     """
     cores = len(os.sched_getaffinity(0))
     in_parallel = max(1, cores // 4) if cores >= MIN_CORES else 1
@@ -97,6 +110,7 @@ def _figures(times: dict[str, list[dict[str, float]]]) -> Row:
         "ratio": statistics.median(f / i for i, f in zip(seconds["inductor"], seconds["fuse"])),
         "ours": statistics.median(t["ours"] / t["s"] for t in times["fuse"]),
         "substitutions": times["fuse"][0]["substitutions"],
+        "from_cache": all(t["from_cache"] for t in times["fuse"]),
     }
 
 
@@ -133,11 +147,17 @@ def _first_call(graph: str, way: str) -> dict[str, float]:
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began
     reports = backend.reports()[known:]
-    return {"s": seconds, "ours": sum(r.seconds for r in reports), "substitutions": sum(len(r.substitutions) for r in reports)}
+    return {
+        "s": seconds,
+        "ours": sum(r.seconds for r in reports),
+        "substitutions": sum(len(r.substitutions) for r in reports),
+        "from_cache": all(r.from_cache for r in reports),
+    }
 
 
 def _step(graph: str, way: str, device: torch.device) -> Callable[[], object]:
-    name, kind = GRAPHS[graph]
+    model, _, of = graph.rpartition(" ")
+    name, kind = GRAPHS.get(graph, (model, of))
     if name is None:
         x, w = (torch.randn(64, 64, device=device, dtype=torch.float64) for _ in range(2))
         compiled = torch.compile(chain, backend=way)
