@@ -157,9 +157,11 @@ Compiled compile(const std::string& text, const std::string& architecture) {
   return result;
 }
 
-// All that machine code depends on, but for the compiler's version, which is torch's: the folder is for one torch.
+// All that machine code depends on. The compiler may be another one in the next process, whatever torch is.
 std::string name_of(const std::string& text, const std::string& architecture) {
-  std::string name = architecture;
+  int major = 0, minor = 0;
+  if (nvrtc().failure.empty()) nvrtc().version(&major, &minor);
+  std::string name = "NVRTC " + std::to_string(major) + "." + std::to_string(minor) + " for " + architecture;
   for (const char* option : kOptions) name += std::string(" ") + option;
   if (const char* named = std::getenv("FUSEBACKEND_NVRTC")) name += std::string(" ") + named;
   return name + '\n' + text;

@@ -1,4 +1,4 @@
-"""The private per-user directory in which built libraries, timings and reports are kept.
+"""The private per-user directory in which built libraries, code that they compiled, timings, answers and reports are kept.
 
 Nothing is loaded from it that another user could have written (:mod:`fusebackend.native.trust`).
 """

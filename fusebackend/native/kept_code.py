@@ -19,11 +19,11 @@ def keep(library: ctypes.CDLL, key: str) -> None:
     """
     try:
         keep_in(library, cache.directory("code", cache_keys.run_time_code(key)))
-    except cache.CacheError as error:
+    except Exception as error:  # what can't be kept is compiled again
         log.debug("what is compiled at run time is not kept: %s", error)
 
 
 def keep_in(library: ctypes.CDLL, folder: Path | None) -> None:
     """In that folder, which nobody else may be able to write; None keeps nothing, and finds nothing."""
     library.fusebackend_keep_code_in.restype = None
-    library.fusebackend_keep_code_in(ctypes.c_char_p(b"" if folder is None else os.fsencode(folder)))
+    library.fusebackend_keep_code_in(ctypes.c_char_p(b"" if folder is None else os.fsencode(folder.absolute())))

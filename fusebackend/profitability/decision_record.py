@@ -26,8 +26,8 @@ class RegionDecision:
         applied: whether the substitution was made.
         unmeasured: whether it is made where there is no measurement.
         measured: whether there was one.
-        by: the key of the kept measurement that decided, where that is not the region's own.
-        then: what that measurement said.
+        by: the key of the kept measurement that decided, or would have if there had been one, where that is not the region's own.
+        then: what that measurement said; empty if there was none.
     """
 
     applied: bool
@@ -46,6 +46,7 @@ class DecisionRecord:
 
     Attributes:
         token: belongs into the key of Inductor's caches.
+        measured_sites: of which a measurement was found or taken in this compile.
     """
 
     def __init__(self, path: Path | None = None, remeasures: bool = False):
@@ -53,6 +54,7 @@ class DecisionRecord:
         self._path = path
         self._decisions: dict[str, RegionDecision] = {}
         self._unmeasured_sites: set[str] = set()
+        self.measured_sites: set[str] = set()
         if path is None:
             return
         self._read(path)
@@ -62,9 +64,16 @@ class DecisionRecord:
             self.token = cache_keys.decisions(self.token, now, measured_since)
             self._decisions, self._unmeasured_sites = {}, set()
 
-    def add(self, region: str, applied: bool, unmeasured: bool, measured: bool, by: str = "") -> None:
-        """Remembers a decision about the region, or the whole graph, with that key. The arguments are :class:`RegionDecision`'s."""
-        self._decisions[region] = RegionDecision(applied, unmeasured, measured, by, _said(by))
+    def add(
+        self, region: str, applied: bool, unmeasured: bool, measured: bool, by: str = "", measurement: Measurement | None = None
+    ) -> None:
+        """Remembers a decision about the region, or the whole graph, with that key.
+
+        Args:
+            applied, unmeasured, measured, by: as for :class:`RegionDecision`.
+            measurement: that of the key ``by``.
+        """
+        self._decisions[region] = RegionDecision(applied, unmeasured, measured, by, _said(measurement))
 
     def add_refused_unbuilt(self, site: str) -> None:
         """Remembers that the site was refused because no measurement of it is kept."""
@@ -78,7 +87,7 @@ class DecisionRecord:
         """
         if self._path is None or not (self._decisions or self._unmeasured_sites):
             return
-        unmeasured = self._unmeasured_sites - measurement_store.sites() if self._unmeasured_sites else set()
+        unmeasured = self._unmeasured_sites - self.measured_sites
         kept_files.write(self._path, dataclasses.asdict(_Kept(self.token, self._decisions, sorted(unmeasured))))
 
     def _read(self, path: Path) -> None:
@@ -108,13 +117,13 @@ def _decided_now(region: str, before: RegionDecision, remeasures: bool) -> bool 
     if measurement is not None:
         return measurement.kept
     if before.by:  # by that, and by an estimate, which is the same as long as the calibration is: the code has another key with another
-        return before.applied if _said(before.by) == before.then else None
+        called = _kept_measurement(before.by)
+        says_so = called is not None and called.how == "calls" and called.kept is before.applied
+        return before.applied if says_so or _said(called) == before.then else None
     return None if remeasures and before.measured else before.unmeasured
 
 
-def _said(key: str) -> str:
-    """What the measurement of that key says; empty if there is none."""
-    measurement = _kept_measurement(key) if key else None
+def _said(measurement: Measurement | None) -> str:
     return "" if measurement is None else f"{measurement.kept} {measurement.replaced_ms!r} {measurement.inductor_ms!r}"
 
 

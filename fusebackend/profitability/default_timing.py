@@ -80,7 +80,7 @@ class DefaultTiming:
         answer = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), "", kept=kept)
         if answer.measurement is not None:
             return answer
-        if region.is_nearly_calls:
+        if region.is_nearly_calls and not estimate.untimed:
             return self._ask_called("calls", names, region, lambda: self._time(region, subject, calls=True), unmentioned, kept)
         if why_not == "":
             return answer
@@ -103,10 +103,13 @@ class DefaultTiming:
             return compiled
         return dataclasses.replace(judged, why="; ".join(filter(None, (judged.why, compiled.why))))
 
-    def ask_rivals(self, names: tuple[str, str], region: Region, estimate: Estimate, subject: str, kept: bool) -> Answer:
+    def ask_rivals(self, key: str, names: tuple[str, str], region: Region, estimate: Estimate, subject: str, kept: bool) -> Answer:
         """Whether a replacement by itself takes less than its rival is estimated to take. The arguments are those of :meth:`ask`."""
         rival = estimate.rival
         assert rival is not None and rival.ours is not None and rival.inductor is not None
+        whole = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), "", kept=kept)
+        if whole.measurement is not None:
+            return whole
         why_not = self.why_not(region.core, region.device, estimate)
         answer = self._ask_called("alone", names, region, lambda: time_replacement(region, subject), why_not, kept)
         if answer.measurement is None:
@@ -114,7 +117,7 @@ class DefaultTiming:
         ours = measured(calibration.of_device(region.device), answer.measurement.replaced_ms, math.log(MARGIN)) + estimate.around
         faster = ours.expected < rival.ours.expected and (rival.pays is True or pays(ours, rival.inductor) is True)
         judged = _as_estimated(answer.measurement, ours, rival.inductor, kept=faster)
-        return Answer(judged, f"{answer.why}; replaced otherwise it takes {rival.ours} as estimated", answer.key)
+        return dataclasses.replace(answer, measurement=judged, why=f"{answer.why}; replaced otherwise it takes {rival.ours} as estimated")
 
     def _ask_called(
         self, what: str, names: tuple[str, str], region: Region, timed: Callable[[], Measurement], why_not_timed: str | None, kept: bool
@@ -125,8 +128,8 @@ class DefaultTiming:
         if known is not None:
             return known
         answer = self._measurements.ask(key, timed, why_not_timed, kept=kept)
+        answer = dataclasses.replace(answer, key=key, kept=answer.measurement)
         if answer.measurement is not None:
-            answer = dataclasses.replace(answer, key=key)
             self._called[key] = dataclasses.replace(answer, why="as above")
         return answer
 
@@ -163,13 +166,14 @@ def _judged(answer: Answer, alone: Measurement, ours: Interval, inductor: Interv
         around: whether it is known what neighbours take that are not fused any more: nothing is, where the replacement is not calibrated.
     """
     if alone.kept:
-        return Answer(alone, f"{answer.why}; of Inductor's form the library calls alone", answer.key)
+        return dataclasses.replace(answer, why=f"{answer.why}; of Inductor's form the library calls alone")
     if inductor is None:
-        return Answer(None, f"{alone}; how long the rest of Inductor's form takes is not known")
+        return dataclasses.replace(answer, measurement=None, why=f"{alone}; how long the rest of Inductor's form takes is not known")
     if not around:
-        return Answer(None, f"{alone}; what it costs around the replacement is not known")
+        return dataclasses.replace(answer, measurement=None, why=f"{alone}; what it costs around the replacement is not known")
     estimated = _as_estimated(alone, ours, inductor, kept=pays(ours, inductor) is True)
-    return Answer(estimated, f"{answer.why}; Inductor's form, and what the replacement costs around it, as estimated", answer.key)
+    why = f"{answer.why}; Inductor's form, and what the replacement costs around it, as estimated"
+    return dataclasses.replace(answer, measurement=estimated, why=why)
 
 
 def _as_estimated(alone: Measurement, ours: Interval, inductor: Interval, *, kept: bool) -> Measurement:

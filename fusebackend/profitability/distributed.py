@@ -31,12 +31,14 @@ class Answer:
     Attributes:
         measurement: None leaves the decision to the estimate.
         why: where the measurement comes from (``"measured"``, ``"cached"``), or why there is none.
-        key: of the kept measurement that it was made of, where that is not the region's own.
+        key: of the kept measurement that it was, or would have been, made of, where that is not the region's own.
+        kept: what is kept under that key.
     """
 
     measurement: Measurement | None
     why: str
     key: str = ""
+    kept: Measurement | None = None
 
 
 class Exchange:

@@ -14,10 +14,9 @@ from fusebackend import cache_keys
 from fusebackend import fx_utils as g
 from fusebackend.profitability import triton_access, triton_reductions
 from fusebackend.profitability.calibration import Calibration
-from fusebackend.profitability.fresh_inputs import symbols_of
 from fusebackend.profitability.inductor_kernels import generated_kernels
 from fusebackend.profitability.kept_answers import KeptAnswers
-from fusebackend.profitability.region import are_nearly_calls, device_of
+from fusebackend.profitability.region import are_nearly_calls, cut_out, device_of
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.device_facts import device_facts
 from fusebackend.rewriting.pattern import Code, Estimate, Generated, Interval, Level, Work, Workload
@@ -194,7 +193,8 @@ class Estimator:
             try:
                 answer = works_of(work)
             except Unfit as unfit:
-                self._kept.save(key, work.nodes, str(unfit))
+                if unfit.__cause__ is None:  # of an error nobody knows whether it will be there again
+                    self._kept.save(key, work.nodes, str(unfit))
                 raise
             self._kept.save(key, work.nodes, answer)
         return answer
@@ -228,12 +228,14 @@ def _graphs(level: Level, outputs: Sequence[fx.Node]) -> frozenset[str]:
 
 
 def _key(work: Generated) -> str:
-    """Names what Inductor is asked: equal nodes at equal sizes, or hints of sizes, of which the same are wanted."""
-    nodes, inputs = sorted(work.nodes), g.inputs_of(work.nodes)
-    outputs = work.outputs or [n for n in nodes if not {*n.users} <= {*nodes}]
-    symbols = symbols_of(inputs)
-    orders = [work.orders.get(n) for n in inputs]
-    return cache_keys.graph_text(inputs, nodes, outputs, symbols) + repr((list(symbols.values()), orders))
+    """Names what Inductor is asked: equal nodes at equal sizes, or hints of sizes, of which the same are wanted. Sums that are named are
+    understood otherwise than what is read anyway."""
+    try:
+        asked = cut_out(work.nodes)
+    except Unfit as unfit:
+        return f"not asked: {unfit}"
+    text = cache_keys.graph_text(asked.inputs, asked.original, work.outputs or asked.outputs, asked.symbols)
+    return text + repr((list(asked.symbols.values()), [work.orders.get(n) for n in asked.inputs], bool(work.outputs)))
 
 
 def total(calibration: Calibration, kernels: Sequence[Sequence[Work]], more: float = 0.0) -> Interval:

@@ -6,8 +6,11 @@ One small file an answer, as for measurements. Inductor's own caches hold whole 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
@@ -39,11 +42,11 @@ class KeptAnswers:
     """Answers about nodes on one device, under Inductor's settings of now. None are kept, or found, where its caches are disabled.
 
     Args:
-        measured_with: what answers depend on besides the question (:func:`fusebackend.cache_keys.measuring`).
+        measured_with: tells what answers depend on besides the question (:func:`fusebackend.cache_keys.measuring`).
     """
 
-    def __init__(self, measured_with: str):
-        self._measured_with = measured_with
+    def __init__(self, measured_with: Callable[[], str]):
+        self._measured_with = functools.cache(measured_with)
 
     def load(self, question: str, nodes: Sequence[fx.Node]) -> list[list[Work]] | None:
         """What Inductor answered; None if nothing is kept.
@@ -57,10 +60,11 @@ class KeptAnswers:
         if not _may_be_kept(nodes):
             return None
         try:
-            found = kept_files.read(self._path(question), lambda data: kept_files.decoded(_Answer, data))
-        except cache.CacheError as error:
+            path = self._path(question)
+        except Exception as error:  # no cache directory, or a device that is only imagined
             log.debug("no kept answers: %s", error)
             return None
+        found = kept_files.read(path, lambda data: kept_files.decoded(_Answer, data))
         if found is None:
             return None
         if found.why_not:
@@ -77,14 +81,17 @@ class KeptAnswers:
             made = _Answer([[_Kernel(way.kind, dict(way.quantities), dict(way.shape)) for way in kernel] for kernel in answer], "")
         try:
             kept_files.write(self._path(question), dataclasses.asdict(made))
-        except cache.CacheError as error:
+        except Exception as error:
             log.debug("answer not kept: %s", error)
 
     def _path(self, question: str) -> Path:
-        return cache.directory("asked") / f"{cache_keys.question(self._measured_with, question)}.json"
+        return cache.directory("asked") / f"{cache_keys.question(self._measured_with(), question)}.json"
 
 
 def _may_be_kept(nodes: Sequence[fx.Node]) -> bool:
     """An operator that is not PyTorch's may have another lowering tomorrow."""
-    are_builtin = all(torch._library.utils.is_builtin(n.target) for n in nodes if isinstance(n.target, torch._ops.OpOverload))
-    return are_builtin and not inductor_config.force_disable_caches
+    return not inductor_config.force_disable_caches and all(_is_pytorchs(n.target) for n in nodes if n.op == "call_function")
+
+
+def _is_pytorchs(target: Any) -> bool:
+    return target is operator.getitem or (isinstance(target, torch._ops.OpOverload) and torch._library.utils.is_builtin(target))

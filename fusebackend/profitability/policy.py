@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -79,8 +80,7 @@ class Gate:
         self._patches = patches
         self._timing = timing
         self._answers: dict[str, Answer] = {}  # by region, of this compile
-        self._measured_sites: frozenset[str] | None = None  # by others, before this graph
-        self._answered_sites: set[str] = set()  # here
+        self._measured_sites: frozenset[str] | None = None  # before this graph
         self._estimators: dict[torch.device, Estimator] = {}
 
     def estimate(self, pattern: Pattern, match: Match) -> Estimate:
@@ -90,7 +90,7 @@ class Gate:
             return answer
         device = device_of(match.outputs)
         if device not in self._estimators:
-            kept = KeptAnswers(self.measurements.measured_with(device))
+            kept = KeptAnswers(functools.partial(self.measurements.measured_with, device))
             self._estimators[device] = Estimator(calibration.of_device(device), kept)
         workloads = [answer] if isinstance(answer, Workload) else answer
         return self._estimators[device].estimate(workloads, pattern.level, match.outputs, match.nodes)
@@ -108,17 +108,27 @@ class Gate:
             site = self._site(proposal, device)
         except Exception:
             return None  # raised again, and reported, once the replacement is built
-        if self._measured_sites is None:
-            self._measured_sites = measurement_store.sites()
-        if site in self._measured_sites or site in self._answered_sites:
+        if self._is_measured(site):
             return None
         self.record.add_refused_unbuilt(site)
         return _refusal(proposal.estimate, why_not_timed)
 
     def building(self, proposal: Proposal) -> AbstractContextManager[None]:
         """Where the replacement is built only to be timed, and nobody asked for it, that counts as timing."""
-        by_default = self.mode == "auto" and _without_guesses(proposal).estimate.pays is None
-        return self.budget.spending() if by_default else contextlib.nullcontext()
+        proposal = _without_guesses(proposal)
+        if self.mode != "auto" or proposal.estimate.pays is not None:
+            return contextlib.nullcontext()
+        try:
+            is_known = self._is_measured(self._site(proposal, device_of(proposal.match.outputs)))
+        except Exception:
+            return contextlib.nullcontext()  # raised again, and reported, once the replacement is built
+        return contextlib.nullcontext() if is_known else self.budget.spending()
+
+    def _is_measured(self, site: str) -> bool:
+        """Whether a measurement of the site is kept, or was taken in this compile."""
+        if self._measured_sites is None:
+            self._measured_sites = measurement_store.sites()
+        return site in self._measured_sites or site in self.record.measured_sites
 
     def decide(self, proposal: Proposal, new_outputs: Sequence[fx.Node], emitted: Sequence[fx.Node]) -> Decision:
         """Decides by a kept measurement, by a new one, or by the estimate."""
@@ -133,7 +143,7 @@ class Gate:
                 subject = f"{proposal.pattern.name} {describe.shapes(match.outputs, emitted)}"
                 answer = self._asked(key, names, region, proposal, subject)
                 if answer.measurement is not None:
-                    self._answered_sites.add(names[0])
+                    self.record.measured_sites.add(names[0])
                 self._answers[key] = answer if answer.measurement is None else dataclasses.replace(answer, why="as above")
             else:
                 answer = known
@@ -145,7 +155,7 @@ class Gate:
         else:
             refusal = None if estimate.pays else _refusal(estimate)
         if key is not None:
-            self.record.add(key, refusal is None, estimate.pays is True, measurement is not None, answer.key)
+            self.record.add(key, refusal is None, estimate.pays is True, measurement is not None, answer.key, answer.kept)
         if (measurement is None and not answer.why) or (refusal is not None and estimate.rival is not None):
             return Decision(refusal)  # nothing was said of Inductor's form, or the rival's decision tells of the site
         source = describe.source_of(match.outputs[0])
@@ -155,7 +165,7 @@ class Gate:
         """What is known of both forms of a region, or becomes known now."""
         kept = self.measurements.are_identified([proposal.pattern])
         if proposal.estimate.rival is not None:
-            faster = self._by_default.ask_rivals(names, region, proposal.estimate, subject, kept)
+            faster = self._by_default.ask_rivals(key, names, region, proposal.estimate, subject, kept)
             if self.mode == "auto" or faster.measurement is None or not faster.measurement.kept:
                 return faster
         if self.mode == "auto":

@@ -124,6 +124,15 @@ def extract(
     return dataclasses.replace(_region(core, emitted, renamed, _neighbours(set(core), set(emitted))), orders=orders)
 
 
+def cut_out(nodes: Sequence[fx.Node]) -> Region:
+    """Nodes without neighbours, and without a replacement.
+
+    Raises:
+        Unfit: they can't be cut out.
+    """
+    return _region(nodes, (), {}, set())
+
+
 def alone(
     nodes: Sequence[fx.Node], outputs: Sequence[fx.Node] = (), orders: Mapping[fx.Node, tuple[int, ...]] | None = None
 ) -> tuple[fx.GraphModule, list[Any], dict[str, int]]:
@@ -136,7 +145,7 @@ def alone(
     Raises:
         Unfit: they can't be cut out.
     """
-    region = _region(nodes, (), {}, set())
+    region = cut_out(nodes)
     if outputs:
         region = dataclasses.replace(region, outputs=tuple(outputs))
     mode, fakes, substitute = fresh_inputs(region.inputs, region.symbols, orders)

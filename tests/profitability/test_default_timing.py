@@ -166,7 +166,10 @@ def test_library_calls_are_timed_unless_the_estimate_is_clear(inductor, error, u
 
 def test_what_is_built_to_be_timed_costs_the_time_of_timing():
     """Building may compile a kernel."""
-    x = fx.Graph().placeholder("x")
+    graph = fx.Graph()
+    x = graph.call_function(aten.sin.default, (graph.placeholder("x"),))
+    for node in graph.nodes:
+        node.meta["val"] = torch.empty(64)
     pattern = Open(0.0, (1, 1, 1), (1, 1, 1))
     for pays, mode, counts in ((None, "auto", True), (True, "auto", False), (None, "measure", False)):
         gate = Gate(mode, 1.0, {})
@@ -296,6 +299,19 @@ def test_code_is_compiled_again_for_times_that_may_say_that_a_site_pays(temporar
     assert fusebackend.last_report().counts() == {"test_exchanged": 1}
 
 
+def test_code_that_was_estimated_to_pay_is_compiled_again_once_it_was_timed_to_be_slower(temporary_pattern, timed, monkeypatch):
+    """When it was compiled there was no time."""
+    spent = ["none"]
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: spent[0])
+    temporary_pattern(Exchanged(mm, slow_mm, True))
+    fn, inputs = compiled(lambda x, y: torch.mm(x, y) * 2, "auto", ["test_exchanged"]), square()
+    assert are_from_cache(fn, *inputs) == [False, True] and fusebackend.last_report().counts() == {"test_exchanged": 1}
+    spent[0] = None
+    compiled(lambda x, y: torch.mm(x, y) + 1, "auto", ["test_exchanged"])(*inputs)
+    spent[0] = "none"
+    assert are_from_cache(fn, *inputs) == [False, True] and not fusebackend.last_report().substitutions
+
+
 class Alternatives(Open):
     """Replaces the sine by the call, or by a sum with nothing, which is estimated to take 30 ms, and Inductor's form 40. Of the call's time
     nothing is known."""
@@ -329,6 +345,39 @@ def test_a_replacement_that_was_not_calibrated_is_timed_against_its_rival(mode, 
     else:  # both forms of what is left are compiled, and Inductor's takes microseconds
         assert not found.substitutions and len(found.rejections) == 1
         assert {m.how for _, m in measurement_store.stored()} == {"replacement", "region"}
+
+
+def test_both_forms_compiled_tell_more_than_the_rival(temporary_pattern, timed):
+    """Mode "measure" found Inductor's form to be the fastest, which the estimate does not know."""
+    temporary_pattern(Alternatives(0.0))
+    x = torch.randn(64)
+    compiled(torch.sin, "measure", ["test_open"])(x)
+    assert are_from_cache(compiled(torch.sin, "auto", ["test_open"]), x) == [False, True]
+    (verdict,) = fusebackend.last_report().verdicts
+    assert not verdict.applied and not fusebackend.last_report().substitutions
+
+
+def test_code_with_a_rival_comes_from_the_cache(temporary_pattern, timed):
+    temporary_pattern(Alternatives(0.0))
+    assert are_from_cache(compiled(torch.sin, "auto", ["test_open"]), torch.randn(64), times=3) == [False, True, True]
+
+
+def test_times_that_do_not_tell_of_this_graph_are_not_looked_up(temporary_pattern, timed):
+    """Another graph's library calls are the same, but in another order."""
+
+    class Product(Exchanged):
+        untimed = ""
+
+        def estimate(self, match):
+            return Estimate(True, untimed=self.untimed)
+
+    pattern = temporary_pattern(Product(mm, slow_mm, True))
+    compiled(torch.mm, "auto", ["test_exchanged"])(*square())
+    assert not fusebackend.last_report().substitutions
+    pattern.untimed = "another order"
+    torch._dynamo.reset()
+    compiled(lambda x, y: torch.mm(x, y) + 1, "auto", ["test_exchanged"])(*square())
+    assert fusebackend.last_report().counts() == {"test_exchanged": 1}
 
 
 def test_where_nothing_may_be_timed_the_rival_is_taken(temporary_pattern, timed, monkeypatch):

@@ -242,7 +242,21 @@ def test_alike_layers_ask_alike_whatever_their_names():
     assert key(0) == key(1) and key(0, (1, 0)) == key(1, (1, 0))
     assert key(0) != key(0, (1, 0)) != key(0, (0, 1))
     assert key(0) != key(2), "of the third layer two tensors are read"
-    assert key(0) == key(2, outputs=(layers[2][2],)) != key(0, outputs=layers[0][1:])
+    assert key(0, outputs=(layers[0][2],)) == key(2, outputs=(layers[2][2],)) != key(0, outputs=layers[0][1:])
+    assert key(0) != key(0, outputs=(layers[0][2],)), "what is named is understood as sums"
+
+
+def test_a_constant_is_asked_for_otherwise_than_an_input():
+    """It can't be cut off."""
+    graph, constant = fx.Graph(), torch.ones(4, 6)
+    graph.owning_module = torch.nn.Module()
+    x, c = graph.placeholder("x"), graph.create_node("get_attr", "c")
+    found = [graph.call_function(torch.ops.aten.exp.default, (n,)) for n in (x, c)]
+    graph.output(tuple(found))
+    for node in (x, c, *found):
+        node.meta["val"] = constant
+    first, second = (estimating._key(Generated((n,))) for n in found)
+    assert first != second and second.startswith("not asked: get_attr c")
 
 
 def test_what_inductor_generates_is_estimated_beside_library_calls_that_can_not_be(monkeypatch):
