@@ -92,7 +92,7 @@ def _vectors(rows: Rows) -> int | None:
         if expression.is_full(laid[0], math.prod(domain)):
             if not expression.collapses(tuple(laid[0]), tuple(laid[1]), tuple(domain)):
                 return None
-            full += math.prod(laid[0]) == math.prod(domain)
+            full += list(laid[0]) == list(domain)
         vectors += laid[0][-1] > 1 and math.prod(laid[0][:-1]) == 1
     return vectors if full else None
 

@@ -161,7 +161,7 @@ def _why_not_laid_out(site: Site) -> str | None:
             return f"{what} varies along some of the dims that are kept and not along others: kernels read these dims as one"
         if not expression.is_full(found[0], math.prod(domain)):
             continue
-        is_read |= math.prod(found[0]) == math.prod(domain)
+        is_read |= list(found[0]) == list(domain)
         if not expression.collapses(*expression.as_matrix(*found, end), tuple([*domain[:end], math.prod(domain[end:])])):
             return f"{g.describe(leaf.node)} ({g.spec(g.value(leaf.node))}) lies in memory in another order than what is summed"
     return None if is_read else "no tensor is read element by element"

@@ -156,6 +156,11 @@ FOUND = {
         body=("v0 = x0.unsqueeze(2) * 1e-38 * x1.unsqueeze(1) * 1e38", "v1 = v0.sum((0,))"),
         outputs=("v1",),
     ),
+    "a sum of tensors without columns, of which none has all rows": Program(
+        (Spec((3, 0), torch.float32, grad="leaf"),),
+        ("v0 = x0.var((0,), correction=0, keepdim=True)", "v1 = v0.expand(2, -1, -1)", "v1.add_(v1)"),
+        ("v1",),
+    ),
 }
 
 
