@@ -77,7 +77,7 @@ class DefaultTiming:
         """
         why_not = self.why_not(region.core, region.device, estimate)
         unmentioned = None if why_not is None else ""  # the refusal says it
-        answer = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), "", kept=kept)
+        answer = self._of_region(key, region, subject, "", kept)
         if answer.measurement is not None:
             return answer
         if region.is_nearly_calls and not estimate.untimed:
@@ -98,7 +98,7 @@ class DefaultTiming:
         if why_not is not None or not self._is_worth_compiling(ours, inductor):
             return judged
         spent = self._measurements.budget.why_default_spent(self._compile_seconds)
-        compiled = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), spent, kept=kept)
+        compiled = self._of_region(key, region, subject, spent, kept)
         if compiled.measurement is not None:
             return compiled
         return dataclasses.replace(judged, why="; ".join(filter(None, (judged.why, compiled.why))))
@@ -107,7 +107,7 @@ class DefaultTiming:
         """Whether a replacement by itself takes less than its rival is estimated to take. The arguments are those of :meth:`ask`."""
         rival = estimate.rival
         assert rival is not None and rival.ours is not None and rival.inductor is not None
-        whole = self._measurements.ask(key, lambda: self._time(region, subject, calls=False), "", kept=kept)
+        whole = self._of_region(key, region, subject, "", kept)
         if whole.measurement is not None:
             return whole
         why_not = self.why_not(region.core, region.device, estimate)
@@ -118,6 +118,10 @@ class DefaultTiming:
         faster = ours.expected < rival.ours.expected and (rival.pays is True or pays(ours, rival.inductor) is True)
         judged = _as_estimated(answer.measurement, ours, rival.inductor, kept=faster)
         return dataclasses.replace(answer, measurement=judged, why=f"{answer.why}; replaced otherwise it takes {rival.ours} as estimated")
+
+    def _of_region(self, key: str, region: Region, subject: str, why_not_timed: str | None, kept: bool) -> Answer:
+        """What is known of both forms compiled, or becomes known now."""
+        return self._measurements.ask(key, lambda: self._time(region, subject, calls=False), why_not_timed, kept=kept)
 
     def _ask_called(
         self, what: str, names: tuple[str, str], region: Region, timed: Callable[[], Measurement], why_not_timed: str | None, kept: bool

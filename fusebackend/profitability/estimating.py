@@ -193,7 +193,7 @@ class Estimator:
             try:
                 answer = works_of(work)
             except Unfit as unfit:
-                if unfit.__cause__ is None:  # of an error nobody knows whether it will be there again
+                if unfit.__cause__ is None:  # an error behind it, such as a lack of memory, may be gone tomorrow
                     self._kept.save(key, work.nodes, str(unfit))
                 raise
             self._kept.save(key, work.nodes, answer)
@@ -272,7 +272,7 @@ def pays(ours: Interval, inductor: Interval, errors: float = 1.0) -> bool | None
 
 
 def is_clear(estimate: Estimate) -> bool:
-    """Whether a match pays by so much that its time needs not be measured."""
+    """Whether a match pays by so much that its time need not be measured."""
     known = estimate.pays is True and estimate.ours is not None and estimate.inductor is not None
     return known and pays(estimate.ours, estimate.inductor, _CLEAR) is True  # type: ignore[arg-type]
 
@@ -320,9 +320,10 @@ def _without_timing(workload: Workload, estimate: Estimate) -> Estimate:
     """The estimate; a no where it does not tell, and timing would tell something else."""
     if not workload.untimed:
         return estimate
+    estimate = dataclasses.replace(estimate, untimed=workload.untimed)
     if estimate.pays is not None:
-        return dataclasses.replace(estimate, untimed=workload.untimed)
-    return dataclasses.replace(estimate, pays=False, reason=f"{estimate.reason}; {workload.untimed}", untimed=workload.untimed)
+        return estimate
+    return dataclasses.replace(estimate, pays=False, reason=f"{estimate.reason}; {workload.untimed}")
 
 
 def _gain(estimate: Estimate) -> tuple[int, float]:

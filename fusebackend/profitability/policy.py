@@ -142,9 +142,10 @@ class Gate:
             if known is None:
                 subject = f"{proposal.pattern.name} {describe.shapes(match.outputs, emitted)}"
                 answer = self._asked(key, names, region, proposal, subject)
+                self._answers[key] = answer
                 if answer.measurement is not None:
+                    self._answers[key] = dataclasses.replace(answer, why="as above")
                     self.record.measured_sites.add(names[0])
-                self._answers[key] = answer if answer.measurement is None else dataclasses.replace(answer, why="as above")
             else:
                 answer = known
         except Exception as error:
