@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._inductor import config as inductor_config
@@ -24,6 +23,7 @@ from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
+from fusebackend import fx_utils as g
 from fusebackend.profitability.region import alone
 from fusebackend.profitability.unfit import Unfit
 
@@ -83,7 +83,8 @@ def generated_kernels(
 
 
 def _generated_code(module: fx.GraphModule, fakes: list[Any]) -> str:
-    mode: Any = next(f for f in fakes if isinstance(f, torch.Tensor)).fake_mode  # type: ignore[attr-defined]
+    # Of what is computed: nodes that only make tensors, such as a causal mask, have no inputs.
+    mode: Any = next(g.value(n) for n in module.graph.nodes if g.is_tensor(n)).fake_mode
     settings = {
         "fx_graph_cache": False,
         "cpp_wrapper": False,

@@ -3,9 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusebackend.profitability import triton_access
-from fusebackend.profitability.inductor_kernels import TritonKernel, _kernel
+from fusebackend.profitability.inductor_kernels import TritonKernel, _kernel, generated_kernels
 from fusebackend.profitability.unfit import Unfit
 
 TRANSPOSE = """
@@ -176,3 +178,16 @@ def test_what_an_index_leads_to_is_read_up_to_the_bound_that_is_asserted(work, i
     types = {"in_ptr0": "*i64", "in_ptr1": "*fp32", "out_ptr0": "*fp32"}
     found = work(GATHER.replace("INDEX", index).replace("PLACE", place), {"xnumel": 4096}, types, XBLOCK=512)
     assert (found.quantities["read"], found.quantities["lines read"]) == (read, lines)
+
+
+def test_nodes_without_inputs_are_asked_for_too():
+    """A causal mask is made of positions alone. On a CPU Inductor generates C++ for it."""
+
+    def mask():
+        positions = torch.ops.prims.iota.default(4, start=0, step=1, dtype=torch.int64, device="cpu", requires_grad=False)
+        return positions[:, None] >= positions
+
+    graph = make_fx(mask, tracing_mode="fake")().graph
+    nodes = [n for n in graph.nodes if n.op == "call_function"]
+    with pytest.raises(Unfit, match="no Triton kernel"):
+        generated_kernels(nodes)
