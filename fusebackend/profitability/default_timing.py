@@ -23,15 +23,13 @@ from torch import fx
 from fusebackend.profitability import calibration
 from fusebackend.profitability.budget import clock
 from fusebackend.profitability.distributed import Answer, has_several_ranks
-from fusebackend.profitability.estimating import inductor_decides, is_clear, measured, ours_decides, pays, with_library_calls
+from fusebackend.profitability.estimating import RUNS, inductor_decides, is_clear, measured, ours_decides, pays, with_library_calls
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.measurements import Measurements
 from fusebackend.profitability.region import Region, are_nearly_calls, library_calls
 from fusebackend.profitability.region_timing import MARGIN, time_region, time_replacement
 from fusebackend.rewriting.pattern import Estimate, Interval
 
-# How often a user may run what was compiled, at the least: by then a compile for a comparison has paid for itself.
-_RUNS = 10_000
 # What compiling a region both ways may take, until it was done once.
 _COMPILE_SECONDS = 2.0
 
@@ -143,7 +141,7 @@ class DefaultTiming:
             return False
         # Where nothing is known of Inductor's form, the gain may be as much as the replacement takes.
         gain_us = ours.expected if inductor is None else inductor.high - ours.expected
-        return gain_us * _RUNS >= self._compile_seconds * 1e6
+        return gain_us * RUNS >= self._compile_seconds * 1e6
 
     def _time(self, region: Region, subject: str, *, calls: bool) -> Measurement:
         began = clock()

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import fx
 from torch._inductor import config as inductor_config
 
@@ -41,6 +42,11 @@ class Recorded:
 #: Where both times are so many times their error apart, an estimate is enough: Inductor is not asked where a description of its kernels
 #: says that it is faster (some, as that of a plain copy, are less than any kernel takes), and a replacement that pays is not timed.
 _CLEAR = 3.0
+
+#: How often a user may run what was compiled, at the least: by then what it took to find out what is faster must have paid for itself.
+RUNS = 10_000
+# What it takes to ask Inductor. It is not measured: several ranks must decide alike.
+_QUESTION_SECONDS = 0.25
 
 #: What is being recorded, and the number of the alternative. Of the process, not of a thread or a context: on GPUs autograd compiles
 #: backward graphs in a thread of its own.
@@ -101,15 +107,21 @@ class Estimator:
         inductor, ours, why = None, None, ""
         least = _own_kernels(self._calibration, workload)
         described = None if least is None else self._described(self._calibration, workload)
-        if least is not None and described is not None and pays(least, described, _CLEAR) is False:
-            return _slower(workload, f"{described} by Inductor as described, at least {least} here", least, described)
+        if least is not None and described is not None:
+            if pays(least, described, _CLEAR) is False:
+                return _slower(workload, f"{described} by Inductor as described, at least {least} here", least, described)
+            if not _is_worth_asking(workload, least, described):
+                return self._unasked(self._calibration, workload, least, described)
         try:
             inductor = total(self._calibration, self._original(workload))
         except Unfit as unfit:
             why = str(unfit)
         is_part = any(isinstance(work, Generated) for work in workload.ours)
-        if is_part and inductor is not None and least is not None and pays(least, inductor) is False:
-            return _slower(workload, f"{inductor} by Inductor, at least {least} here", least, inductor)
+        if is_part and inductor is not None and least is not None:
+            if pays(least, inductor) is False:
+                return _slower(workload, f"{inductor} by Inductor, at least {least} here", least, inductor)
+            if not _is_worth_asking(workload, least, inductor):
+                return self._unasked(self._calibration, workload, least, inductor)
         try:
             ours = replacement(self._calibration, self._replacing(workload))
         except Unfit as unfit:
@@ -120,9 +132,21 @@ class Estimator:
         generated = self._generated_time(self._calibration, workload) if inductor is None else None
         return Estimate(None, why, "unmeasured", None, workload.match, ours, inductor, generated, around=around)
 
+    def _unasked(self, known: Calibration, workload: Workload, least: Interval, inductor: Interval) -> Estimate:
+        """By what is known without asking. Where that does not tell, the site is left to Inductor: timing takes longer than asking."""
+        works = [work if isinstance(work, Work) else work.otherwise for work in workload.ours]
+        with contextlib.suppress(Unfit):
+            if None not in works:
+                answer = _verdict(workload, replacement(known, [[work] for work in works if work is not None]), inductor)
+                if answer.pays is not None:
+                    return answer
+        reason = f"{inductor} by Inductor, at least {least} here: what may be gained is not worth asking what Inductor generates"
+        return Estimate(False, reason, "estimated_slower", workload.neighbour, workload.match, least, inductor)
+
     def _described(self, known: Calibration, workload: Workload) -> Interval | None:
-        """What the original takes by descriptions, where Inductor would be asked; None if it would not, or they are not known."""
-        works = [self._known(work) if isinstance(work, Work) else work.otherwise for work in workload.inductor]
+        """What the original takes by descriptions, or what Inductor is spared, where it would be asked; None if it would not, or they are
+        not known."""
+        works = [self._known(work) if isinstance(work, Work) else work.otherwise for work in workload.spared or workload.inductor]
         if None in works or not any(isinstance(work, Generated) for work in workload.inductor):
             return None
         with contextlib.suppress(Unfit):
@@ -269,6 +293,28 @@ def pays(ours: Interval, inductor: Interval, errors: float = 1.0) -> bool | None
     """Whether two times are so far apart, ``errors`` times their error, that ours is less; None where they are too close to tell."""
     gain, error = math.log(inductor.expected / ours.expected), errors * math.hypot(inductor.half_width, ours.half_width)
     return True if gain > error else None if gain > -error else False
+
+
+def _is_worth_asking(workload: Workload, ours: Interval, inductor: Interval) -> bool:
+    """Whether Inductor's answer may tell of a gain, at sites like this one in the same graph, that pays for asking.
+
+    Args:
+        ours: at least.
+        inductor: as far as it is known.
+    """
+    asked = next((work for work in (*workload.inductor, *workload.ours) if isinstance(work, Generated)), None)
+    if asked is None:
+        return True
+    result = max(asked.outputs or asked.nodes)
+    alike = [n for n in result.graph.find_nodes(op=result.op, target=result.target) if _is_like(n, result)]
+    return (inductor.high - ours.low) * len(alike) * RUNS >= _QUESTION_SECONDS * 1e6
+
+
+def _is_like(node: fx.Node, other: fx.Node) -> bool:
+    a, b = g.value(node), g.value(other)
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return a.dtype == b.dtype and g.hints(a.shape) == g.hints(b.shape)
 
 
 def is_clear(estimate: Estimate) -> bool:

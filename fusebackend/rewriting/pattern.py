@@ -176,6 +176,8 @@ class Workload:
             site is left to Inductor.
         orders: the dims from the outermost to the innermost in memory of inputs that Inductor will lay out otherwise than the graph
             says: both forms are timed on such.
+        spared: what Inductor is spared, at most, where what it generates for all of the original can't be described: it is not asked where
+            the work of the replacement that is described takes longer.
     """
 
     ours: tuple[Work | Generated, ...]
@@ -185,6 +187,7 @@ class Workload:
     is_alternative: bool = False
     untimed: str = ""
     orders: Mapping[fx.Node, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    spared: tuple[Work, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,11 +47,14 @@ def estimate(found: Site | Together | Nested) -> Estimate | Workload:
     passes = [p for p in _passes([*nodes, *others]) if not nodes.isdisjoint(p.reductions)]
     if value.device.type == "cpu" and not all(p.sums for p in passes):
         return Estimate(None, "of reductions of other kinds that read the same tensor it is not known how long they take", "unmeasured")
-    left = [n for p in passes for n in p.reductions if n not in nodes]
-    for work in (p.work() for p in _passes(left)):  # they stay with Inductor
-        ours.append(dataclasses.replace(work, around=True) if isinstance(work, Work) else work)
+    left = [n for p in passes for n in p.reductions if n not in nodes]  # they stay with Inductor
+    works = [p.work() for p in _passes(left)]
+    stay = [dataclasses.replace(work, around=True) for work in works if isinstance(work, Work)]
+    ours += [*stay, *(work for work in works if isinstance(work, Generated))]
+    # Along reductions of other kinds sums take no longer than by themselves.
+    alone = () if all(p.sums for p in passes) else (*(p.described() for p in _passes([*nodes])), *stay)
     shown = producer.nodes[-1] if computed else next(iter((*neighbours, *left)), None)
-    return Workload(tuple(ours), tuple(p.work() for p in passes), shown)
+    return Workload(tuple(ours), tuple(p.work() for p in passes), shown, spared=alone)
 
 
 # ---- by Inductor ----
@@ -76,14 +79,14 @@ class _Loops:
     def work(self) -> Work | Generated:
         """Of what is computed inside a sum, and of several sums, Inductor is asked. Of gathers its code tells which rows a block reads only
         once it runs: they are described, and so is one sum of what is only read."""
-        described = self._described() if self.sums else None
+        described = self.described() if self.sums else None
         asked = Generated((*self.producer.nodes, *self.casts, *self.reductions), self.reductions, described)
         if described is None:
             return asked
         is_told = self.producer.is_indirect or g.value(self.reductions[0]).device.type == "cpu"
         return described if is_told or not (self.producer.nodes or len(self.sums) > 1) else asked
 
-    def _described(self) -> Work:
+    def described(self) -> Work:
         """By what they read and compute."""
         site, value = self.sums[0], g.value(self.sums[0].source)
         sizes = g.hints([value.shape[d] for d in site.order]) or []

@@ -17,6 +17,12 @@ from fusebackend.rewriting.pattern import Generated, Match, Work, Workload
 KNOWN = Calibration("a device", "2.13", "2026-01-01", 9, {"k": TimeModel(0.0, {"us": 1.0}, 1.0, noise=0.1)}, {}, call=0.0)
 
 
+@pytest.fixture(autouse=True)
+def questions_cost_nothing(monkeypatch):
+    """So that small numbers of microseconds are worth a question."""
+    monkeypatch.setattr(estimating, "_QUESTION_SECONDS", 0.0)
+
+
 def taking(us, share=1.0):
     return Work("k", {"us": us}, share=share)
 
@@ -213,7 +219,7 @@ def test_what_inductor_can_not_be_asked_is_not_known_and_asked_once(monkeypatch)
     monkeypatch.setattr(estimating, "_key", lambda nodes: "a site")
     estimator = Estimator(KNOWN)
     for _ in range(2):
-        found = estimator.estimate([Workload((taking(1.0),), (Generated(()),))], "post_grad", [computed()])
+        found = estimator.estimate([Workload((taking(1.0),), (Generated((computed(),)),))], "post_grad", [computed()])
         assert found.pays is None and found.reason == "no code for it"
     assert len(asked) == 1
 
@@ -262,7 +268,7 @@ def test_a_constant_is_asked_for_otherwise_than_an_input():
 def test_what_inductor_generates_is_estimated_beside_library_calls_that_can_not_be(monkeypatch):
     monkeypatch.setattr(estimating, "works_of", lambda work: [[Work("triton reduction", {"us": 20.0})]])
     monkeypatch.setattr(estimating, "_key", lambda nodes: "a site")
-    found = estimate(Workload((taking(1.0),), (Work("a library's", {"us": 7.0}), Generated(()))), calibration=ASKED)
+    found = estimate(Workload((taking(1.0),), (Work("a library's", {"us": 7.0}), Generated((computed(),)))), calibration=ASKED)
     assert found.pays is None and found.inductor is None and "a library's" in found.reason
     assert found.generated.expected == 20.0
     together = estimating.with_library_calls(found.generated, 0.01, 0.05)
@@ -275,7 +281,7 @@ def test_inductor_is_not_asked_for_what_can_not_matter(monkeypatch):
     asked = []
     monkeypatch.setattr(estimating, "works_of", lambda work: asked.append(work) or [[taking(10.0)]])
     monkeypatch.setattr(estimating, "_key", lambda nodes: repr(nodes))
-    original, around = Generated((), otherwise=taking(10.0)), Generated((computed(),))
+    original, around = Generated((computed(),), otherwise=taking(10.0)), Generated((computed(),))
     found = estimate(Workload((taking(20.0), around), (original,)), calibration=ASKED)
     assert found.pays is False and not asked and "10 us" in found.reason and "at least 20 us" in found.reason
     found = estimate(Workload((taking(13.0), around), (original,)), calibration=ASKED)
@@ -284,13 +290,35 @@ def test_inductor_is_not_asked_for_what_can_not_matter(monkeypatch):
     assert found.pays is False and found.ours.expected == 15.0 and asked == [original, original, around]
 
 
+@pytest.mark.parametrize(("alike", "asks"), [(1, False), (5, True)])
+def test_inductor_is_asked_where_what_may_be_gained_at_alike_sites_pays_for_it(monkeypatch, alike, asks):
+    """Up to 12 us a site here, 10,000 times: a question of half a second is worth it at five of them."""
+    asked = []
+    monkeypatch.setattr(estimating, "_QUESTION_SECONDS", 0.5)
+    monkeypatch.setattr(estimating, "works_of", lambda work: asked.append(work) or [[taking(40.0)]])
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    nodes = [graph.call_function(torch.ops.aten.add.Tensor, (x, i)) for i in range(alike)]
+    for node in (x, *nodes):
+        node.meta["val"] = torch.empty(4, 6)
+    other = graph.call_function(torch.ops.aten.add.Tensor, (x, x))
+    other.meta["val"] = torch.empty(4, 7)
+    graph.output((*nodes, other))
+    found = estimate(Workload((taking(35.0),), (Generated((nodes[0],), otherwise=taking(40.0)),)), calibration=ASKED)
+    assert (len(asked) > 0) is asks
+    assert found.pays is (None if asks else False), "the description is too close to tell, and so is what would be measured"
+    assert asks or "not worth asking" in found.reason
+    clear = estimate(Workload((taking(20.0),), (Generated((nodes[0],), otherwise=taking(30.0)),)), calibration=ASKED)
+    assert clear.pays is True, "a description decides where it does tell"
+
+
 ASKED = Calibration(**{**vars(KNOWN), "models": {**KNOWN.models, "triton reduction": TimeModel(0.0, {"us": 1.0}, 1.0, noise=0.1)}})
 
 
 def test_an_older_calibration_knows_descriptions_alone(monkeypatch):
     monkeypatch.setattr(estimating, "works_of", lambda work: [[Work("triton reduction", {"us": 20.0})]])
     monkeypatch.setattr(estimating, "_key", lambda nodes: "a site")
-    workload = Workload((taking(1.0),), (Generated((), otherwise=taking(10.0)),))
+    workload = Workload((taking(1.0),), (Generated((computed(),), otherwise=taking(10.0)),))
     assert estimate(workload).inductor.expected == 10.0
     assert estimate(workload, calibration=ASKED).inductor.expected == 20.0
     with estimating.recording() as found:
@@ -305,7 +333,7 @@ def test_where_inductor_can_not_be_asked_a_description_may_stand(monkeypatch, er
 
     monkeypatch.setattr(estimating, "works_of", works_of)
     monkeypatch.setattr(estimating, "_key", lambda nodes: "a site")
-    asked = Generated((), otherwise=taking(10.0))
+    asked = Generated((computed(),), otherwise=taking(10.0))
     assert estimate(Workload((taking(1.0),), (asked,)), calibration=ASKED).inductor.expected == 10.0
 
 

@@ -131,6 +131,13 @@ def test_a_sum_that_needs_this_one_is_not_of_its_pass():
     assert kinds(found.ours) == ["column_sum"] and kinds(found.inductor) == ["inductor column sum"]
 
 
+def test_beside_a_reduction_of_another_kind_a_sum_spares_inductor_what_it_takes_by_itself():
+    alone = described(lambda x: x.sum(0), (ROWS, COLUMNS, bf16))
+    beside = described(lambda x: (x.amax(0), x.sum(0)), (ROWS, COLUMNS, bf16))
+    assert alone.spared == () and beside.spared == alone.inductor
+    assert [work.otherwise for work in beside.inductor] == [None]
+
+
 def test_sums_over_more_and_more_dims_are_passes_of_their_own_by_inductor():
     nested, inner, outer = all_described(lambda x: (x.sum(0), x.sum((0, 1))), (60, 400, COLUMNS, bf16))
     assert kinds(nested.ours) == ["column_sum", "column_sum", "stream"] and kinds(nested.inductor) == ["inductor column sum"] * 2
@@ -148,6 +155,7 @@ def test_the_shipped_calibration_does_not_take_a_sum_out_of_a_pass(shape, monkey
     assert known is not None
     estimator = estimating.Estimator(known[1])
     monkeypatch.setattr(estimating, "works_of", lambda work: [[work.otherwise]])  # as described: no GPU is asked
+    monkeypatch.setattr(estimating, "_QUESTION_SECONDS", 0.0)  # for all shapes
     _, _, plain = all_described(lambda x: ((x * x).sum(0), x.sum(0)), shape)
     found = estimator.estimate([plain], "post_grad", plain.match.outputs)
     assert found.pays is not True and found.around is not None and found.ours.expected > found.around.expected
