@@ -21,7 +21,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.benchmarking import benchmarker
 
 from fusebackend.profitability import timer
-from fusebackend.profitability.budget import waiting
+from fusebackend.profitability.budget import clock_standing
 
 
 class GpuLocks:
@@ -96,6 +96,6 @@ class _FileLock:
 
     def _take(self, state: int) -> None:
         if state != self._state:
-            with waiting():
+            with clock_standing():
                 fcntl.flock(self._file, state)
             self._state = state

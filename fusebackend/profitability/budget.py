@@ -13,23 +13,24 @@ from fusebackend.progress import progress_line
 _DEFAULT_SHARE, _DEFAULT_SECONDS = 0.1, 10.0
 
 
-_waited = 0.0  # seconds
+_stood = 0.0  # seconds
 
 
 def clock() -> float:
-    """Seconds, without those in which this process waited for others."""
-    return time.perf_counter() - _waited
+    """Seconds, without those in which the clock stood."""
+    return time.perf_counter() - _stood
 
 
 @contextlib.contextmanager
-def waiting() -> Iterator[None]:
-    """In the block this process waits for another, which costs no compile its share of timing."""
-    global _waited
+def clock_standing() -> Iterator[None]:
+    """The time of the block, in which this process waits for another or does what is done once in it, costs no compile its share of
+    timing."""
+    global _stood
     began = time.perf_counter()
     try:
         yield
     finally:
-        _waited += time.perf_counter() - began
+        _stood += time.perf_counter() - began
 
 
 class Budget:

@@ -2,14 +2,16 @@
 
 import dataclasses
 import time
+import types
 
 import pytest
 import torch
 from slow_product import Replace, compiled, mm, slow_mm, square
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusebackend
-from fusebackend.profitability import calibration, default_timing, measurement_store
+from fusebackend.profitability import calibration, default_timing, measurement_store, region_timing
 from fusebackend.profitability.budget import Budget
 from fusebackend.profitability.default_timing import DefaultTiming
 from fusebackend.profitability.policy import Gate
@@ -392,6 +394,21 @@ def test_the_other_modes_time_both_forms(temporary_pattern, timed):
     torch._dynamo.reset()
     compiled(torch.sin, "measure", ["test_open"])(torch.randn(64))
     assert not timed and {m.how for _, m in measurement_store.stored()} == {"region"}
+
+
+def test_what_a_library_loads_at_its_first_call_is_not_counted(monkeypatch):
+    """cuDNN loads for 1.7 s, which was all that ConvNeXt's compile might spend on timing."""
+    monkeypatch.setattr(region_timing, "_loaded", set())
+    graph = make_fx(torch.mm, tracing_mode="fake")(torch.ones(4, 4), torch.ones(4, 4)).graph
+    core = graph.find_nodes(op="call_function", target=aten.mm.default)
+    assert core
+    called = []
+    samples = types.SimpleNamespace(settle=lambda form: (time.sleep(0.2), called.append(form)))
+    budget = Budget(100.0)
+    for _ in range(2):
+        with budget.spending():
+            region_timing._load(core, samples, "a form")
+    assert called == ["a form"] and budget.spent < 0.1
 
 
 @pytest.fixture
