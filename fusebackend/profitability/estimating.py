@@ -117,8 +117,10 @@ class Estimator:
         except Unfit as unfit:
             why = str(unfit)
         is_part = any(isinstance(work, Generated) for work in workload.ours)
+        if is_part and inductor is None:  # what Inductor generates around it would not tell more
+            return Estimate(None, why, "unmeasured", None, workload.match)
         if is_part and inductor is not None and least is not None:
-            if pays(least, inductor) is False:
+            if pays(least, inductor) is not True:
                 return _slower(workload, f"{inductor} by Inductor, at least {least} here", least, inductor)
             if not _is_worth_asking(workload, least, inductor):
                 return self._unasked(self._calibration, workload, least, inductor)

@@ -286,8 +286,24 @@ def test_inductor_is_not_asked_for_what_can_not_matter(monkeypatch):
     assert found.pays is False and not asked and "10 us" in found.reason and "at least 20 us" in found.reason
     found = estimate(Workload((taking(13.0), around), (original,)), calibration=ASKED)
     assert found.pays is False and asked == [original], "the description alone does not tell"
+    found = estimate(Workload((taking(9.9), around), (original,)), calibration=ASKED)
+    assert found.pays is False and asked == [original] * 2, "too close to tell already"
     found = estimate(Workload((taking(5.0), around), (original,)), calibration=ASKED)
-    assert found.pays is False and found.ours.expected == 15.0 and asked == [original, original, around]
+    assert found.pays is False and found.ours.expected == 15.0 and asked == [original] * 3 + [around]
+
+
+def test_where_nothing_is_known_of_the_original_what_is_around_is_not_asked_for(monkeypatch):
+    asked = []
+
+    def works_of(work):
+        asked.append(work)
+        raise Unfit("no code for it")
+
+    monkeypatch.setattr(estimating, "works_of", works_of)
+    monkeypatch.setattr(estimating, "_key", lambda nodes: repr(nodes))
+    original, around = Generated((computed(),)), Generated((computed(),))
+    found = estimate(Workload((taking(1.0), around), (original,)), calibration=ASKED)
+    assert found.pays is None and found.reason == "no code for it" and asked == [original]
 
 
 @pytest.mark.parametrize(("alike", "asks"), [(1, False), (5, True)])
