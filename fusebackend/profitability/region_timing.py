@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch import fx
 from torch._inductor.virtualized import V
 
 from fusebackend import cache_keys
-from fusebackend import fx_utils as g
 from fusebackend.profitability import timer
 from fusebackend.profitability.budget import clock_standing
 from fusebackend.profitability.compile_apart import compile_apart
@@ -21,9 +20,6 @@ from fusebackend.profitability.unfit import Unfit
 
 #: A replacement is kept if it is this many times as fast: a smaller difference may be noise.
 MARGIN = 1.05
-
-# The libraries' operators that were called here.
-_loaded: set[Any] = set()
 
 
 def time_region(region: Region, subject: str, *, calls: bool, brief: bool, patches: dict[str, Any]) -> Measurement:
@@ -44,7 +40,7 @@ def time_region(region: Region, subject: str, *, calls: bool, brief: bool, patch
         samples = Samples(original.graph, fakes, replaced.graph)
         forms = [_called(m) if calls else compile_apart(m, fakes, patches) for m in (replaced, original)]
         if calls:
-            _load(region.core, samples, forms[-1])
+            _call_first(samples, forms[-1])
         seconds, draws = (0.03, 1) if brief else (0.3, 3)
         ours, theirs = timer.medians_ms(forms, samples, region.device, seconds=seconds, draws=draws)
     how = "calls" if calls else "region"
@@ -68,19 +64,16 @@ def time_replacement(region: Region, subject: str) -> Measurement:
         if calls:
             module, fakes, _ = alone(calls)
             samples = Samples(module.graph, fakes)
-            _load(calls, samples, _called(module))
+            _call_first(samples, _called(module))
             theirs = _one_ms(module, samples, region.device)
     return Measurement(ours * MARGIN <= theirs, ours, theirs, "replacement", subject, cache_keys.machine(region.device))
 
 
-def _load(core: Sequence[fx.Node], samples: Samples, form: Callable[[list[Any]], Any]) -> None:
-    """Calls a form once, without counting, if operators of libraries in it were not called here before. A library's first call loads its
-    code, for which the program's first step would wait: of cuDNN that is 1.7 s, more than most compiles may spend on timing."""
-    new = {n.target for n in library_calls(core) if isinstance(n.target, torch._ops.OpOverload) and not g.is_view(n)} - _loaded
-    if new:
-        with clock_standing():
-            samples.settle(form)
-        _loaded.update(new)
+def _call_first(samples: Samples, form: Callable[[list[Any]], Any]) -> None:
+    """Calls the original's library calls once, without counting. A library's first call loads its code, the first with other sizes chooses
+    a kernel: of cuDNN's convolutions that takes 1.7 s and half a second, for which the program's first step would wait otherwise."""
+    with clock_standing():
+        samples.settle(form)
 
 
 def _one_ms(module: fx.GraphModule, samples: Samples, device: torch.device) -> float:

@@ -2,16 +2,14 @@
 
 import dataclasses
 import time
-import types
 
 import pytest
 import torch
 from slow_product import Replace, compiled, mm, slow_mm, square
 from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusebackend
-from fusebackend.profitability import calibration, default_timing, measurement_store, region_timing
+from fusebackend.profitability import calibration, default_timing, measurement_store
 from fusebackend.profitability.budget import Budget
 from fusebackend.profitability.default_timing import DefaultTiming
 from fusebackend.profitability.policy import Gate
@@ -22,6 +20,19 @@ aten = torch.ops.aten
 library = torch.library.Library("default_timing", "FRAGMENT")
 library.define("sin(Tensor x, float seconds) -> Tensor")
 torch.library.register_fake("default_timing::sin", lambda x, seconds: torch.empty_like(x), lib=library)
+
+
+LOADING, loaded = 1.0, []  # seconds, which the first call takes
+library.define("mm_that_loads(Tensor x, Tensor y) -> Tensor")
+torch.library.register_fake("default_timing::mm_that_loads", torch.mm, lib=library)
+
+
+@torch.library.impl(library, "mm_that_loads", "CompositeExplicitAutograd")
+def _mm_that_loads(x, y):
+    if not loaded:
+        time.sleep(LOADING)
+    loaded.append(True)
+    return torch.mm(x, y)
 
 
 @torch.library.impl(library, "sin", "CompositeExplicitAutograd")
@@ -396,19 +407,22 @@ def test_the_other_modes_time_both_forms(temporary_pattern, timed):
     assert not timed and {m.how for _, m in measurement_store.stored()} == {"region"}
 
 
-def test_what_a_library_loads_at_its_first_call_is_not_counted(monkeypatch):
-    """cuDNN loads for 1.7 s, which was all that ConvNeXt's compile might spend on timing."""
-    monkeypatch.setattr(region_timing, "_loaded", set())
-    graph = make_fx(torch.mm, tracing_mode="fake")(torch.ones(4, 4), torch.ones(4, 4)).graph
-    core = graph.find_nodes(op="call_function", target=aten.mm.default)
-    assert core
-    called = []
-    samples = types.SimpleNamespace(settle=lambda form: (time.sleep(0.2), called.append(form)))
-    budget = Budget(100.0)
-    for _ in range(2):
-        with budget.spending():
-            region_timing._load(core, samples, "a form")
-    assert called == ["a form"] and budget.spent < 0.1
+def test_the_first_call_of_a_library_is_not_counted(temporary_pattern, timed, monkeypatch):
+    """cuDNN loads for 1.7 s, which was all that ConvNeXt's compile might spend on timing, and takes half a second for each other size."""
+    budgets, began = [], Budget.__init__
+
+    def kept(self, seconds):
+        began(self, seconds)
+        budgets.append(self)
+
+    monkeypatch.setattr(Budget, "__init__", kept)
+    loaded.clear()
+    temporary_pattern(OpenProduct(0.0))
+    x, y = torch.randn(16, 16), torch.randn(16, 16)
+    fn = compiled(lambda x, y: torch.ops.default_timing.mm_that_loads(x, y).sin(), "auto", ["test_open"])
+    torch.testing.assert_close(fn(x, y), (x @ y).sin())
+    assert len(timed) == 1 and loaded, "it was called"
+    assert 0 < sum(b.spent for b in budgets) < LOADING
 
 
 @pytest.fixture
