@@ -117,10 +117,12 @@ class Estimator:
         except Unfit as unfit:
             why = str(unfit)
         is_part = any(isinstance(work, Generated) for work in workload.ours)
-        if is_part and inductor is None:  # what Inductor generates around it would not tell more
+        generated = self._generated_time(self._calibration, workload) if inductor is None else None
+        is_unknown = generated is None and any(isinstance(work, Generated) for work in workload.inductor)
+        if is_part and inductor is None and is_unknown:  # what Inductor generates around it would not tell more
             return Estimate(None, why, "unmeasured", None, workload.match)
         if is_part and inductor is not None and least is not None:
-            if pays(least, inductor) is not True:
+            if pays(least, inductor) is False or not ours_decides(least, inductor):
                 return _slower(workload, f"{inductor} by Inductor, at least {least} here", least, inductor)
             if not _is_worth_asking(workload, least, inductor):
                 return self._unasked(self._calibration, workload, least, inductor)
@@ -131,7 +133,6 @@ class Estimator:
         around = self._around(self._calibration, workload)
         if inductor is not None and ours is not None:
             return dataclasses.replace(_verdict(workload, ours, inductor), around=around)
-        generated = self._generated_time(self._calibration, workload) if inductor is None else None
         return Estimate(None, why, "unmeasured", None, workload.match, ours, inductor, generated, around=around)
 
     def _unasked(self, known: Calibration, workload: Workload, least: Interval, inductor: Interval) -> Estimate:

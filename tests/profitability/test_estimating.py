@@ -286,8 +286,8 @@ def test_inductor_is_not_asked_for_what_can_not_matter(monkeypatch):
     assert found.pays is False and not asked and "10 us" in found.reason and "at least 20 us" in found.reason
     found = estimate(Workload((taking(13.0), around), (original,)), calibration=ASKED)
     assert found.pays is False and asked == [original], "the description alone does not tell"
-    found = estimate(Workload((taking(9.9), around), (original,)), calibration=ASKED)
-    assert found.pays is False and asked == [original] * 2, "too close to tell already"
+    found = estimate(Workload((taking(10.5), around), (original,)), calibration=ASKED)
+    assert found.pays is False and asked == [original] * 2, "nor would its time by itself tell that it pays"
     found = estimate(Workload((taking(5.0), around), (original,)), calibration=ASKED)
     assert found.pays is False and found.ours.expected == 15.0 and asked == [original] * 3 + [around]
 
@@ -304,6 +304,15 @@ def test_where_nothing_is_known_of_the_original_what_is_around_is_not_asked_for(
     original, around = Generated((computed(),)), Generated((computed(),))
     found = estimate(Workload((taking(1.0), around), (original,)), calibration=ASKED)
     assert found.pays is None and found.reason == "no code for it" and asked == [original]
+
+
+def test_beside_a_library_call_that_was_not_calibrated_the_rest_is_asked_for(monkeypatch):
+    """The default gate times the call, and adds the rest."""
+    monkeypatch.setattr(estimating, "works_of", lambda work: [[Work("triton reduction", {"us": 20.0})]])
+    monkeypatch.setattr(estimating, "_key", lambda nodes: repr(nodes))
+    rest, around = Generated((computed(),)), Generated((computed(),))
+    found = estimate(Workload((taking(1.0), around), (Work("a library's", {"us": 7.0}), rest)), calibration=ASKED)
+    assert found.pays is None and found.generated.expected == 20.0 and found.around.expected == 20.0 and found.ours.expected == 21.0
 
 
 @pytest.mark.parametrize(("alike", "asks"), [(1, False), (5, True)])
