@@ -23,8 +23,8 @@ def clock() -> float:
 
 @contextlib.contextmanager
 def clock_standing() -> Iterator[None]:
-    """The time of the block, in which this process waits for another or does what is done once in it, costs no compile its share of
-    timing."""
+    """The time of the block, in which this process waits for another or for what the program's first step would wait for, costs no
+    compile its share of timing."""
     global _stood
     began = time.perf_counter()
     try:

@@ -116,16 +116,15 @@ class Estimator:
             inductor = total(self._calibration, self._original(workload))
         except Unfit as unfit:
             why = str(unfit)
-        is_part = any(isinstance(work, Generated) for work in workload.ours)
         generated = self._generated_time(self._calibration, workload) if inductor is None else None
-        is_unknown = generated is None and any(isinstance(work, Generated) for work in workload.inductor)
-        if is_part and inductor is None and is_unknown:  # what Inductor generates around it would not tell more
-            return Estimate(None, why, "unmeasured", None, workload.match)
-        if is_part and inductor is not None and least is not None:
-            if pays(least, inductor) is False or not ours_decides(least, inductor):
-                return _slower(workload, f"{inductor} by Inductor, at least {least} here", least, inductor)
-            if not _is_worth_asking(workload, least, inductor):
-                return self._unasked(self._calibration, workload, least, inductor)
+        if _asks(workload.ours):  # for what stands around the replacement, unless that can't change the answer
+            if inductor is None and generated is None and _asks(workload.inductor):
+                return Estimate(None, why, "unmeasured", None, workload.match)
+            if inductor is not None and least is not None:
+                if pays(least, inductor) is False or not ours_decides(least, inductor):
+                    return _slower(workload, f"{inductor} by Inductor, at least {least} here", least, inductor)
+                if not _is_worth_asking(workload, least, inductor):
+                    return self._unasked(self._calibration, workload, least, inductor)
         try:
             ours = replacement(self._calibration, self._replacing(workload))
         except Unfit as unfit:
@@ -137,10 +136,10 @@ class Estimator:
 
     def _unasked(self, known: Calibration, workload: Workload, least: Interval, inductor: Interval) -> Estimate:
         """By what is known without asking. Where that does not tell, the site is left to Inductor: timing takes longer than asking."""
-        works = [work if isinstance(work, Work) else work.otherwise for work in workload.ours]
+        works = self._descriptions(workload.ours)
         with contextlib.suppress(Unfit):
-            if None not in works:
-                answer = _verdict(workload, replacement(known, [[work] for work in works if work is not None]), inductor)
+            if works is not None:
+                answer = _verdict(workload, replacement(known, works), inductor)
                 if answer.pays is not None:
                     return answer
         reason = f"{inductor} by Inductor, at least {least} here: what may be gained is not worth asking what Inductor generates"
@@ -149,12 +148,18 @@ class Estimator:
     def _described(self, known: Calibration, workload: Workload) -> Interval | None:
         """What the original takes by descriptions, or what Inductor is spared, where it would be asked; None if it would not, or they are
         not known."""
-        works = [self._known(work) if isinstance(work, Work) else work.otherwise for work in workload.spared or workload.inductor]
-        if None in works or not any(isinstance(work, Generated) for work in workload.inductor):
+        works = self._descriptions(workload.spared or workload.inductor)
+        if works is None or not _asks(workload.inductor):
             return None
         with contextlib.suppress(Unfit):
-            return total(known, [[work] for work in works if work is not None])
+            return total(known, works)
         return None
+
+    def _descriptions(self, works: Sequence[Work | Generated]) -> list[list[Work]] | None:
+        """The works without asking, as the one way of a kernel each; None if one has no description."""
+        found = [self._known(work) if isinstance(work, Work) else work.otherwise for work in works]
+        known = [[work] for work in found if work is not None]
+        return known if len(known) == len(found) else None
 
     def _generated_time(self, known: Calibration, workload: Workload) -> Interval | None:
         """The time of what Inductor generates for the original, without its library calls."""
@@ -298,6 +303,11 @@ def pays(ours: Interval, inductor: Interval, errors: float = 1.0) -> bool | None
     return True if gain > error else None if gain > -error else False
 
 
+def _asks(works: Sequence[Work | Generated]) -> bool:
+    """Whether Inductor is asked for some of it."""
+    return any(isinstance(work, Generated) for work in works)
+
+
 def _is_worth_asking(workload: Workload, ours: Interval, inductor: Interval) -> bool:
     """Whether Inductor's answer may tell of a gain, at sites like this one in the same graph, that pays for asking.
 
@@ -305,9 +315,7 @@ def _is_worth_asking(workload: Workload, ours: Interval, inductor: Interval) -> 
         ours: at least.
         inductor: as far as it is known.
     """
-    asked = next((work for work in (*workload.inductor, *workload.ours) if isinstance(work, Generated)), None)
-    if asked is None:
-        return True
+    asked = next(work for work in (*workload.inductor, *workload.ours) if isinstance(work, Generated))
     result = max(asked.outputs or asked.nodes)
     alike = [n for n in result.graph.find_nodes(op=result.op, target=result.target) if _is_like(n, result)]
     return (inductor.high - ours.low) * len(alike) * RUNS >= _QUESTION_SECONDS * 1e6

@@ -22,6 +22,12 @@ library.define("sin(Tensor x, float seconds) -> Tensor")
 torch.library.register_fake("default_timing::sin", lambda x, seconds: torch.empty_like(x), lib=library)
 
 
+@torch.library.impl(library, "sin", "CompositeExplicitAutograd")
+def _sin(x, seconds):
+    time.sleep(seconds)
+    return x.sin()
+
+
 LOADING, loaded = 1.0, []  # seconds, which the first call takes
 library.define("mm_that_loads(Tensor x, Tensor y) -> Tensor")
 torch.library.register_fake("default_timing::mm_that_loads", torch.mm, lib=library)
@@ -33,12 +39,6 @@ def _mm_that_loads(x, y):
         time.sleep(LOADING)
     loaded.append(True)
     return torch.mm(x, y)
-
-
-@torch.library.impl(library, "sin", "CompositeExplicitAutograd")
-def _sin(x, seconds):
-    time.sleep(seconds)
-    return x.sin()
 
 
 class Open(Replace):
