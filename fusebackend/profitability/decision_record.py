@@ -27,7 +27,7 @@ class RegionDecision:
         unmeasured: whether it is made where there is no measurement.
         measured: whether there was one.
         by: the key of the kept measurement that decided, or would have if there had been one, where that is not the region's own.
-        then: what that measurement said; empty if there was none.
+        then: what that measurement said at the end of the compile; empty if there was none.
     """
 
     applied: bool
@@ -54,6 +54,7 @@ class DecisionRecord:
         self._path = path
         self._decisions: dict[str, RegionDecision] = {}
         self._unmeasured_sites: set[str] = set()
+        self._said: dict[str, str] = {}  # by key, what was measured in this compile
         self.measured_sites: set[str] = set()
         if path is None:
             return
@@ -73,7 +74,9 @@ class DecisionRecord:
             applied, unmeasured, measured, by: as for :class:`RegionDecision`.
             measurement: that of the key ``by``.
         """
-        self._decisions[region] = RegionDecision(applied, unmeasured, measured, by, _said(measurement))
+        self._decisions[region] = RegionDecision(applied, unmeasured, measured, by, "")
+        if measurement is not None:
+            self._said[by] = _said(measurement)
 
     def add_refused_unbuilt(self, site: str) -> None:
         """Remembers that the site was refused because no measurement of it is kept."""
@@ -88,7 +91,8 @@ class DecisionRecord:
         if self._path is None or not (self._decisions or self._unmeasured_sites):
             return
         unmeasured = self._unmeasured_sites - self.measured_sites
-        kept_files.write(self._path, dataclasses.asdict(_Kept(self.token, self._decisions, sorted(unmeasured))))
+        decisions = {key: dataclasses.replace(d, then=self._said.get(d.by, d.then)) for key, d in self._decisions.items()}
+        kept_files.write(self._path, dataclasses.asdict(_Kept(self.token, decisions, sorted(unmeasured))))
 
     def _read(self, path: Path) -> None:
         kept = kept_files.read(path, _kept)

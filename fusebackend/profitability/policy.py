@@ -145,6 +145,7 @@ class Gate:
                 self._answers[key] = answer
                 if answer.measurement is not None:
                     self._answers[key] = dataclasses.replace(answer, why="as above")
+                if answer.measurement is not None or answer.kept is not None:
                     self.record.measured_sites.add(names[0])
             else:
                 answer = known

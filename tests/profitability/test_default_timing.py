@@ -282,16 +282,27 @@ def test_what_was_timed_is_known_of_like_sites_when_no_time_is_left(temporary_pa
     assert fusebackend.last_report().counts() == {"test_open": 3} and len(timed) == 1
 
 
-def test_what_was_timed_later_in_a_compile_is_no_reason_for_another(temporary_pattern, timed, monkeypatch):
+@pytest.mark.parametrize("ended", [1, 2], ids=["before it was built", "when it was built"])
+def test_what_was_timed_later_in_a_compile_is_no_reason_for_another(ended, temporary_pattern, timed, monkeypatch):
     """For the first of two like sites there is no time, and for the second there is."""
     asked = []
     monkeypatch.setattr(
-        Budget, "why_default_spent", lambda self, seconds=0.0: asked.append(seconds) or ("none" if len(asked) == 1 else None)
+        Budget, "why_default_spent", lambda self, seconds=0.0: asked.append(seconds) or ("none" if len(asked) == ended else None)
     )
     temporary_pattern(Open(0.0, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
     fn = compiled(lambda x, y: (x.sin() + 1, y.sin().exp()), "auto", ["test_open"])
     assert are_from_cache(fn, torch.randn(64), torch.randn(64)) == [False, True]
     assert fusebackend.last_report().counts() == {"test_open": 1} and len(timed) == 1
+
+
+def test_what_was_timed_and_did_not_tell_is_no_reason_for_another_compile(temporary_pattern, timed, monkeypatch):
+    """Then there was no time for a like site."""
+    asked = []
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: asked.append(seconds) or ("none" if timed else None))
+    temporary_pattern(OpenProduct(0.02))
+    fn = compiled(lambda x, y, z: ((x @ y).sin() + 1, (y @ z).sin().exp()), "auto", ["test_open"])
+    assert are_from_cache(fn, *(torch.randn(64, 64) for _ in range(3))) == [False, True]
+    assert not fusebackend.last_report().substitutions and len(timed) == 1
 
 
 def test_code_is_compiled_again_for_times_that_may_say_that_a_site_pays(temporary_pattern, timed, monkeypatch):
