@@ -74,20 +74,34 @@ class Estimator:
     Args:
         calibration: None if nothing is known of the device.
         kept: answers of earlier processes.
+
+    Attributes:
+        questions: how many there were, answered by Inductor or by what is kept.
     """
 
     def __init__(self, calibration: Calibration | None, kept: KeptAnswers | None = None):
+        self.questions = 0
         self._calibration = calibration
         self._kept = kept
         self._generated: dict[str, list[list[Work]] | str] = {}
+        self._why_not_asked = ""
 
-    def estimate(self, workloads: Sequence[Workload], level: Level, outputs: Sequence[fx.Node], nodes: Sequence[fx.Node] = ()) -> Estimate:
+    def estimate(
+        self,
+        workloads: Sequence[Workload],
+        level: Level,
+        outputs: Sequence[fx.Node],
+        nodes: Sequence[fx.Node] = (),
+        why_not_asked: str = "",
+    ) -> Estimate:
         """Of the workload that gains most: it pays if the intervals of both times are apart. Where nothing is known of how long the match
         itself takes, it is what is offered, beside the best of its alternatives.
 
         Args:
             level, outputs, nodes: of the match.
+            why_not_asked: why there are no new questions; empty where there may be.
         """
+        self._why_not_asked = why_not_asked
         if _recordings:
             recorded, number = _recordings[-1]
             ways = [workloads[0], *(w for w in workloads[1:] if w.is_alternative)]
@@ -201,7 +215,10 @@ class Estimator:
         if work.otherwise is not None and unknown and not _recordings:  # of an older calibration
             return [[work.otherwise]]
         key = _key(work)
+        if key not in self._generated and self._why_not_asked and not _recordings:
+            return self._described_instead(work, self._why_not_asked)
         if key not in self._generated:
+            self.questions += 1
             try:
                 self._generated[key] = self._kept_or_asked(key, work)
             except Unfit as unfit:
@@ -213,8 +230,12 @@ class Estimator:
         found = self._generated[key]
         if not isinstance(found, str):
             return [[self._known(_of_family(way, work)) for way in kernel] for kernel in found]
+        return self._described_instead(work, found)
+
+    def _described_instead(self, work: Generated, why_not: str) -> list[list[Work]]:
+        """What is said of it without asking, as the one way of a kernel."""
         if work.otherwise is None:
-            raise Unfit(found)
+            raise Unfit(why_not)
         return [[work.otherwise]]
 
     def _kept_or_asked(self, key: str, work: Generated) -> list[list[Work]]:

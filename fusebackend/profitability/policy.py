@@ -17,6 +17,7 @@ timing leaves the decision to the estimate, with the reason in the report.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -46,6 +47,9 @@ from fusebackend.rewriting import describe
 from fusebackend.rewriting.outcome import Source, Verdict
 from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject, Workload
 from fusebackend.rewriting.profitability_policy import Decision, Proposal
+
+# Where so many sites of a pattern in a row were left to Inductor although it was asked for each, it is not asked for others of the compile.
+_ASKED_IN_VAIN = 4
 
 
 class Gate:
@@ -82,9 +86,12 @@ class Gate:
         self._answers: dict[str, Answer] = {}  # by region, of this compile
         self._measured_sites: frozenset[str] | None = None  # before this graph
         self._estimators: dict[torch.device, Estimator] = {}
+        self._in_vain: collections.Counter[str] = collections.Counter()  # by pattern, the sites in a row
+        self._was_asked_for = False  # the site that was estimated last
 
     def estimate(self, pattern: Pattern, match: Match) -> Estimate:
         """What the pattern says, or what the device's calibration makes of the work that it describes."""
+        self._was_asked_for = False
         answer = pattern.estimate(match)
         if isinstance(answer, Estimate):
             return answer
@@ -92,8 +99,14 @@ class Gate:
         if device not in self._estimators:
             kept = KeptAnswers(functools.partial(self.measurements.measured_with, device))
             self._estimators[device] = Estimator(calibration.of_device(device), kept)
-        workloads = [answer] if isinstance(answer, Workload) else answer
-        return self._estimators[device].estimate(workloads, pattern.level, match.outputs, match.nodes)
+        workloads, estimator = [answer] if isinstance(answer, Workload) else answer, self._estimators[device]
+        questions, why_not_asked = estimator.questions, ""
+        if self._in_vain[pattern.name] >= _ASKED_IN_VAIN:
+            why_not_asked = f"for {_ASKED_IN_VAIN} sites of this pattern in a row Inductor was asked in vain, and is not for the rest"
+        found = estimator.estimate(workloads, pattern.level, match.outputs, match.nodes, why_not_asked)
+        self._was_asked_for = estimator.questions > questions
+        self._in_vain[pattern.name] += self._was_asked_for  # until it is replaced
+        return found
 
     def refuse_unbuilt(self, proposal: Proposal) -> Reject | None:
         """In mode ``"auto"`` an estimate refuses a match where no measurement of it is kept and none would be taken."""
@@ -156,6 +169,8 @@ class Gate:
             refusal = None if measurement.kept else Reject(str(measurement), code="measured_slower")
         else:
             refusal = None if estimate.pays else _refusal(estimate)
+        if refusal is None and self._was_asked_for:
+            self._in_vain[proposal.pattern.name] = 0
         if key is not None:
             self.record.add(key, refusal is None, estimate.pays is True, measurement is not None, answer.key, answer.kept)
         if (measurement is None and not answer.why) or (refusal is not None and estimate.rival is not None):

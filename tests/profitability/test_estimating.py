@@ -292,6 +292,24 @@ def test_inductor_is_not_asked_for_what_can_not_matter(monkeypatch):
     assert found.pays is False and found.ours.expected == 15.0 and asked == [original] * 3 + [around]
 
 
+def test_where_there_are_no_new_questions_answers_and_descriptions_decide(monkeypatch):
+    asked = []
+    monkeypatch.setattr(estimating, "works_of", lambda work: asked.append(work) or [[taking(10.0)]])
+    monkeypatch.setattr(estimating, "_key", lambda work: str(id(work)))
+    answered, described, unknown = Generated((computed(),)), Generated((computed(),), otherwise=taking(20.0)), Generated((computed(),))
+    estimator = Estimator(ASKED)
+
+    def found(original, why_not=""):
+        return estimator.estimate([Workload((taking(5.0),), (original,))], "post_grad", [computed()], why_not_asked=why_not)
+
+    assert found(answered).pays is True and estimator.questions == 1
+    assert found(answered, "in vain").inductor.expected == 10.0
+    assert found(described, "in vain").inductor.expected == 20.0
+    assert found(unknown, "in vain").pays is None and found(unknown, "in vain").reason == "in vain"
+    assert asked == [answered] and estimator.questions == 1
+    assert found(unknown).pays is True and estimator.questions == 2
+
+
 def test_where_nothing_is_known_of_the_original_what_is_around_is_not_asked_for(monkeypatch):
     asked = []
 

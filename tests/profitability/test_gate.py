@@ -17,11 +17,12 @@ from slow_product import Replace, compiled, mm, slow_mm, square
 import fusebackend
 from fusebackend.__main__ import main
 from fusebackend.native import loader
-from fusebackend.profitability import calibration, distributed, measurement_store, region, region_timing, timer
+from fusebackend.profitability import calibration, distributed, estimating, measurement_store, region, region_timing, timer
 from fusebackend.profitability.distributed import Answer
 from fusebackend.profitability.measurement_store import Measurement
+from fusebackend.profitability.time_model import TimeModel
 from fusebackend.report.model import Report
-from fusebackend.rewriting.pattern import Estimate, Match
+from fusebackend.rewriting.pattern import Estimate, Generated, Match, Work, Workload
 
 aten = torch.ops.aten
 
@@ -189,6 +190,33 @@ def test_code_without_a_substitution_is_compiled_again_once_a_verdict_asks_for_i
     measuring(*inputs)
     assert [from_cache(by_default, inputs) for _ in range(2)] == [False, True]
     assert fusebackend.last_report().counts() == {"test_unwanted": 1}
+
+
+@pytest.mark.parametrize(("paying", "asked_for"), [((), [2, 3, 4, 5]), ((4,), [2, 3, 4, 5, 6, 7, 8]), ((8,), [2, 3, 4, 5])])
+def test_inductor_is_not_asked_on_and_on_in_vain(paying, asked_for, temporary_pattern, monkeypatch):
+    """Of eight sites of as many sizes. After four in a row that were left to Inductor all the same, it is asked for none."""
+
+    class Asked(Replace):
+        def estimate(self, match):
+            return Workload((Work("k", {"us": 10.0}),), (Generated(match.outputs),))
+
+    def works_of(work):
+        (size, _) = work.nodes[0].meta["val"].shape
+        asked.append(size)
+        return [[Work("k", {"us": 100.0 if size in paying else 1.0})]]
+
+    asked = []
+    known = calibration.Calibration("a device", "2.13", "2026-01-01", 9, {"k": TimeModel(0.0, {"us": 1.0}, 1.0, noise=0.1)}, {}, call=0.0)
+    monkeypatch.setattr(calibration, "of_device", lambda device: known)
+    monkeypatch.setattr(estimating, "works_of", works_of)
+    temporary_pattern(Asked("test_asked", mm, slow_mm))
+    inputs = [torch.randn(n, n) for n in (2, 3, 4, 5, 5, 6, 7, 8)]
+    compiled(lambda *xs: [x @ x for x in xs], "auto", ["test_asked"])(*inputs)
+    found = fusebackend.last_report()
+    assert asked == asked_for
+    assert len(found.substitutions) == len(set(paying) & set(asked_for))
+    not_asked = [r for r in found.rejections if "for 4 sites of this pattern in a row Inductor was asked in vain" in r.reason]
+    assert len(not_asked) == 7 - len(asked_for) and all(r.code == "unmeasured" for r in not_asked)
 
 
 # ---- what goes wrong ----
