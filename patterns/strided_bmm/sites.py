@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.patterns.column_sum.producers import Tensors
 from fusebackend.patterns.strided_bmm.layout import Layout, Strided, begins_with_whole_vectors, layout_of
 from fusebackend.rewriting.pattern import Emitter, Reject
 from fusebackend.rewriting.view_dims import FOLLOWED
@@ -144,9 +145,9 @@ def _read_operand(node: fx.Node) -> Operand:
 
 
 def _is_computed_there(operand: Operand) -> bool:
-    """Whether Inductor writes the copy where it computes what is copied, which nothing else reads."""
-    source = g.through_views(operand.source)
-    return g.is_fusable(source) and set(g.consumers(source)) == {operand.copied[0]}
+    """Whether Inductor writes the copy where it computes what is copied: that is no tensor of its own, and computed for other readers once
+    more."""
+    return not Tensors().is_one(g.through_views(operand.source))
 
 
 def _runs(value: torch.Tensor, axes: Sequence[int]) -> tuple[tuple[int, int, int], ...]:

@@ -170,6 +170,27 @@ def test_a_copy_that_inductor_writes_where_it_computes_is_not_saved():
     assert found.pays is False and "no copy is saved" in found.reason and not match.interior
 
 
+@pytest.mark.parametrize(("read_by_library", "copies"), [(False, 0), (True, 2)])
+def test_what_inductor_computes_for_each_of_several_readers_is_not_saved(read_by_library, copies):
+    """As where queries, keys and a gate are chunks of one activation (HSTU): three loops compute it, and two of them write the copies.
+    Where a library reads it too it is a tensor, of which copies are made."""
+
+    def fn(x, w):
+        y = torch.nn.functional.silu(x)
+        q, k, gate = y.chunk(3, -1)
+        q, k = (z.view(4, 64, 8, 16).transpose(1, 2) for z in (q, k))
+        scores = torch.bmm(q.reshape(32, 64, 16), k.transpose(-1, -2).reshape(32, 16, 64))
+        return scores, gate + 1, *([y.view(-1, 384) @ w] if read_by_library else [])
+
+    graph = traced(fn, (4, 64, 384, bf16), (384, 8, bf16))
+    graph.eliminate_dead_code()
+    (match,) = matches(graph, StridedBmm())
+    assert [n.target for n in match.interior].count(aten.clone.default) == copies
+    found = StridedBmm().estimate(match)
+    if not copies:
+        assert found.pays is False and "no copy is saved" in found.reason
+
+
 def test_a_copy_that_others_read_is_not_saved():
     def fn(c, b):
         copied = c.permute(0, 1, 3, 2, 4).contiguous().view(-1, 64, 64)
