@@ -1,8 +1,11 @@
-// The sums on a CPU: threads take chunks of rows. A chunk's rows are added in the element's precision, 16 at a time, and those sums in double.
+// The sums on a CPU: threads take chunks of rows. A chunk's rows are added in the element's precision, 16 at a time, and those sums in double,
+// compensated where the rows were added in double too.
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "column_sum/column_sum.h"
+#include "common/compensated_sum.h"
 #include "common/cpu_half.h"
 #include "common/integer_math.h"
 
@@ -26,9 +29,12 @@ float rounded(float x) {
 template <typename In, typename Acc, Form kForm>
 void add_rows(const In* x, const In* y, int64_t rows, int64_t stride, int64_t y_stride, int64_t columns, bool rounds, double* sums, double* more) {
   constexpr bool kPlain = kForm == Form::kPlain || sums_two(kForm);
+  constexpr bool kCompensated = std::is_same_v<Acc, double>;
   Acc some[kTileColumns], products[kForm == Form::kPlain ? 1 : kTileColumns];
+  double lost[kCompensated ? kTileColumns : 1];
   for (int64_t first = 0; first < columns; first += kTileColumns) {
     const int64_t count = std::min(kTileColumns, columns - first);
+    if constexpr (kCompensated) std::fill_n(lost, count, 0.0);
     for (int64_t begin = 0; begin < rows; begin += kRowsOfASum) {
       if constexpr (kPlain) std::fill_n(some, count, Acc(0));
       if constexpr (kForm != Form::kPlain) std::fill_n(products, count, Acc(0));
@@ -44,11 +50,15 @@ void add_rows(const In* x, const In* y, int64_t rows, int64_t stride, int64_t y_
         }
       }
       double* const to = kPlain ? more : sums;  // products come second
-      if constexpr (kPlain)
+      if constexpr (kCompensated)
+        for (int64_t c = 0; c < count; ++c) add_compensated(sums[first + c], lost[c], some[c]);
+      else if constexpr (kPlain)
         for (int64_t c = 0; c < count; ++c) sums[first + c] += some[c];
       if constexpr (kForm != Form::kPlain)
         for (int64_t c = 0; c < count; ++c) to[first + c] += products[c];
     }
+    if constexpr (kCompensated)
+      for (int64_t c = 0; c < count; ++c) sums[first + c] = compensated(sums[first + c], lost[c]);
   }
 }
 
@@ -113,8 +123,9 @@ void sum_partials_cpu(const Problem& p, const CpuPlan& plan, const double* parti
     void* const out = second ? p.second_out : p.out;
     const int64_t i = task % results;
     const double* from = partials + (task / p.columns * terms) * p.columns + i % p.columns;
-    double sum = 0;
-    for (int64_t t = 0; t < terms; ++t, from += p.columns) sum += *from;
+    double sum = 0, lost = 0;
+    for (int64_t t = 0; t < terms; ++t, from += p.columns) add_compensated(sum, lost, *from);
+    sum = compensated(sum, lost);
     if (second ? p.second_mean : p.mean) sum /= double(p.rows);
     switch (second ? p.second_result : p.result) {
       case DType::kFloat64: static_cast<double*>(out)[i] = sum; break;

@@ -103,6 +103,18 @@ def test_no_less_exact_than_eager(device, rows, offset):
         assert ours <= 1.05 * eagers + 1e-8 * right.norm()
 
 
+@pytest.mark.parametrize("dtype", [f64, f32], ids=str)
+@pytest.mark.parametrize("rows", [320, 20_000, 200_000])
+def test_on_a_cpu_errors_in_double_precision_do_not_grow_with_the_number_of_rows(rows, dtype):
+    """Of no wider type there is a reference: sums are compared that are exact but for one rounding."""
+    x = (torch.rand(rows, 3, dtype=f64) * torch.tensor([1.0, 1e30, 1e-30], dtype=f64)).to(dtype)
+    variance, mean, _ = op(x, 0, 1, 0.0, 1e-5, f64)
+    for column, found, found_mean in zip(x.double().T.tolist(), variance.tolist(), mean.tolist()):
+        exact_mean = math.fsum(column) / rows
+        exact = math.fsum((value - exact_mean) ** 2 for value in column) / rows
+        assert abs(found_mean - exact_mean) <= 3e-16 * exact_mean and abs(found - exact) <= 5e-16 * exact
+
+
 def test_an_outlier_in_any_row_does_not_spoil_the_rest(device):
     for row in (0, 1, 7, 4999):
         x = torch.randn(5000, 24, device=device)

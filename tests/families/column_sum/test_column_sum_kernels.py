@@ -79,7 +79,18 @@ def test_no_less_exact_than_eager(device, rows):
         assert ours <= 1.05 * eager
 
 
-@pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
+@pytest.mark.parametrize("columns", [3, 100])
+@pytest.mark.parametrize("rows", [320, 200_000])
+def test_on_a_cpu_errors_in_double_precision_do_not_grow_with_the_number_of_rows(rows, columns):
+    """Of no wider type there is a reference: sums are compared that are exact but for one rounding."""
+    x = torch.rand(rows, columns, dtype=f64)
+    exact = torch.tensor([math.fsum(column) for column in x.T.tolist()], dtype=f64)
+    found, eager = op(x, 0, 1, False, f64), x.sum(0)
+    assert bool(((found - exact).abs() <= 3e-16 * exact).all())
+    assert (found - exact).norm() <= (eager - exact).norm() + 1e-16 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [f32, f16, bf16, f64], ids=str)
 def test_infinities_and_nan_stay_in_their_columns(device, dtype):
     x = torch.randn(5000, 33, device=device).to(dtype)
     x[4321, 3], x[17, 5], x[18, 7], x[4000, 7] = math.inf, math.nan, math.inf, -math.inf
