@@ -145,9 +145,12 @@ def _read_operand(node: fx.Node) -> Operand:
 
 
 def _is_computed_there(operand: Operand) -> bool:
-    """Whether Inductor writes the copy where it computes what is copied: that is no tensor of its own, and computed for other readers once
-    more."""
-    return not Tensors().is_one(g.through_views(operand.source))
+    """Whether Inductor writes the copy where it computes what is copied: nothing else reads that, or it is no tensor of its own, and
+    computed for each reader."""
+    source = g.through_views(operand.source)
+    if set(g.consumers(source)) == {operand.copied[0]}:
+        return g.is_fusable(source)
+    return not Tensors().is_one(source)
 
 
 def _runs(value: torch.Tensor, axes: Sequence[int]) -> tuple[tuple[int, int, int], ...]:

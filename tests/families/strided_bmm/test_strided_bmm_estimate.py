@@ -165,6 +165,9 @@ def test_a_copy_that_inductor_writes_where_it_computes_is_not_saved():
     (match,) = matches(graph_of(lambda c, b: einsum(c * 2, b)), StridedBmm())
     assert StridedBmm().estimate(match).inductor[0].quantities["launches"] == 2
     assert [n.target for n in match.interior].count(aten.clone.default) == 1
+    # A loop that sums writes its result in any order, too.
+    (match,) = matches(graph_of(lambda c, b: einsum(c.expand(2, *c.shape).sum(0), b)), StridedBmm())
+    assert [n.target for n in match.interior].count(aten.clone.default) == 1
     (match,) = matches(graph_of(lambda c, b: einsum(c * 2, b * 3)), StridedBmm())
     found = StridedBmm().estimate(match)
     assert found.pays is False and "no copy is saved" in found.reason and not match.interior
