@@ -30,6 +30,7 @@ template <typename In, typename Acc, Form kForm>
 void add_rows(const In* x, const In* y, int64_t rows, int64_t stride, int64_t y_stride, int64_t columns, bool rounds, double* sums, double* more) {
   constexpr bool kPlain = kForm == Form::kPlain || sums_two(kForm);
   constexpr bool kCompensated = std::is_same_v<Acc, double>;
+  static_assert(!kCompensated || kForm == Form::kPlain, "products are added in float");
   Acc some[kTileColumns], products[kForm == Form::kPlain ? 1 : kTileColumns];
   double lost[kCompensated ? kTileColumns : 1];
   for (int64_t first = 0; first < columns; first += kTileColumns) {

@@ -215,9 +215,9 @@ class Estimator:
         if work.otherwise is not None and unknown and not _recordings:  # of an older calibration
             return [[work.otherwise]]
         key = _key(work)
-        if key not in self._generated and self._why_not_asked and not _recordings:
-            return self._described_instead(work, self._why_not_asked)
         if key not in self._generated:
+            if self._why_not_asked and not _recordings:
+                return self._described_instead(work, self._why_not_asked)
             self.questions += 1
             try:
                 self._generated[key] = self._kept_or_asked(key, work)

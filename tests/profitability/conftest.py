@@ -1,10 +1,13 @@
 """Fixtures of the tests of the gate and of races."""
 
 import pytest
+import torch
 from slow_product import Replace, mm, slow_mm
 
 from fusebackend.native import loader
-from fusebackend.profitability import region
+from fusebackend.profitability import default_timing, region
+from fusebackend.profitability.budget import Budget
+from fusebackend.profitability.default_timing import DefaultTiming
 
 
 @pytest.fixture
@@ -31,3 +34,20 @@ def slow(temporary_pattern):
 @pytest.fixture
 def fast(temporary_pattern):
     return temporary_pattern(Replace("test_fast", slow_mm, mm))
+
+
+@pytest.fixture
+def timed(own_cache, monkeypatch):
+    """As on a GPU. Gives the subjects of what was timed."""
+    subjects, time_replacement = [], default_timing.time_replacement
+
+    def counted(region, subject):
+        subjects.append(subject)
+        return time_replacement(region, subject)
+
+    why_not = DefaultTiming.why_not
+    on_a_gpu = torch.device("cuda")
+    monkeypatch.setattr(DefaultTiming, "why_not", lambda self, core, _, estimate: why_not(self, core, on_a_gpu, estimate))
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: "it is too short" if seconds else None)
+    monkeypatch.setattr(default_timing, "time_replacement", counted)
+    return subjects

@@ -4,6 +4,7 @@ import time
 
 import torch
 
+import fusebackend
 from fusebackend.rewriting.pattern import Match, Pattern
 
 library = torch.library.Library("slow_product", "FRAGMENT")
@@ -42,6 +43,16 @@ class Replace(Pattern):
 def compiled(fn, gate_mode, patterns, **options):
     options = {"fuse.gate": gate_mode, "fuse.patterns": patterns, "fuse.strict": True, **options}
     return torch.compile(fn, backend="fuse", options=options)
+
+
+def are_from_cache(fn, *inputs, times=2):
+    """Whether Inductor's code came from its cache, of as many compiles one after the other."""
+    found = []
+    for _ in range(times):
+        torch._dynamo.reset()
+        fn(*inputs)
+        found.append(fusebackend.last_report().from_cache)
+    return found
 
 
 def square(n=16):

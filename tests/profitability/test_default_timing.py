@@ -1,33 +1,22 @@
 """What the default gate times where nobody asked for it: a replacement by itself, where an estimate knows our side badly."""
 
-import dataclasses
 import time
 
 import pytest
 import torch
-from slow_product import Replace, compiled, mm, slow_mm, square
+from slow_product import Replace, are_from_cache, compiled, mm, slow_mm, square
+from timed_patterns import Alternatives, Exchanged, Open, OpenProduct
 from torch import fx
 
 import fusebackend
 from fusebackend.profitability import calibration, default_timing, measurement_store
 from fusebackend.profitability.budget import Budget
-from fusebackend.profitability.default_timing import DefaultTiming
 from fusebackend.profitability.policy import Gate
 from fusebackend.rewriting.pattern import Estimate, Interval, Match
 from fusebackend.rewriting.profitability_policy import Proposal
 
 aten = torch.ops.aten
 library = torch.library.Library("default_timing", "FRAGMENT")
-library.define("sin(Tensor x, float seconds) -> Tensor")
-torch.library.register_fake("default_timing::sin", lambda x, seconds: torch.empty_like(x), lib=library)
-
-
-@torch.library.impl(library, "sin", "CompositeExplicitAutograd")
-def _sin(x, seconds):
-    time.sleep(seconds)
-    return x.sin()
-
-
 LOADING, loaded = 1.0, []  # seconds, which the first call takes
 library.define("mm_that_loads(Tensor x, Tensor y) -> Tensor")
 torch.library.register_fake("default_timing::mm_that_loads", torch.mm, lib=library)
@@ -39,41 +28,6 @@ def _mm_that_loads(x, y):
         time.sleep(LOADING)
     loaded.append(True)
     return torch.mm(x, y)
-
-
-class Open(Replace):
-    """Replaces a sine, for which Inductor generates code, by a call. The estimate does not tell which is faster."""
-
-    def __init__(self, seconds, ours, inductor, around=None):
-        super().__init__("test_open", aten.sin.default, None)
-        self.seconds, self.ours, self.inductor = seconds, Interval(*ours), Interval(*inductor)
-        self.around = around and Interval(*around)
-
-    def match(self, node):
-        return Match((node,), lambda e: e.call(torch.ops.default_timing.sin.default, node.args[0], self.seconds))
-
-    def estimate(self, match):
-        return Estimate(None, "too close", "unmeasured", ours=self.ours, inductor=self.inductor, around=self.around)
-
-    def fingerprint(self):
-        return self.name
-
-
-@pytest.fixture
-def timed(own_cache, monkeypatch):
-    """As on a GPU. Gives the subjects of what was timed."""
-    subjects, time_replacement = [], default_timing.time_replacement
-
-    def counted(region, subject):
-        subjects.append(subject)
-        return time_replacement(region, subject)
-
-    why_not = DefaultTiming.why_not
-    on_a_gpu = torch.device("cuda")
-    monkeypatch.setattr(DefaultTiming, "why_not", lambda self, core, _, estimate: why_not(self, core, on_a_gpu, estimate))
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: "it is too short" if seconds else None)
-    monkeypatch.setattr(default_timing, "time_replacement", counted)
-    return subjects
 
 
 def report_of():
@@ -109,23 +63,6 @@ def test_what_stands_around_a_replacement_is_added_to_its_time(around, kept, tem
         (verdict,), (miss,) = found.verdicts, found.rejections
         assert 35 < verdict.replaced_ms < 40 == verdict.inductor_ms, "the reason adds up"
         assert miss.reason.endswith("as estimated, too close to tell")
-
-
-class OpenProduct(Open):
-    """Replaces the sine of a product, which is a library call and code. Of the times nothing is known, or ours and that of the code."""
-
-    def __init__(self, seconds, generated=None):
-        super().__init__(seconds, (1, 1, 1), (1, 1, 1))
-        self.generated = generated
-
-    def match(self, node):
-        (product,) = node.args
-        operator = torch.ops.default_timing.sin.default
-        return Match((node,), lambda e: e.call(operator, e.call(aten.mm.default, *product.args), self.seconds), interior=(product,))
-
-    def estimate(self, match):
-        ours = None if self.generated is None else self.ours
-        return Estimate(None, "not calibrated", "unmeasured", ours=ours, generated=self.generated)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -221,55 +158,6 @@ def test_what_is_called_is_timed_once_whatever_stands_around_it(temporary_patter
     assert sorted(v.why.split(";")[0] for v in found.verdicts) == ["as above", "measured"]
 
 
-def are_from_cache(fn, *inputs, times=2):
-    found = []
-    for _ in range(times):
-        torch._dynamo.reset()
-        fn(*inputs)
-        found.append(fusebackend.last_report().from_cache)
-    return found
-
-
-class Exchanged(Replace):
-    """Exchanges products of libraries, and says whether that pays."""
-
-    def __init__(self, old, new, pays):
-        super().__init__("test_exchanged", old, new)
-        self.pays = pays
-
-    def estimate(self, match):
-        return Estimate(self.pays, "?", "unmeasured")
-
-    def fingerprint(self):
-        return f"{self.anchors} {self.pays}"
-
-
-@pytest.mark.parametrize("pays", [None, True])
-@pytest.mark.parametrize("to_slow", [False, True])
-def test_code_of_which_library_calls_were_timed_comes_from_the_cache(pays, to_slow, temporary_pattern, timed):
-    """Whether the estimate said so or not."""
-    old, new = (mm, slow_mm) if to_slow else (slow_mm, mm)
-    temporary_pattern(Exchanged(old, new, pays))
-    fn = compiled(lambda x, y: old(x, y), "auto", ["test_exchanged"])
-    assert are_from_cache(fn, *square(), times=3) == [False, True, True]
-    assert fusebackend.last_report().counts() == ({} if to_slow else {"test_exchanged": 1})
-    ((key, kept),) = measurement_store.stored()
-    measurement_store.save(key, dataclasses.replace(kept, kept=not kept.kept))
-    assert are_from_cache(fn, *square()) == [False, True], "until the times are others"
-    assert fusebackend.last_report().counts() == ({"test_exchanged": 1} if to_slow else {})
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.05])
-def test_code_of_which_a_replacement_was_timed_comes_from_the_cache(seconds, temporary_pattern, timed):
-    temporary_pattern(Open(seconds, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
-    fn, x = compiled(torch.sin, "auto", ["test_open"]), torch.randn(64)
-    assert are_from_cache(fn, x, times=3) == [False, True, True] and len(timed) == 1
-    assert len(fusebackend.last_report().substitutions) == (seconds == 0)
-    if seconds == 0:
-        measurement_store.clear()
-        assert are_from_cache(fn, x) == [False, True] and len(timed) == 2
-
-
 def test_what_was_timed_is_known_of_like_sites_when_no_time_is_left(temporary_pattern, timed, monkeypatch):
     """Of a model's layers the first is timed. Before it there was no time for another site."""
     asked = []
@@ -280,76 +168,6 @@ def test_what_was_timed_is_known_of_like_sites_when_no_time_is_left(temporary_pa
     fn = compiled(lambda w, x, y, z: (w.sin() + 1, x.sin() + 1, y.sin().exp(), z.sin() * 2), "auto", ["test_open"])
     fn(torch.randn(32), *(torch.randn(64) for _ in range(3)))
     assert fusebackend.last_report().counts() == {"test_open": 3} and len(timed) == 1
-
-
-@pytest.mark.parametrize("ended", [1, 2], ids=["before it was built", "when it was built"])
-def test_what_was_timed_later_in_a_compile_is_no_reason_for_another(ended, temporary_pattern, timed, monkeypatch):
-    """For the first of two like sites there is no time, and for the second there is."""
-    asked = []
-    monkeypatch.setattr(
-        Budget, "why_default_spent", lambda self, seconds=0.0: asked.append(seconds) or ("none" if len(asked) == ended else None)
-    )
-    temporary_pattern(Open(0.0, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
-    fn = compiled(lambda x, y: (x.sin() + 1, y.sin().exp()), "auto", ["test_open"])
-    assert are_from_cache(fn, torch.randn(64), torch.randn(64)) == [False, True]
-    assert fusebackend.last_report().counts() == {"test_open": 1} and len(timed) == 1
-
-
-def test_what_was_timed_and_did_not_tell_is_no_reason_for_another_compile(temporary_pattern, timed, monkeypatch):
-    """Then there was no time for a like site."""
-    asked = []
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: asked.append(seconds) or ("none" if timed else None))
-    temporary_pattern(OpenProduct(0.02))
-    fn = compiled(lambda x, y, z: ((x @ y).sin() + 1, (y @ z).sin().exp()), "auto", ["test_open"])
-    assert are_from_cache(fn, *(torch.randn(64, 64) for _ in range(3))) == [False, True]
-    assert not fusebackend.last_report().substitutions and len(timed) == 1
-
-
-def test_code_is_compiled_again_for_times_that_may_say_that_a_site_pays(temporary_pattern, timed, monkeypatch):
-    """Of other compiles: a graph in which there was no time for the site, and one in which there was."""
-    spent = ["none"]
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: spent[0])
-    temporary_pattern(Exchanged(slow_mm, mm, None))
-    fn, inputs = compiled(slow_mm, "auto", ["test_exchanged"]), square()
-    assert are_from_cache(fn, *inputs) == [False, True]
-    spent[0] = None
-    compiled(lambda x, y: slow_mm(x, y) + 1, "auto", ["test_exchanged"])(*inputs)
-    ((key, kept),) = measurement_store.stored()
-    assert kept.kept
-    measurement_store.save(key, dataclasses.replace(kept, kept=False))
-    assert are_from_cache(fn, *inputs) == [True, True], "they say that it does not"
-    measurement_store.save(key, kept)
-    assert are_from_cache(fn, *inputs) == [False, True]
-    assert fusebackend.last_report().counts() == {"test_exchanged": 1}
-
-
-def test_code_that_was_estimated_to_pay_is_compiled_again_once_it_was_timed_to_be_slower(temporary_pattern, timed, monkeypatch):
-    """When it was compiled there was no time."""
-    spent = ["none"]
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: spent[0])
-    temporary_pattern(Exchanged(mm, slow_mm, True))
-    fn, inputs = compiled(lambda x, y: torch.mm(x, y) * 2, "auto", ["test_exchanged"]), square()
-    assert are_from_cache(fn, *inputs) == [False, True] and fusebackend.last_report().counts() == {"test_exchanged": 1}
-    spent[0] = None
-    compiled(lambda x, y: torch.mm(x, y) + 1, "auto", ["test_exchanged"])(*inputs)
-    spent[0] = "none"
-    assert are_from_cache(fn, *inputs) == [False, True] and not fusebackend.last_report().substitutions
-
-
-class Alternatives(Open):
-    """Replaces the sine by the call, or by a sum with nothing, which is estimated to take 30 ms, and Inductor's form 40. Of the call's time
-    nothing is known."""
-
-    def __init__(self, seconds):
-        super().__init__(seconds, (30e3, 29e3, 31e3), (40e3, 39e3, 41e3))
-
-    def estimate(self, match):
-        def emit(emitter):
-            return emitter.call(aten.sin.default, emitter.call(aten.add.Scalar, match.outputs[0].args[0], 0))
-
-        other = Match(match.outputs, emit, note="otherwise")
-        rival = Estimate(True, ours=self.ours, inductor=self.inductor, instead=other)
-        return Estimate(None, "not calibrated", "unmeasured", inductor=self.inductor, rival=rival)
 
 
 @pytest.mark.parametrize("mode", ["auto", "measure"])
@@ -379,11 +197,6 @@ def test_both_forms_compiled_tell_more_than_the_rival(temporary_pattern, timed):
     assert are_from_cache(compiled(torch.sin, "auto", ["test_open"]), x) == [False, True]
     (verdict,) = fusebackend.last_report().verdicts
     assert not verdict.applied and not fusebackend.last_report().substitutions
-
-
-def test_code_with_a_rival_comes_from_the_cache(temporary_pattern, timed):
-    temporary_pattern(Alternatives(0.0))
-    assert are_from_cache(compiled(torch.sin, "auto", ["test_open"]), torch.randn(64), times=3) == [False, True, True]
 
 
 def test_times_that_do_not_tell_of_this_graph_are_not_looked_up(temporary_pattern, timed):

@@ -194,7 +194,8 @@ def test_code_without_a_substitution_is_compiled_again_once_a_verdict_asks_for_i
 
 @pytest.mark.parametrize(("paying", "asked_for"), [((), [2, 3, 4, 5]), ((4,), [2, 3, 4, 5, 6, 7, 8]), ((8,), [2, 3, 4, 5])])
 def test_inductor_is_not_asked_on_and_on_in_vain(paying, asked_for, temporary_pattern, monkeypatch):
-    """Of eight sites of as many sizes. After four in a row that were left to Inductor all the same, it is asked for none."""
+    """Of eight sites of seven sizes; two that are alike are one question. After four in a row that were left to Inductor all the same, it
+    is asked for none."""
 
     class Asked(Replace):
         def estimate(self, match):
