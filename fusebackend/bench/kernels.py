@@ -187,7 +187,8 @@ class Prepared:
             return functools.partial(fn, *arguments)
         out = fn(*arguments)
         torch.manual_seed(1)
-        grad = torch.randn(out.shape, device=out.device).to(out.dtype)
+        # In the memory order of the result, as most of a model's gradients come: autograd copies others, which would be timed, too.
+        grad = torch.empty_like(out).copy_(torch.randn(out.shape, device=out.device))
         return functools.partial(torch.autograd.grad, out, [arguments[i] for i in self.case.backward], grad, retain_graph=True)
 
     def _compare(self, results: dict[str, list[torch.Tensor]]) -> None:

@@ -83,6 +83,27 @@ def test_a_backward_is_timed_and_compared_by_its_gradients(family, monkeypatch):
     assert row["wrong"] == [] and 0 < row["error"]["eager"] < 1e-6
 
 
+def test_a_gradient_has_the_memory_order_of_the_result(family):
+    strides = []
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            strides.append(grad.stride())
+            return 2 * grad * ctx.saved_tensors[0]
+
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    case = Case("square", Square.apply, lambda device: (x.detach(),), backward=(0,))
+    family(case)
+    kernels.Prepared(case, ("eager",), CPU)
+    assert set(strides) == {x.stride()}
+
+
 def test_an_in_place_function_is_compared_by_its_arguments(family):
     def accumulate(x, y):
         x.add_(y.T)
