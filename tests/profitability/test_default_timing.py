@@ -9,8 +9,9 @@ from timed_patterns import Alternatives, Exchanged, Open, OpenProduct
 from torch import fx
 
 import fusebackend
-from fusebackend.profitability import calibration, default_timing, measurement_store
+from fusebackend.profitability import calibration, default_timing, measurement_store, policy
 from fusebackend.profitability.budget import Budget
+from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.policy import Gate
 from fusebackend.rewriting.pattern import Estimate, Interval, Match
 from fusebackend.rewriting.profitability_policy import Proposal
@@ -189,8 +190,9 @@ def test_a_replacement_that_was_not_calibrated_is_timed_against_its_rival(mode, 
         assert {m.how for _, m in measurement_store.stored()} == {"replacement", "region"}
 
 
-def test_both_forms_compiled_tell_more_than_the_rival(temporary_pattern, timed):
+def test_both_forms_compiled_tell_more_than_the_rival(temporary_pattern, timed, monkeypatch):
     """Mode "measure" found Inductor's form to be the fastest, which the estimate does not know."""
+    monkeypatch.setattr(policy, "time_region", lambda region, subject, **_: Measurement(False, 2.0, 1.0, "region", subject))
     temporary_pattern(Alternatives(0.0))
     x = torch.randn(64)
     compiled(torch.sin, "measure", ["test_open"])(x)
