@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import no_python_dispatcher
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -362,3 +365,14 @@ def run_length(sizes: list[int], order: list[int], other: list[int]) -> int:
             break
         length *= sizes[outer]
     return length
+
+
+@contextlib.contextmanager
+def plain_tensors() -> Iterator[None]:
+    """A block in which operators compute on real tensors, or on those of the device ``meta``.
+
+    AOTAutograd compiles under a fake tensor mode and the Python dispatcher. Under these an operator on a few numbers, which is all that a
+    compiler computes, takes several times as long.
+    """
+    with _disable_current_modes(), no_python_dispatcher():
+        yield

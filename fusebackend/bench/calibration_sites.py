@@ -27,7 +27,7 @@ from torch._inductor.output_code import CompiledFxGraph
 
 from fusebackend.backend import fuse
 from fusebackend.bench import random_products
-from fusebackend.bench.case import Case
+from fusebackend.bench.case import Case, random_gradient
 from fusebackend.bench.case_lists import CPU_SCALE
 from fusebackend.bench.kernel_time import KernelTimer
 from fusebackend.bench.own_code import with_own_code
@@ -371,8 +371,7 @@ def _steps(fn: Callable, case: Case, device: torch.device) -> tuple[Callable[[],
     if not case.backward:
         return (forward,)
     out = forward()
-    grad = torch.randn(out.shape, device=device).to(out.dtype)
-    leaves = [arguments[i] for i in case.backward]
+    leaves, grad = [arguments[i] for i in case.backward], random_gradient(out)
     return forward, lambda: torch.autograd.grad(out, leaves, grad)
 
 

@@ -48,3 +48,11 @@ class Case:
     def all_goals(self) -> dict[str, float]:
         """``goals`` with ``goal`` among them."""
         return ({} if self.goal is None else {"floor": self.goal}) | dict(self.goals)
+
+
+def random_gradient(out: torch.Tensor) -> torch.Tensor:
+    """A gradient of a result: random numbers, in the result's memory order, as most gradients in models come. Autograd copies others, which
+    would be timed, too. The same ``torch.manual_seed`` gives the same numbers in every dtype and order."""
+    import torch
+
+    return torch.empty_like(out).copy_(torch.randn(out.shape, device=out.device))

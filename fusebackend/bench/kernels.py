@@ -13,7 +13,7 @@ import torch._functorch.config
 import torch._inductor.config
 
 from fusebackend import backend
-from fusebackend.bench.case import Case
+from fusebackend.bench.case import Case, random_gradient
 from fusebackend.bench.case_lists import random_cases, table_cases
 from fusebackend.bench.device_time import median_ms
 from fusebackend.bench.job import Failure, retry_out_of_memory
@@ -187,9 +187,8 @@ class Prepared:
             return functools.partial(fn, *arguments)
         out = fn(*arguments)
         torch.manual_seed(1)
-        # In the memory order of the result, as most of a model's gradients come: autograd copies others, which would be timed, too.
-        grad = torch.empty_like(out).copy_(torch.randn(out.shape, device=out.device))
-        return functools.partial(torch.autograd.grad, out, [arguments[i] for i in self.case.backward], grad, retain_graph=True)
+        leaves = [arguments[i] for i in self.case.backward]
+        return functools.partial(torch.autograd.grad, out, leaves, random_gradient(out), retain_graph=True)
 
     def _compare(self, results: dict[str, list[torch.Tensor]]) -> None:
         """Fills in ``error`` and ``wrong``."""

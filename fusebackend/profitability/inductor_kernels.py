@@ -114,7 +114,7 @@ def _generated_code(module: fx.GraphModule, fakes: list[Any]) -> str:
 
 class _SizeVarAllocator(SizeVarAllocator):
     """Inductor's, which compares the variables of all loops with their bounds for each index, also where it has no division that this could
-    simplify: a fifth of a question."""
+    simplify: up to a fifth of a question's time."""
 
     def _simplify_with_ranges(self, expr: sympy.Expr, var_ranges: dict[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
         plain = join_dimensions(self.simplify(expr))

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._dispatch.python import no_python_dispatcher
 from torch._inductor.runtime import hints, triton_heuristics
-from torch.utils._python_dispatch import _disable_current_modes
 
+from fusebackend import fx_utils as g
 from fusebackend.profitability.inductor_kernels import TritonKernel
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.pattern import Work
@@ -49,12 +48,9 @@ def works(kernel: TritonKernel) -> list[Work]:
 
 @contextlib.contextmanager
 def understanding(what: str) -> Iterator[None]:
-    """A block that runs generated code on real tensors, and raises Unfit whatever goes wrong in it.
-
-    AOTAutograd compiles under the Python dispatcher, which triples what an operator takes on tensors as small as these.
-    """
+    """A block that runs generated code on real tensors, and raises Unfit whatever goes wrong in it."""
     try:
-        with _disable_current_modes(), no_python_dispatcher():
+        with g.plain_tensors():
             yield
     except Unfit:
         raise

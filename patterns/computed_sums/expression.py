@@ -16,9 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dispatch.python import no_python_dispatcher
 from torch._inductor import config as inductor_config
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.column_sum.producers import Tensors
@@ -374,7 +372,7 @@ def _viewed(leaf: Leaf) -> tuple[torch.Tensor, bool] | None:
     sizes, strides = g.hints(value.shape), g.hints(value.stride())
     if sizes is None or strides is None:
         return None
-    with _disable_current_modes(), no_python_dispatcher():  # fake tensors take ten times as long, and hints need none
+    with g.plain_tensors():
         whole = found = torch.empty_strided(sizes, strides, device="meta")
         for view in leaf.views:
             arguments = fx.node.map_arg(view.args[1:], lambda n: g.hint(g.value(n)))
