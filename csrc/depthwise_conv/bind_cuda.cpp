@@ -14,6 +14,11 @@ bool can_run_plane_ring(const InputGradParams&, const WeightGradParams&) { retur
 int plane_ring_splits(const InputGradParams&, const WeightGradParams&) { return 0; }
 cudaError_t launch_plane_ring(const ForwardParams&, cudaStream_t) { return cudaErrorNotSupported; }
 cudaError_t launch_plane_ring(const InputGradParams&, const WeightGradParams&, cudaStream_t) { return cudaErrorNotSupported; }
+bool can_run_strided_ring(const ForwardParams&) { return false; }
+bool can_run_strided_ring(const InputGradParams&, const WeightGradParams&) { return false; }
+int strided_ring_splits(const InputGradParams&, const WeightGradParams&) { return 0; }
+cudaError_t launch_strided_ring(const ForwardParams&, cudaStream_t) { return cudaErrorNotSupported; }
+cudaError_t launch_strided_ring(const InputGradParams&, const WeightGradParams&, cudaStream_t) { return cudaErrorNotSupported; }
 bool can_run_row_ring(const ForwardParams&) { return false; }
 bool can_run_row_ring(const InputGradParams&, const WeightGradParams&) { return false; }
 int row_ring_splits(const InputGradParams&, const WeightGradParams&) { return 0; }
@@ -26,6 +31,7 @@ namespace {
 cudaError_t forward(const ForwardParams& p, cudaStream_t stream) {
   if (can_run_dilated_rows(p)) return launch_dilated_rows(p, stream);
   if (can_run_plane_ring(p)) return launch_plane_ring(p, stream);
+  if (can_run_strided_ring(p)) return launch_strided_ring(p, stream);
   if (can_run_rolling_band(p)) return launch_rolling_band(p, stream);
   if (can_run_channel_ring(p)) return launch_channel_ring(p, stream);
   if (can_run_channel_band(p)) return launch_channel_band(p, stream);
@@ -77,6 +83,7 @@ struct GradientsRoute {
 GradientsRoute route_of(const InputGradParams& input, const WeightGradParams& weight) {
   if (can_run_dilated_rows(input, weight)) return {dilated_rows_splits(input, weight), launch_dilated_rows};
   if (can_run_plane_ring(input, weight)) return {plane_ring_splits(input, weight), launch_plane_ring};
+  if (can_run_strided_ring(input, weight)) return {strided_ring_splits(input, weight), launch_strided_ring};
   if (can_run_row_ring(input, weight)) return {row_ring_splits(input, weight), launch_row_ring};
   return {};
 }

@@ -33,6 +33,14 @@ bool can_run_plane_ring(const InputGradParams& input, const WeightGradParams& p)
 int plane_ring_splits(const InputGradParams& input, const WeightGradParams& p);
 cudaError_t launch_plane_ring(const InputGradParams& input, const WeightGradParams& p, cudaStream_t stream);
 
+// Such planes with strides of 2, 3x3 and 5x5 (strided_ring_sm90.cuh): the forward, or both gradients in one kernel. False in libraries without code for
+// sm_90a.
+bool can_run_strided_ring(const ForwardParams& p);
+cudaError_t launch_strided_ring(const ForwardParams& p, cudaStream_t stream);
+bool can_run_strided_ring(const InputGradParams& input, const WeightGradParams& p);
+int strided_ring_splits(const InputGradParams& input, const WeightGradParams& p);
+cudaError_t launch_strided_ring(const InputGradParams& input, const WeightGradParams& p, cudaStream_t stream);
+
 // The weight's gradient of 16-bit floats on tensor cores (outer_products.cuh).
 bool can_run_outer_products(const WeightGradParams& p);
 int outer_products_splits(const WeightGradParams& p);

@@ -15,13 +15,6 @@ constexpr int round_down(int n, int multiple) { return n / multiple * multiple; 
 
 bool has_whole_rows(const Placement& t) { return t.stride.h == t.width && move_of(t, 2) == Move::kPairs; }
 
-// Copies of whole 16 bytes around some rows stay inside the tensor.
-bool is_copied(const Placement& t, int64_t batch, int64_t rows) {
-  const Strides& s = t.stride;
-  const int64_t end = (batch - 1) * s.n + (t.channels - 1) * s.c + rows * t.width;
-  return has_whole_rows(t) && s.n >= 0 && s.c >= 0 && t.address % 16 == 0 && end % 8 == 0;
-}
-
 PlaneRingPlan plan_of(const Geometry& g, bool sums, const PlaneRingDevice& device) {
   PlaneRingPlan p = {};
   if (g.stride.h != 1 || g.stride.w != 1 || g.dilation.h != 1 || g.dilation.w != 1 || g.multiplier != 1) return p;
@@ -55,31 +48,41 @@ PlaneRingPlan plan_of(const Geometry& g, bool sums, const PlaneRingDevice& devic
   const int64_t slots = int64_t{device.sm_count} * blocks;
   // A convolution gains by what is loaded while something else is computed: where blocks have several stages. Both gradients gain by what is read once.
   if (stages > INT32_MAX / 2 || (!sums && g.channels * stages <= slots)) return p;
-  // As many splits as fill the multiprocessors most evenly.
-  const int64_t most_splits = std::clamp<int64_t>(4 * slots / g.channels, 1, std::min<int64_t>(stages, 1024));
-  for (int s = 1; s <= most_splits; ++s) {
-    const int64_t cost = ceil_div(g.channels * s, slots) * (ceil_div(stages, s) + 1);
-    if (s == 1 || cost < least) least = cost, p.splits = s;
-  }
-  // Memory serves some multiprocessors faster than others. So it is better still to deal out many small blocks as multiprocessors have room: where there are
-  // several waves of them, all end together. Of fewer waves the last one takes more than that gains, and of a stage each, what a block begins with.
-  constexpr int kStagesDealt = 2, kWavesDealt = 5;
-  const int64_t dealt = ceil_div(stages, int64_t{kStagesDealt});
-  if (!sums && g.channels * dealt >= kWavesDealt * slots) p.splits = int(dealt);
-  p.stages = int(stages);
+  p.stages = int(stages), p.splits = ring_splits(g.channels, stages, slots, !sums);
   p.fits = true;
   return p;
 }
 
 }  // namespace
 
+bool is_copied(const Placement& t, int64_t batch, int64_t rows) {
+  const Strides& s = t.stride;
+  const int64_t end = (batch - 1) * s.n + (t.channels - 1) * s.c + rows * t.width;
+  return s.n >= 0 && s.c >= 0 && t.address % 16 == 0 && end % 8 == 0;
+}
+
+int ring_splits(int64_t channels, int64_t stages, int64_t slots, bool may_deal) {
+  int splits = 1;
+  int64_t least = 0;
+  const int64_t most_splits = std::clamp<int64_t>(4 * slots / channels, 1, std::min<int64_t>(stages, 1024));
+  for (int s = 1; s <= most_splits; ++s) {
+    const int64_t cost = ceil_div(channels * s, slots) * (ceil_div(stages, s) + 1);
+    if (s == 1 || cost < least) least = cost, splits = s;
+  }
+  // Memory serves some multiprocessors faster than others. So it is better still to deal out many small blocks as multiprocessors have room: where there are
+  // several waves of them, all end together. Of fewer waves the last one takes more than that gains, and of a stage each, what a block begins with.
+  constexpr int kStagesDealt = 2, kWavesDealt = 5;
+  const int64_t dealt = ceil_div(stages, int64_t{kStagesDealt});
+  return may_deal && channels * dealt >= kWavesDealt * slots ? int(dealt) : splits;
+}
+
 PlaneRingPlan plane_ring_plan(const Geometry& g, const Placement& source, const Placement& target, const PlaneRingDevice& device) {
-  return is_copied(source, g.batch, g.in.h) && has_whole_rows(target) ? plan_of(g, false, device) : PlaneRingPlan{};
+  return has_whole_rows(source) && is_copied(source, g.batch, g.in.h) && has_whole_rows(target) ? plan_of(g, false, device) : PlaneRingPlan{};
 }
 
 PlaneRingPlan plane_ring_gradients_plan(const Geometry& g, const Placement& grad, const Placement& x, const Placement& dx, const PlaneRingDevice& device) {
   const bool same = g.in.h == g.out.h && g.in.w == g.out.w && g.pad.h == g.taps.h / 2 && g.pad.w == g.taps.w / 2 && g.taps.h == g.taps.w;
-  return same && is_copied(grad, g.batch, g.out.h) && is_copied(x, g.batch, g.in.h) && has_whole_rows(dx) ? plan_of(g, true, device) : PlaneRingPlan{};
+  return same && has_whole_rows(grad) && is_copied(grad, g.batch, g.out.h) && has_whole_rows(x) && is_copied(x, g.batch, g.in.h) && has_whole_rows(dx) ? plan_of(g, true, device) : PlaneRingPlan{};
 }
 
 }  // namespace fusebackend::depthwise_conv

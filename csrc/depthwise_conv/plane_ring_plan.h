@@ -35,6 +35,13 @@ struct PlaneRingDevice {
   int sm_count, shared_bytes;  // of a multiprocessor
 };
 
+// Whether copies of whole 16 bytes around some rows of planes, which lie side by side, stay inside the tensor.
+bool is_copied(const Placement& t, int64_t batch, int64_t rows);
+
+// Parts of each channel's stages, of which thread blocks have one each: as many as fill the `slots` for blocks most evenly, or where there are enough and a
+// block begins with little (`may_deal`), blocks of two stages.
+int ring_splits(int64_t channels, int64_t stages, int64_t slots, bool may_deal);
+
 PlaneRingPlan plane_ring_plan(const Geometry& g, const Placement& source, const Placement& target, const PlaneRingDevice& device);
 
 // Of both gradients; `g` is the convolution's.

@@ -23,7 +23,7 @@ __device__ __forceinline__ float add_tap_by_tap(float sum, const ForwardParams& 
 
 // Computes a column pair of results anew, tap by tap: those that are not finite, or all where an epilogue may have made others of these. They are at `y`,
 // rows `pitch` elements apart.
-template <typename T>
+template <typename T, int kStride = 1>
 __device__ __noinline__ void mend_column(const ForwardParams& p, int64_t image, int channel, int first_row, int rows, int first_column, T* y, int64_t pitch) {
   const Geometry& g = p.g;
   const T* const x = static_cast<const T*>(p.x) + image * p.x_stride.n + channel / int(g.multiplier) * p.x_stride.c;
@@ -32,7 +32,7 @@ __device__ __noinline__ void mend_column(const ForwardParams& p, int64_t image, 
     for (int column = first_column; column < min(first_column + 2, int(g.out.w)); ++column) {
       if (!p.epilogue.any && isfinite(to_float(y[column - first_column]))) continue;
       const float bias = p.bias ? to_float(static_cast<const T*>(p.bias)[channel * p.bias_stride]) : 0.f;
-      y[column - first_column] = from_float<T>(finished<T>(add_tap_by_tap(bias, p, x, w, row, column, {1, 1}), p.epilogue, channel));
+      y[column - first_column] = from_float<T>(finished<T>(add_tap_by_tap(bias, p, x, w, row, column, {kStride, kStride}), p.epilogue, channel));
     }
   }
 }

@@ -78,7 +78,8 @@ Facts dilated_rows(const Geometry& g, double rows, double blocks) {
 }
 
 // The kernels that come first. Neither is set if none fits. What row_ring takes is described as rolling_window's, which takes
-// longer, what plane_ring takes as rolling_band's and row_products', and what channel_ring takes as channel_band's, with the rows of its blocks.
+// longer, what plane_ring takes as rolling_band's and row_products', what strided_ring takes as toeplitz' and outer_products', and what channel_ring takes
+// as channel_band's, with the rows of its blocks.
 Facts rolling(const Geometry& g, const Placement& source, const Placement& target, DType dtype, int sm_count) {
   Facts f = {};
   const DilatedRowsPlan d = dilated_rows_plan(g, dtype, source, target);

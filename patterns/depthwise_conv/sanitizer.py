@@ -29,6 +29,10 @@ def launch_every_kernel() -> None:
         # Planes wait in shared memory: several stages a block, and more stages than multiprocessors have blocks.
         for taps in (3, 5, 7):
             _check((304, 132, 2, 2), (taps, taps), 1, dtype)
+        # So do strided planes, of whole words and of others, padded by an odd and by an even number.
+        for width in (6, 7):
+            for taps in (3, 5):
+                _check((24, 136, 9, width), (taps, taps), 2, dtype)
         # Tensor copies bring and take pixels where multiprocessors have a block each: of several segments, and of one block of columns.
         for shape, taps in (((3, 1040, 5, 26), 7), ((17, 1064, 3, 7), 7), ((5, 1056, 4, 13), 5)):
             _check(shape, (taps, taps), 1, dtype, channels_last=True)
