@@ -2,7 +2,7 @@
 //
 // A stage has the same rows of some images of a channel, and room for what is computed of them. One warp has stages filled and results taken away, by bulk
 // copies of whole sectors of memory; nobody else waits for memory while one stage is ahead. The other threads have two columns of results each, and walk down
-// them: rows are read as they lie. Tensor cores would not help: eight results of a row need seventeen of the source, more than one product reads.
+// them: rows are read as they lie.
 //
 // Rows and columns of x are counted in pairs, from the first of the padding on. Then pair m of rows has a part in rows m, m - 1, ... of results, and in no
 // others: its first row with taps 0, 2, ..., its second with taps 1, 3, ...; so have columns. Of a forward a thread keeps the sums that a pair adds to.
@@ -243,6 +243,7 @@ struct StridedConvolution {
       }
     };
     load();
+#pragma unroll 2
     for (int m = 0; m < rows + kLive - 1; ++m) {
       float x[2][kTaps + 2];
 #pragma unroll

@@ -1,8 +1,9 @@
 """What sums over outer dims make a device do: in the kernels, and in Inductor's.
 
-Inductor computes what is summed inside its sum, and divides long sums among more threads by a second kernel. It does not where it can't
-tell how the loads go on along the sum, that is behind indirect loads: then only the columns are shared out, and each block walks over all
-rows. Sums that read the same tensors it computes in one pass, where their loops fit: one of them by itself costs it little more.
+Inductor computes what is summed inside its sum, and divides long sums among more threads by a second kernel. It does not where no load
+tells it how to go on along the sum, that is where all are indirect: then only the columns are shared out, and each block walks over all
+rows. A factor that is read directly is enough. Sums that read the same tensors it computes in one pass, where their loops fit: one of
+them by itself costs it little more.
 """
 
 from __future__ import annotations
@@ -100,12 +101,13 @@ class _Loops:
             "launches": 1.0,
         }
         shape = shape_of(sizes, site.begin, site.end, value.dtype, is_dynamic(value))
-        shape |= {"nodes": log2(1 + nodes), "gathers": float(self.producer.is_indirect)}
+        is_undivided = self.producer.is_indirect and not self.producer.reads_all_of(elements)
+        shape |= {"nodes": log2(1 + nodes), "gathers": float(is_undivided)}
         if value.device.type == "cpu":
             quantities["elements"] = elements
             return Work("inductor column sum cpu", quantities, {**shape, "threads": log2(torch.get_num_threads())})
-        if self.producer.is_indirect:
-            # Not divided: one row after the other, by as many threads as there are columns. More columns than threads run at once take
+        if is_undivided:
+            # One row after the other, by as many threads as there are columns. More columns than threads run at once take
             # turns.
             threads = device_facts(value.device).multiprocessors * 2048
             quantities["steps"] = rows * max(1.0, elements / rows / threads)

@@ -65,6 +65,10 @@ class Producer:
     def is_indirect(self) -> bool:
         return any(n.target in _INDIRECT for n in self.nodes)
 
+    def reads_all_of(self, elements: float) -> bool:
+        """Whether a tensor with an element for each that is summed is read directly."""
+        return any(_bytes(n) == elements * g.value(n).itemsize for n in self.tensors)
+
 
 def producer_of(*sources: fx.Node, inside: Collection[fx.Node] = ()) -> Producer:
     """What computes ``sources``, if Inductor would do so inside the sums.
