@@ -34,7 +34,7 @@ StridedRingPlan plan_of(const Geometry& g, bool sums, bool words, const PlaneRin
   StridedRingPlan best = {};
   if (g.stride.h != 2 || g.stride.w != 2 || g.dilation.h != 1 || g.dilation.w != 1 || g.multiplier != 1) return best;
   if (g.taps.h != g.taps.w || (g.taps.h != 3 && g.taps.h != 5)) return best;
-  if (g.pad.h < 0 || g.pad.h >= g.taps.h || g.pad.w < 0 || g.pad.w >= g.taps.w || g.batch == 0) return best;
+  if (g.pad.h < 0 || g.pad.h >= g.taps.h || g.pad.w < 0 || g.pad.w >= g.taps.w || g.batch * g.in.h * g.in.w == 0) return best;
   const int taps = int(g.taps.h), live = strided_ring_live(taps), behind = sums ? live - 1 : 0;
   if (g.out.h > INT32_MAX / 4 || g.in.h > INT32_MAX / 4 || g.in.w > 4 * kStridedRingThreads) return best;
   const int shift = words ? int(g.pad.w % 2) : 0;
