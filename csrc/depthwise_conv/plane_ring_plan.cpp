@@ -14,6 +14,7 @@ constexpr int most_bytes(bool sums) { return sums ? 9216 : 8192; }
 constexpr int round_down(int n, int multiple) { return n / multiple * multiple; }
 
 bool has_whole_rows(const Placement& t) { return t.stride.h == t.width && move_of(t, 2) == Move::kPairs; }
+bool is_read(const Placement& t, int64_t batch, int64_t rows) { return has_whole_rows(t) && is_copied(t, batch, rows); }
 
 PlaneRingPlan plan_of(const Geometry& g, bool sums, const PlaneRingDevice& device) {
   PlaneRingPlan p = {};
@@ -28,7 +29,7 @@ PlaneRingPlan plan_of(const Geometry& g, bool sums, const PlaneRingDevice& devic
   p.images = int(std::min<int64_t>(kStrips / p.column_blocks, g.batch));
   // An image's rows begin at any two of 16 bytes, and are read in whole parts of sixteen columns; strips of different images lie in different banks.
   p.row_bytes = int(g.in.w * 2);
-  const int banks = 128, place = 16 * p.column_blocks % banks, beside = 14 + 2 * int(p.chunk_columns - g.in.w);
+  const int banks = kRingBanks, place = 16 * p.column_blocks % banks, beside = 14 + 2 * int(p.chunk_columns - g.in.w);
   // Rows of a stage: as few as may be are multiplied in vain.
   const int64_t most_rows = (round_down(most_bytes(sums) / p.images - place, banks) + place - beside) / p.row_bytes - g.taps.h + 1;
   if (most_rows < 1) return p;
@@ -40,7 +41,7 @@ PlaneRingPlan plan_of(const Geometry& g, bool sums, const PlaneRingDevice& devic
     if (p.rows == 0 || cost < least) least = cost, p.rows = int(rows);
   }
   const int64_t bytes = (p.rows + g.taps.h - 1) * p.row_bytes + beside;
-  p.slot_bytes = int(round_up(std::max(bytes - place, int64_t{0}), banks)) + place;
+  p.slot_bytes = ring_slot_bytes(bytes, place);
   p.result_bytes = sums ? int(round_up(p.rows * g.out.w * 2 + 14, 16)) : 0;
   p.row_tiles = int(ceil_div(g.out.h, p.rows)), p.groups = int(ceil_div(g.batch, p.images));
   const int64_t stages = int64_t{p.row_tiles} * p.groups;
@@ -77,12 +78,12 @@ int ring_splits(int64_t channels, int64_t stages, int64_t slots, bool may_deal) 
 }
 
 PlaneRingPlan plane_ring_plan(const Geometry& g, const Placement& source, const Placement& target, const PlaneRingDevice& device) {
-  return has_whole_rows(source) && is_copied(source, g.batch, g.in.h) && has_whole_rows(target) ? plan_of(g, false, device) : PlaneRingPlan{};
+  return is_read(source, g.batch, g.in.h) && has_whole_rows(target) ? plan_of(g, false, device) : PlaneRingPlan{};
 }
 
 PlaneRingPlan plane_ring_gradients_plan(const Geometry& g, const Placement& grad, const Placement& x, const Placement& dx, const PlaneRingDevice& device) {
   const bool same = g.in.h == g.out.h && g.in.w == g.out.w && g.pad.h == g.taps.h / 2 && g.pad.w == g.taps.w / 2 && g.taps.h == g.taps.w;
-  return same && has_whole_rows(grad) && is_copied(grad, g.batch, g.out.h) && has_whole_rows(x) && is_copied(x, g.batch, g.in.h) && has_whole_rows(dx) ? plan_of(g, true, device) : PlaneRingPlan{};
+  return same && is_read(grad, g.batch, g.out.h) && is_read(x, g.batch, g.in.h) && has_whole_rows(dx) ? plan_of(g, true, device) : PlaneRingPlan{};
 }
 
 }  // namespace fusebackend::depthwise_conv

@@ -38,6 +38,13 @@ struct PlaneRingDevice {
 // Whether copies of whole 16 bytes around some rows of planes, which lie side by side, stay inside the tensor.
 bool is_copied(const Placement& t, int64_t batch, int64_t rows);
 
+constexpr int kRingBanks = 128;  // bytes of shared memory that are read at once
+
+// Bytes of a stage for an image that has so many: neighbouring images begin `place` bytes apart in the banks.
+inline int ring_slot_bytes(int64_t bytes, int64_t place) {
+  return int((bytes > place ? round_up(bytes - place, kRingBanks) : 0) + place);
+}
+
 // Parts of each channel's stages, of which thread blocks have one each: as many as fill the `slots` for blocks most evenly, or where there are enough and a
 // block begins with little (`may_deal`), blocks of two stages.
 int ring_splits(int64_t channels, int64_t stages, int64_t slots, bool may_deal);

@@ -5,7 +5,6 @@
 namespace fusebackend::depthwise_conv {
 namespace {
 
-constexpr int kBanks = 128;                     // bytes of shared memory that are read at once
 constexpr int kRowsOfStage = 4;                 // that take as long as what a thread does once a stage
 constexpr int kWarpsInVain = 6;                 // of a multiprocessor, that would do no more than wait for what they read
 constexpr int kTilings = 3, kMostSegments = 8;  // that are tried
@@ -15,12 +14,13 @@ constexpr int most_bytes(bool sums) { return sums ? 30 << 10 : 24 << 10; }
 
 bool has_dense_rows(const Placement& t) { return (t.stride.w == 1 || t.width == 1) && t.stride.h == t.width; }
 
+bool is_read(const Placement& t, int64_t batch, int64_t rows) { return has_dense_rows(t) && is_copied(t, batch, rows); }
+
 bool has_words(const Placement& t) { return move_of(t, 2) == Move::kPairs; }
 
 // Images are so far apart that threads of neighbouring ones, `step` bytes a column, are in different banks.
 int slot_bytes(int64_t bytes, int64_t columns, int step) {
-  const int64_t place = round_up(columns * step, 16) % kBanks;
-  return int(round_up(std::max<int64_t>(bytes - place, 0), kBanks) + place);
+  return ring_slot_bytes(bytes, round_up(columns * step, 16) % kRingBanks);
 }
 
 // That a multiprocessor has at once.
@@ -82,12 +82,12 @@ StridedRingPlan plan_of(const Geometry& g, bool sums, bool words, const PlaneRin
 }  // namespace
 
 StridedRingPlan strided_ring_plan(const Geometry& g, const Placement& x, const Placement& y, const PlaneRingDevice& device) {
-  return is_copied(x, g.batch, g.in.h) && has_dense_rows(x) && has_dense_rows(y) ? plan_of(g, false, has_words(x), device) : StridedRingPlan{};
+  return is_read(x, g.batch, g.in.h) && has_dense_rows(y) ? plan_of(g, false, has_words(x), device) : StridedRingPlan{};
 }
 
 StridedRingPlan strided_ring_gradients_plan(const Geometry& g, const Placement& grad, const Placement& x, const Placement& dx, const PlaneRingDevice& device) {
-  const bool copied = is_copied(grad, g.batch, g.out.h) && has_dense_rows(grad) && is_copied(x, g.batch, g.in.h) && has_dense_rows(x);
-  return copied && has_dense_rows(dx) ? plan_of(g, true, has_words(x) && has_words(dx), device) : StridedRingPlan{};
+  const bool taken = is_read(grad, g.batch, g.out.h) && is_read(x, g.batch, g.in.h) && has_dense_rows(dx);
+  return taken ? plan_of(g, true, has_words(x) && has_words(dx), device) : StridedRingPlan{};
 }
 
 }  // namespace fusebackend::depthwise_conv

@@ -1,16 +1,10 @@
 // Launches strided_ring_sm90.cuh.
 #include "depthwise_conv/strided_ring_sm90.cuh"
 
-#include "common/device_properties.h"
+#include "depthwise_conv/ring_device.h"
 
 namespace fusebackend::depthwise_conv {
 namespace {
-
-bool is_taken(DType dtype, const Strides& w) {
-  return is_half(dtype) && has_small_steps(w) && compute_capability_major() == 9 && compute_capability_minor() == 0;
-}
-
-PlaneRingDevice this_device() { return {sm_count(), device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor)}; }
 
 StridedRingPlan plan_of(const ForwardParams& p) {
   return strided_ring_plan(p.g, placement_of(p.x, p.x_stride, p.g.channels, p.g.in.w), placement_of(p.y, p.y_stride, p.g.channels, p.g.out.w), this_device());
@@ -60,8 +54,8 @@ cudaError_t launch(const StridedRingParams& p, DType dtype, int64_t taps, cudaSt
 
 }  // namespace
 
-bool can_run_strided_ring(const ForwardParams& p) { return is_taken(p.dtype, p.w_stride) && plan_of(p).fits; }
-bool can_run_strided_ring(const InputGradParams& input, const WeightGradParams& p) { return is_taken(p.dtype, input.w_stride) && plan_of(input, p).fits; }
+bool can_run_strided_ring(const ForwardParams& p) { return has_ring(p.dtype, p.w_stride) && plan_of(p).fits; }
+bool can_run_strided_ring(const InputGradParams& input, const WeightGradParams& p) { return has_ring(p.dtype, input.w_stride) && plan_of(input, p).fits; }
 
 int strided_ring_splits(const InputGradParams& input, const WeightGradParams& p) { return plan_of(input, p).splits; }
 

@@ -14,7 +14,6 @@
 #include "common/mbarrier_sm90.cuh"
 #include "depthwise_conv/launchers.h"
 #include "depthwise_conv/mma.cuh"
-#include "depthwise_conv/rolling_input_grad.cuh"
 #include "depthwise_conv/strided_ring_plan.h"
 #include "depthwise_conv/tap_by_tap.cuh"
 

@@ -57,4 +57,28 @@ __device__ __noinline__ void mend_pixels(const ForwardParams& p, int image, int 
   }
 }
 
+// x's gradient tap by tap, with strides of 2: some rows of some columns, which may begin and end outside the plane.
+template <typename T>
+__device__ __noinline__ void roll_back_tap_by_tap(const InputGradParams& p, int image, int channel, int first_row, int rows, int first_column, int columns) {
+  const Geometry& g = p.g;
+  const T* const w = static_cast<const T*>(p.w) + channel * p.w_stride.n;
+  const T* const grad = static_cast<const T*>(p.grad) + image * p.grad_stride.n + channel * p.grad_stride.c;
+  T* const dx = static_cast<T*>(p.dx) + image * p.dx_stride.n + channel * p.dx_stride.c;
+  for (int row = max(first_row, 0); row < min(first_row + rows, int(g.in.h)); ++row) {
+    for (int column = max(first_column, 0); column < min(first_column + columns, int(g.in.w)); ++column) {
+      float sum = 0;
+      for (int a = 0; a < int(g.taps.h); ++a) {
+        const int i = row + int(g.pad.h) - a;
+        if (i < 0 || i % 2 != 0 || i / 2 >= int(g.out.h)) continue;
+        for (int b = 0; b < int(g.taps.w); ++b) {
+          const int j = column + int(g.pad.w) - b;
+          if (j < 0 || j % 2 != 0 || j / 2 >= int(g.out.w)) continue;
+          sum = fmaf(to_float(w[a * p.w_stride.h + b * p.w_stride.w]), to_float(grad[i / 2 * p.grad_stride.h + j / 2 * p.grad_stride.w]), sum);
+        }
+      }
+      dx[row * p.dx_stride.h + column * p.dx_stride.w] = from_float<T>(sum);
+    }
+  }
+}
+
 }  // namespace fusebackend::depthwise_conv

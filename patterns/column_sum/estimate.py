@@ -107,8 +107,7 @@ class _Loops:
             quantities["elements"] = elements
             return Work("inductor column sum cpu", quantities, {**shape, "threads": log2(torch.get_num_threads())})
         if is_undivided:
-            # One row after the other, by as many threads as there are columns. More columns than threads run at once take
-            # turns.
+            # One row after the other, by as many threads as there are columns. More columns than threads run at once take turns.
             threads = device_facts(value.device).multiprocessors * 2048
             quantities["steps"] = rows * max(1.0, elements / rows / threads)
         return Work("inductor column sum", quantities, shape)

@@ -99,3 +99,16 @@ class Case:
                 of_source[there] += tap * grad[here]
                 of_weight[:, 0, a, b] = (grad[here] * source[there]).sum((0, 2, 3))
         return y, of_source.view(*x.shape[:2], multiplier, *x.shape[2:]).sum(2), of_weight, grad.sum((0, 2, 3))
+
+    def plant_what_is_not_finite(self):
+        """In x, weight, gradient and bias: inside, at edges and in corners. The shape is (40, 1000, 9, 6), or wider."""
+        self.x[1, 3, 5, 4], self.x[0, 9, 8, 5], self.x[39, 999, 0, 0] = float("inf"), float("nan"), float("-inf")
+        self.weight[4, 0, 0, 0], self.weight[12, 0, -1, 1] = float("-inf"), float("nan")
+        self.grad[0, 7, 0, 0], self.grad[1, 1, -1, -1] = float("inf"), float("nan")
+        self.bias[11] = float("inf")
+
+    def check_what_is_not_finite(self):
+        """It reaches what it is a factor of, and nothing else."""
+        for name, got, want in zip(("y", "dx", "dw", "db"), self.ours(), self.tap_by_tap()):
+            for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+                assert torch.equal(kind(got.cpu()), kind(want)), name
