@@ -53,11 +53,13 @@ class Gains:
     """Inductor's time over that of each substitution of a report: ``1.83x`` as it was measured, ``~1.83x`` by the estimate."""
 
     def __init__(self, report: Report):
-        self._timed = {(v.pattern, v.graph, v.source, v.module): gain_text(v) for v in report.verdicts}
+        # A line may have several sites, some of which were left to Inductor. Older reports do not name the node.
+        self._timed = {(v.pattern, v.graph, v.source, v.module, v.node): gain_text(v) for v in report.verdicts if v.applied}
 
     def of(self, s: Substitution) -> str:
         estimated = "" if s.estimated_gain is None else f"~{s.estimated_gain:.2f}x"
-        return self._timed.get((s.pattern, s.graph, s.source, s.module)) or estimated
+        timed = (self._timed.get((s.pattern, s.graph, s.source, s.module, node)) for node in (s.node, ""))
+        return next(filter(None, timed), estimated)
 
 
 def gain_text(verdict: Verdict) -> str:

@@ -184,7 +184,7 @@ class _Rewriting:
         if policy is not None and proposal is not None:
             decision = policy.decide(proposal, built, emitter.nodes)
             if decision.verdict is not None:
-                self.verdicts.append(dataclasses.replace(decision.verdict, module=module_of(anchor)))
+                self.verdicts.append(dataclasses.replace(decision.verdict, module=module_of(anchor), node=match.outputs[0].name))
             if decision.refusal is not None:
                 _erase(emitter.nodes)
                 return _at(decision.refusal, anchor)

@@ -112,6 +112,7 @@ class Verdict:
         replaced_ms, inductor_ms: median times with the replacement and without; None where nothing was timed.
         why: where the times come from (``"measured"``, ``"cached"``), or why there are none.
         module: the path of the module that the match comes from.
+        node: the name of the first output that is replaced, or would have been, in the graph's ``before`` code.
     """
 
     pattern: str
@@ -122,6 +123,7 @@ class Verdict:
     inductor_ms: float | None
     why: str
     module: str = ""
+    node: str = ""
 
     @property
     def gain(self) -> float | None:

@@ -1,5 +1,6 @@
 """explain and the reports of real compiles."""
 
+import dataclasses
 import inspect
 import json
 import math
@@ -21,6 +22,7 @@ from fusebackend.profitability.time_model import TimeModel
 from fusebackend.report.comparison import compare
 from fusebackend.report.model import Rejection, Report, Source, Substitution, Verdict
 from fusebackend.report.module_paths import condensed
+from fusebackend.report.text import Gains
 from fusebackend.rewriting.pattern import Code
 from fusebackend.rewriting.provenance import readable_path
 
@@ -254,6 +256,18 @@ def test_module_paths_are_condensed(paths, short):
 )
 def test_dynamos_places_are_read_as_paths(place, path):
     assert readable_path(place) == path
+
+
+def test_the_gain_of_a_site_is_not_that_of_another_in_the_same_line():
+    source = Source("model.py", 7, "forward", "x = x.mul(gamma)")
+    made = Substitution("p", "backward", source, ("a",), ("b",), (), (), "sum_1", module="m", inductor_us=100.0, estimated_us=50.0)
+    slower, faster = (
+        Verdict("p", "backward", source, kept, 1.0, gain, "measured", "m", node)
+        for kept, gain, node in ((False, 0.58, "sum_1"), (True, 3.0, "sum_2"))
+    )
+    assert Gains(Report([made], [], verdicts=[slower, faster])).of(made) == "~2.00x"
+    assert Gains(Report([made], [], verdicts=[dataclasses.replace(faster, node="sum_1"), slower])).of(made) == "3.00x"
+    assert Gains(Report([made], [], verdicts=[dataclasses.replace(faster, node="")])).of(made) == "3.00x", "of a report that names no node"
 
 
 def test_two_reports_are_compared():
