@@ -7,6 +7,7 @@ namespace {
 
 constexpr int kWindow = 16, kBlock = 8, kStrips = 16;  // source columns that a product reads, results that it makes, strips of these
 constexpr int kRowsOfStage = 8;                        // that take as long as what is done once a stage
+constexpr int kStagesDealt = 2;                        // to a block
 
 // Bytes of a tensor in a stage, at most: the fewer warps a block has, the more blocks there should be.
 constexpr int most_bytes(bool sums) { return sums ? 9216 : 8192; }
@@ -49,7 +50,7 @@ PlaneRingPlan plan_of(const Geometry& g, bool sums, const PlaneRingDevice& devic
   const int64_t slots = int64_t{device.sm_count} * blocks;
   // A convolution gains by what is loaded while something else is computed: where blocks have several stages. Both gradients gain by what is read once.
   if (stages > INT32_MAX / 2 || (!sums && g.channels * stages <= slots)) return p;
-  p.stages = int(stages), p.splits = ring_splits(g.channels, stages, slots, !sums);
+  p.stages = int(stages), p.splits = ring_splits(g.channels, stages, slots, sums ? 0 : kStagesDealt);
   p.fits = true;
   return p;
 }
@@ -62,7 +63,7 @@ bool is_copied(const Placement& t, int64_t batch, int64_t rows) {
   return s.n >= 0 && s.c >= 0 && t.address % 16 == 0 && end % 8 == 0;
 }
 
-int ring_splits(int64_t channels, int64_t stages, int64_t slots, bool may_deal) {
+int ring_splits(int64_t channels, int64_t stages, int64_t slots, int stages_dealt) {
   int splits = 1;
   int64_t least = 0;
   const int64_t most_splits = std::clamp<int64_t>(4 * slots / channels, 1, std::min<int64_t>(stages, 1024));
@@ -72,9 +73,9 @@ int ring_splits(int64_t channels, int64_t stages, int64_t slots, bool may_deal) 
   }
   // Memory serves some multiprocessors faster than others. So it is better still to deal out many small blocks as multiprocessors have room: where there are
   // several waves of them, all end together. Of fewer waves the last one takes more than that gains, and of a stage each, what a block begins with.
-  constexpr int kStagesDealt = 2, kWavesDealt = 5;
-  const int64_t dealt = ceil_div(stages, int64_t{kStagesDealt});
-  return may_deal && channels * dealt >= kWavesDealt * slots ? int(dealt) : splits;
+  constexpr int kWavesDealt = 5;
+  const int64_t dealt = stages_dealt ? ceil_div(stages, int64_t{stages_dealt}) : 0;
+  return channels * dealt >= kWavesDealt * slots ? int(dealt) : splits;
 }
 
 PlaneRingPlan plane_ring_plan(const Geometry& g, const Placement& source, const Placement& target, const PlaneRingDevice& device) {

@@ -45,9 +45,9 @@ inline int ring_slot_bytes(int64_t bytes, int64_t place) {
   return int((bytes > place ? round_up(bytes - place, kRingBanks) : 0) + place);
 }
 
-// Parts of each channel's stages, of which thread blocks have one each: as many as fill the `slots` for blocks most evenly, or where there are enough and a
-// block begins with little (`may_deal`), blocks of two stages.
-int ring_splits(int64_t channels, int64_t stages, int64_t slots, bool may_deal);
+// Parts of each channel's stages, of which thread blocks have one each: as many as fill the `slots` for blocks most evenly, or where there are enough of them
+// and a block begins with little, blocks of some stages (`stages_dealt`, or 0).
+int ring_splits(int64_t channels, int64_t stages, int64_t slots, int stages_dealt);
 
 PlaneRingPlan plane_ring_plan(const Geometry& g, const Placement& source, const Placement& target, const PlaneRingDevice& device);
 

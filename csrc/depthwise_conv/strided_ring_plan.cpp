@@ -8,6 +8,7 @@ namespace {
 constexpr int kRowsOfStage = 4;                 // that take as long as what a thread does once a stage
 constexpr int kWarpsInVain = 6;                 // of a multiprocessor, that would do no more than wait for what they read
 constexpr int kTilings = 3, kMostSegments = 8;  // that are tried
+constexpr int kStagesDealt = 4;                 // to a block
 
 // Bytes of a stage, at most: so that a multiprocessor has several blocks.
 constexpr int most_bytes(bool sums) { return sums ? 30 << 10 : 24 << 10; }
@@ -75,7 +76,7 @@ StridedRingPlan plan_of(const Geometry& g, bool sums, bool words, const PlaneRin
   const int64_t stages = int64_t{best.row_tiles} * best.groups;
   const int64_t slots = int64_t{device.sm_count} * blocks_of(best, sums, taps, device);
   if (stages > INT32_MAX / 2 || g.channels * stages < device.sm_count) return best;
-  best.stages = int(stages), best.splits = ring_splits(g.channels, stages, slots, !sums), best.fits = true;
+  best.stages = int(stages), best.splits = ring_splits(g.channels, stages, slots, sums ? 0 : kStagesDealt), best.fits = true;
   return best;
 }
 
