@@ -36,7 +36,7 @@ struct Lies {
   Kind kind;
   int64_t row_stride, divisor, period;
 };
-// An input of these sizes and strides, which broadcast to those of `domain`, none of them 0, whose first `batch_dims` are those of the batch, if
+// An input of these sizes and strides, which broadcast to those of `domain`, whose first `batch_dims` are those of the batch, if
 // rows are added. None if it does not lie in one of these ways.
 std::optional<Lies> describe(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, const std::vector<int64_t>& domain, int64_t batch_dims);
 

@@ -152,7 +152,8 @@ std::optional<Lies> describe(const std::vector<int64_t>& sizes, const std::vecto
     }
   }
   const bool varies = period > 1;
-  const Kind rows_kind = period == rows ? kRows : divisor % rows_of_image == 0 ? kImages : kGroups;
+  const bool is_of_images = rows_of_image > 0 && divisor % rows_of_image == 0;  // where there are no rows, any kind is right
+  const Kind rows_kind = period == rows ? kRows : is_of_images ? kImages : kGroups;
   const Kind kind = columns ? (varies ? rows_kind : kColumns) : varies ? kFactors : kScalar;
   return Lies{kind, row_stride, varies ? divisor : 1, period};
 }

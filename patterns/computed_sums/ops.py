@@ -198,7 +198,7 @@ def kind(sizes: Sequence[int], strides: Sequence[int], domain: Sequence[int], ba
 
     Args:
         sizes, strides: of the input.
-        domain: the sizes to which those of all inputs broadcast, none of them 0.
+        domain: the sizes to which those of all inputs broadcast.
         batch_dims: as for :func:`reference`.
     """
     return ops.ask("computed_sums_kind", tuple(sizes), tuple(strides), tuple(domain), batch_dims) or None

@@ -229,6 +229,14 @@ def test_how_inputs_of_a_batch_lie(sizes, batch_dims, kind):
     assert ops.kind(sizes, torch.empty(sizes).stride(), (2, 3, 4, 8), batch_dims) == kind
 
 
+@pytest.mark.parametrize("sizes", [(4, 1, 8), (4, 0, 8), (1, 1, 8), (4, 0, 1), (4, 1, 1)], ids=str)
+@pytest.mark.parametrize("domain", [(4, 0, 8), (0, 1, 8), (0, 0, 8), (4, 0, 0)], ids=str)
+def test_how_inputs_lie_is_told_of_no_rows_too(sizes, domain):
+    """The process ended by a division where rows of images are none."""
+    for batch_dims in range(2):
+        assert ops.kind(sizes, torch.empty(sizes).stride(), domain, batch_dims) in set("rgfics")
+
+
 def test_plans_give_every_row_to_one_block_and_fit_the_device():
     for rows in (1, 7, 100, 3000, 12544, 802816, 2**31 - 1):
         for columns in (1, 3, 8, 67, 96, 480, 1152, 2304, 100_000):
