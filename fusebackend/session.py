@@ -29,7 +29,7 @@ from fusebackend.profitability.raced_graphs import copied
 from fusebackend.report import history, store
 from fusebackend.report.context import compile_context
 from fusebackend.report.model import Report
-from fusebackend.rewriting import describe, interpret, provenance
+from fusebackend.rewriting import convolution_layout, describe, interpret, provenance
 from fusebackend.rewriting.fuel import Fuel, fuel_for
 from fusebackend.rewriting.inductor_pass import SLOTS, FusePass, chained
 from fusebackend.rewriting.outcome import GraphOutcome
@@ -139,6 +139,7 @@ class Session:
                 users = self.config_patches.get("custom_partitioner_fn", inductor_config.custom_partitioner_fn)
                 self.config_patches["custom_partitioner_fn"] = joint.partitioner(users)
             self.inner_compile = racing(gate, passes["post_grad"], without, joint)
+        self.inner_compile = convolution_layout.deciding_first(self.inner_compile)
 
     def add(self, outcome: GraphOutcome) -> None:
         """Puts the outcome of a graph into the report, in place of an earlier one."""

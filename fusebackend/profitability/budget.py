@@ -11,6 +11,8 @@ from fusebackend.progress import progress_line
 # What may be spent by default: a share of the time since the compile began, which Inductor's code generation, yet to come, at least
 # doubles; but no more than these seconds, since a backward may be compiled long after.
 _DEFAULT_SHARE, _DEFAULT_SECONDS = 0.1, 10.0
+# Of that, what may go into compiling regions, each of which takes seconds: a call takes a twentieth of one, and its site may stand behind.
+_COMPILED_SHARE = 0.5
 
 
 _stood = 0.0  # seconds
@@ -55,12 +57,12 @@ class Budget:
         """None while there is time left for what nobody asked for, then why nothing more is timed.
 
         Args:
-            seconds: how much is needed.
+            seconds: how much is needed to compile what is timed; 0 where it is called as it is.
         """
-        left = min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (clock() - self._began)) - self.spent
-        if left <= 0:
+        share = min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (clock() - self._began))
+        if share <= self.spent:
             return f"the part of a compile that may go into timing by default is spent ({self.spent:.2g} s)"
-        if left < seconds:
+        if seconds and _COMPILED_SHARE * share - self.spent < seconds:
             return f"compiling both forms takes {seconds:.2g} s, more than the part of a compile that may go into timing by default"
         return None
 

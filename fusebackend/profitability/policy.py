@@ -43,7 +43,7 @@ from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.measurements import Measurements
 from fusebackend.profitability.region import Region, device_of, extract
 from fusebackend.profitability.region_timing import time_region
-from fusebackend.rewriting import describe
+from fusebackend.rewriting import convolution_layout, describe
 from fusebackend.rewriting.outcome import Source, Verdict
 from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject, Workload
 from fusebackend.rewriting.profitability_policy import Decision, Proposal
@@ -92,6 +92,9 @@ class Gate:
     def estimate(self, pattern: Pattern, match: Match) -> Estimate:
         """What the pattern says, or what the device's calibration makes of the work that it describes."""
         self._was_asked_for = False
+        if convolution_layout.depends_on(match.nodes):
+            reason = "without it Inductor would run the graph's other convolutions in another memory order"
+            return Estimate(False, reason, "estimated_slower")
         answer = pattern.estimate(match)
         if isinstance(answer, Estimate):
             return answer

@@ -1,11 +1,20 @@
-"""Whether Inductor will run the convolutions of a graph channels last, whatever the strides in the graph say (its layout optimisation)."""
+"""Whether Inductor will run the convolutions of a graph channels last, whatever the strides in the graph say (its layout optimisation).
+
+It decides for all of a graph's convolutions together, among other things by how many of its nodes they are. A replacement takes a
+convolution away: where few others are left, those would run in another order than without us, with copies around each.
+"""
 
 from __future__ import annotations
 
+import functools
+import types
 import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 
 from fusebackend import fx_utils as g
 from fusebackend.log import log
@@ -19,11 +28,40 @@ _answers: weakref.WeakKeyDictionary[fx.Graph, tuple[int, bool | None]] = weakref
 def is_channels_last_optimised(graph: fx.Graph) -> bool | None:
     """Whether Inductor will run the 2-D convolutions of ``graph`` channels last; None where it can't be asked, and where it decides
     otherwise for inference than for training and the graph does not tell which it is."""
-    convolutions = len(graph.find_nodes(op="call_function", target=aten.convolution.default))
+    convolutions = len(_convolutions(graph))
     known = _answers.get(graph)
     if known is None or known[0] != convolutions:
-        known = _answers[graph] = (convolutions, _ask(graph))
+        known = _answers[graph] = (convolutions, _ask(list(graph.nodes), g.is_inference(graph)))
     return known[1]
+
+
+def deciding_first(inner_compile: Callable) -> Callable:
+    """Inductor's ``compile_fx_inner``, or what takes its place, with the layout that Inductor chooses for the graph as it is given: what is
+    replaced meanwhile changes nothing for the convolutions that are left."""
+
+    @functools.wraps(inner_compile)
+    def compile_as_decided(gm: fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        convolutions = _convolutions(gm.graph)
+        within = any(_convolutions(m.graph) for m in gm.modules() if m is not gm and isinstance(m, fx.GraphModule))
+        if within or not any(map(_is_depthwise, convolutions)):  # subgraphs decide by themselves
+            return inner_compile(gm, example_inputs, *args, **kwargs)
+        decided = _decision(list(gm.graph.nodes), is_inference=bool(kwargs.get("is_inference")))
+        if decided is None:
+            return inner_compile(gm, example_inputs, *args, **kwargs)
+        with inductor_config.patch(layout_optimization=decided, force_layout_optimization=decided):
+            return inner_compile(gm, example_inputs, *args, **kwargs)
+
+    return compile_as_decided
+
+
+def depends_on(nodes: Collection[fx.Node]) -> bool:
+    """Whether Inductor would lay out the other convolutions of the graph otherwise without those among ``nodes``."""
+    graph = next(iter(nodes)).graph
+    taken = {n for n in nodes if n.target is aten.convolution.default}
+    if not taken or len(taken) == len(_convolutions(graph)):
+        return False
+    now = is_channels_last_optimised(graph)
+    return now is not None and _ask([n for n in graph.nodes if n not in taken], g.is_inference(graph)) not in (now, None)
 
 
 def is_given(node: fx.Node) -> bool:
@@ -50,21 +88,27 @@ def gives_channels_last(node: fx.Node) -> bool:
     return not _is_depthwise(node) or (is_followed(node) and not is_given(g.arguments(node)["input"]))
 
 
+def _convolutions(graph: fx.Graph) -> list[fx.Node]:
+    return list(graph.find_nodes(op="call_function", target=aten.convolution.default))
+
+
 def _is_depthwise(node: fx.Node) -> bool:
     args = g.arguments(node)
     return g.same_size(args["groups"], g.value(args["input"]).shape[1])
 
 
-def _ask(graph: fx.Graph) -> bool | None:
+def _ask(nodes: list[fx.Node], inference: bool | None) -> bool | None:
+    """What Inductor would decide for a graph of ``nodes``; None where it can't be asked, or ``inference`` is unknown and matters."""
+    answers = {_decision(nodes, is_inference=kind) for kind in ((False, True) if inference is None else (inference,))}
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _decision(nodes: list[fx.Node], *, is_inference: bool) -> bool | None:
     try:
         from torch._inductor.graph import GraphLowering  # heavy
 
-        module = graph.owning_module
-        assert module is not None
-        inference = g.is_inference(graph)
-        kinds = (False, True) if inference is None else (inference,)
-        answers = {GraphLowering.decide_layout_opt(module, is_inference=kind) for kind in kinds}
+        seen: Any = types.SimpleNamespace(graph=types.SimpleNamespace(nodes=nodes))
+        return bool(GraphLowering.decide_layout_opt(seen, is_inference=is_inference))
     except Exception as error:
         log.debug("Inductor does not say how it lays out convolutions: %s", error)
         return None
-    return answers.pop() if len(answers) == 1 else None

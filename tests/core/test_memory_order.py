@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
+from torch._inductor.graph import GraphLowering
 
 import fusebackend
 from fusebackend import Match, Pattern
@@ -106,3 +108,58 @@ def test_attention_reads_rows_between_convolutions(library, monkeypatch):
     assert [s.pattern for s in fusebackend.last_report().substitutions] == ["attention"]
     forward, backward = seen
     assert all(s[-1] == 1 for s in forward + backward)
+
+
+class FewConvolutions(nn.Module):
+    """Inductor lays out convolutions if they are more than one in 300 nodes: both together are, the first alone is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(72, 72, 3, padding=1), nn.Conv2d(72, 72, 3, padding=1, groups=72)
+
+    def forward(self, x):
+        x = self.second(self.first(x))
+        for _ in range(400):
+            x = x.sin()
+        return x
+
+
+@pytest.fixture
+def laid_out(monkeypatch):
+    """Whether Inductor laid out the convolutions of each graph that it compiled, by the rules that it has for GPUs."""
+    found = []
+    run = GraphLowering.run
+
+    def noting(self, *args):
+        found.append(self.layout_opt)
+        return run(self, *args)
+
+    monkeypatch.setattr(GraphLowering, "run", noting)
+    with torch.backends.mkldnn.flags(enabled=False), inductor_config.patch(force_disable_caches=True):
+        yield found
+
+
+@pytest.mark.codegen
+@pytest.mark.parametrize("training", [False, True])
+def test_what_is_replaced_changes_no_layout_of_what_is_left(library, laid_out, training):
+    model, x = FewConvolutions(), torch.randn(2, 72, 6, 6)
+    with torch.set_grad_enabled(training):
+        want = torch.compile(model)(x)
+        expected = list(laid_out)
+        torch._dynamo.reset()
+        laid_out.clear()
+        options = {"fuse.gate": "off", "fuse.patterns": ["depthwise_conv"]}
+        got = torch.compile(model, backend="fuse", options=options)(x)
+    assert fusebackend.last_report().counts()["depthwise_conv"] == 1
+    assert laid_out[0] is expected[0] is True
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.codegen
+def test_a_pass_alone_leaves_a_convolution_on_which_the_layout_of_others_depends(library, laid_out):
+    own = fusebackend.passes.post_grad(patterns=["depthwise_conv"])
+    with torch.no_grad(), inductor_config.patch(post_grad_custom_post_pass=own):
+        torch.compile(FewConvolutions())(torch.randn(2, 72, 6, 6))
+    report = fusebackend.last_report()
+    assert laid_out[0] is True and not report.substitutions
+    assert "the graph's other convolutions in another memory order" in report.rejections[0].reason
