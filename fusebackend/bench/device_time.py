@@ -1,4 +1,4 @@
-"""The median time of one call: what ``bench kernels`` compares."""
+"""The time of one call: what ``bench kernels`` compares, and the device's part of what ``bench models`` does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 #: Zeroed before each timed call: larger than any GPU's L2 cache.
 FLUSH_BYTES = 256 << 20
@@ -44,6 +45,24 @@ def median_ms(fn: Callable[[], Any], device: torch.device, effort: Effort = TABL
     is wall-clock time.
     """
     return _median_cuda_ms(fn, effort) if device.type == "cuda" else _median_cpu_ms(fn, effort)
+
+
+def busy_ms(fn: Callable[[], Any], calls: int) -> float | None:
+    """How long a GPU computes, copies and fills in ``fn()``, in ms: the mean of ``calls`` calls, after one that does not count.
+
+    What it takes between two events holds what it waits for the host, too, where ``fn`` launches more kernels than CUDA's queue holds
+    (about a thousand): the rest is enqueued while it runs.
+
+    Returns:
+        None where the profiler sees nothing: it may not be permitted, or another has the GPU's counters.
+    """
+    fn()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(calls):
+            fn()
+        torch.cuda.synchronize()
+    return sum(e.self_device_time_total for e in found.key_averages()) / calls / 1e3 or None
 
 
 def _median_cpu_ms(fn: Callable[[], Any], effort: Effort) -> float:

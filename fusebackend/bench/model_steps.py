@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fusebackend.bench.device_time import Effort, median_ms
+from fusebackend.bench.device_time import Effort, busy_ms, median_ms
 from fusebackend.bench.interleaved import interleaved_ms
 from fusebackend.bench.job import retry_out_of_memory
 from fusebackend.bench.model_zoo import CPU_MODELS, MODELS
@@ -39,8 +39,9 @@ NO_SLOWER = 0.98
 
 _SLOW_TO_COMPILE = ("swin_b", "wav2vec2_bert", "gpt2_small", "convnext_tiny")
 
-#: Steps of which the device's time is taken.
-DEVICE_STEPS = Effort(least=3, most=10, span_ms=200, cpu_most=0, cpu_seconds=0.0)
+# Steps of which the device's time is taken: by their kernels, or between two events where these can't be seen.
+_PROFILED_STEPS = 4
+_TIMED_STEPS = Effort(least=3, most=10, span_ms=200, cpu_most=0, cpu_seconds=0.0)
 
 #: Each step of which losses are compared moves the parameters by this part of their norm, down the gradient.
 STEP = 1e-3
@@ -117,7 +118,7 @@ class Prepared:
 
     A row has ``ms`` (the median step with ``inductor`` and with ``fuse``), ``ratio`` (of Inductor's time to fuse's, the median over
     rounds), ``uncertainty`` (of the ratio, as a part of it), ``goal`` (for the ratio), ``substitutions`` by pattern,
-    ``near_misses`` (sentences), on CUDA ``device_ms`` (of a step that the host has enqueued) and ``peak_gib`` (of a step's memory,
+    ``near_misses`` (sentences), on CUDA ``device_ms`` (of a step's kernels) and ``peak_gib`` (of a step's memory,
     the model's included), and ``difference``: in training the largest relative difference of a loss to Inductor's, over some steps
     down the normalised gradient; in inference the largest of an output (norm of the difference over the norm).
     """
@@ -161,10 +162,11 @@ class Prepared:
             torch.cuda.reset_peak_memory_stats(self.device)
             _seeded(step)
             peaks[way] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        return {
-            "device_ms": {way: median_ms(functools.partial(_seeded, step), self.device, DEVICE_STEPS) for way, step in self.steps.items()},
-            "peak_gib": peaks,
-        }
+        calls = {way: functools.partial(_seeded, step) for way, step in self.steps.items()}
+        times = [ms for call in calls.values() if (ms := busy_ms(call, _PROFILED_STEPS)) is not None]
+        if len(times) < len(calls):
+            times = [median_ms(call, self.device, _TIMED_STEPS) for call in calls.values()]
+        return {"device_ms": dict(zip(calls, times)), "peak_gib": peaks}
 
 
 def _seeded(step: Callable[[], Any]) -> None:

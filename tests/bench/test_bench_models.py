@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from bench_examples import CPU
 
 import fusebackend
 from fusebackend.__main__ import main
-from fusebackend.bench import job, model_steps, model_zoo, workload
+from fusebackend.bench import device_time, job, model_steps, model_zoo, workload
 
 
 def small_factory():
@@ -86,3 +87,30 @@ def test_the_devices_time_and_the_peak_memory_are_printed_where_there_are_any():
     assert "device" not in model_steps.line(row)
     on_the_device = {"device_ms": {"inductor": 2.5, "fuse": 1.25}, "peak_gib": {"inductor": 4.0, "fuse": 3.5}}
     assert model_steps.line(row | on_the_device).endswith("   device 2.5 -> 1.25 ms   peak 4 -> 3.5 GiB")
+
+
+@pytest.mark.cuda
+def test_the_devices_time_does_not_hold_what_it_waits_for_the_host():
+    x = torch.ones(8, device="cuda")
+
+    def step():
+        for _ in range(1200):  # more than CUDA's queue holds
+            x.mul_(1.0)
+        time.sleep(0.2)
+        for _ in range(100):
+            x.mul_(1.0)
+
+    assert 0.5 < device_time.busy_ms(step, 2) < 100
+
+
+def test_where_no_kernels_are_seen_the_devices_time_is_that_between_events(monkeypatch):
+    seen = iter([1.5, None])
+    monkeypatch.setattr(model_steps, "busy_ms", lambda call, calls: next(seen))
+    monkeypatch.setattr(model_steps, "median_ms", lambda call, device, effort: 3.0)
+    for name in ("reset_peak_memory_stats", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 2 << 30)
+    prepared = object.__new__(model_steps.Prepared)
+    prepared.device, prepared.workload = CPU, workload.Workload(f"{__name__}:small_factory", "training-fp32", CPU)
+    prepared.steps = dict.fromkeys(("inductor", "fuse"), lambda: None)
+    row = prepared._on_the_device()
+    assert row == {"device_ms": {"inductor": 3.0, "fuse": 3.0}, "peak_gib": {"inductor": 2.0, "fuse": 2.0}}, "both ways alike"
