@@ -207,7 +207,7 @@ def test_dynamic_sizes_are_given_at_each_call(direct):
 
 @pytest.mark.codegen
 def test_in_a_branch_of_control_flow(direct):
-    fn = lambda x: torch.cond(x.sum() > 0, lambda x: x.mT.contiguous(), lambda x: x.mT.contiguous() + 1, (x,))  # noqa: E731
+    fn = lambda x: torch.cond(x.sum() > 0, lambda x: x.t().contiguous(), lambda x: x.t().contiguous() + 1, (x,))  # noqa: E731
     x = torch.rand(50, 70)
     compiled, result, code = code_of(fn, x)
     assert torch.equal(result, x.mT) and torch.equal(compiled(-x), 1 - x.mT)
