@@ -151,7 +151,7 @@ def _with_backward(
     bias_gradient = results.pop(3, None)
     if bias_gradient is not None and expanded:
         needed[bias_gradient] = None
-        summed = _sum_of(bias_gradient, expanded)
+        summed = _sum_of(bias_gradient, expanded, needed)
         if summed is None:
             return Reject("the gradient of the bias is used otherwise than summed over what the bias was expanded along", bias_gradient)
         bias_gradient = summed
@@ -202,15 +202,29 @@ def _before_expand(bias: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
     return (source.args[0], along) if along or missing else (bias, ())
 
 
-def _sum_of(gradient: fx.Node, dims: tuple[int, ...]) -> fx.Node | None:
-    """The only user of ``gradient``, if that sums it over ``dims``, in its dtype."""
-    user = next(iter(gradient.users)) if len(gradient.users) == 1 else None
+def _sum_of(gradient: fx.Node, dims: tuple[int, ...], needed: dict[fx.Node, None]) -> fx.Node | None:
+    """The only user of ``gradient``, if that sums it over ``dims``, in its dtype.
+
+    Where a model is compiled under autocast, its backward is traced so, too: the sum is one of fp32, which is added to ``needed``, and its
+    only user rounds it."""
+    user = _only_user(gradient)
     if user is None or user.target is not aten.sum.dim_IntList:
         return None
     value = g.value(gradient)
     summed = sorted(d % value.dim() for d in g.arguments(user)["dim"] or ())
     wide = tuple(d for d in summed if d in dims or not g.same_size(value.shape[d], 1))
-    return user if wide == dims and g.value(user).dtype == value.dtype else None
+    if wide != dims:
+        return None
+    if g.value(user).dtype == torch.float32:
+        needed[user] = None
+        user = _only_user(user)
+        if user is None or user.target is not torch.ops.prims.convert_element_type.default:
+            return None
+    return user if g.value(user).dtype == value.dtype else None
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def emit(e: Emitter, site: Site) -> list[fx.Node]:

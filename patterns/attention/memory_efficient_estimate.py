@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -42,9 +43,15 @@ def workload(
     passed = [site.heads * queries * width * site.itemsize] + ([] if has_rows(small) else [math.prod(of_bias) * small.itemsize])
     ours = [work(site, False), *([work(site, True)] if backward else []), *(streamed(2.0 * size, g.value(out)) for size in passed)]
     theirs: list[Work | Generated] = [_library(site, False), *([_library(site, True)] if backward else [])]
-    if bias_gradient is not None and bias_gradient.target is torch.ops.aten.sum.dim_IntList:
-        theirs.append(Generated((bias_gradient,)))
+    generated = () if bias_gradient is None else tuple(n for n in (bias_gradient.args[0], bias_gradient) if _is_of_sum(n))
+    if generated:
+        theirs.append(Generated(generated))
     return Workload(tuple(ours), tuple(theirs))
+
+
+def _is_of_sum(node: Any) -> TypeGuard[fx.Node]:
+    """Whether a node sums the gradient of a bias, or rounds the sum."""
+    return isinstance(node, fx.Node) and node.target in (torch.ops.aten.sum.dim_IntList, torch.ops.prims.convert_element_type.default)
 
 
 def _library(site: Attended, backward: bool) -> Work:

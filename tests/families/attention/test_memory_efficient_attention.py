@@ -158,13 +158,46 @@ def test_a_gradient_of_the_bias_that_is_used_before_it_is_summed_is_refused():
     assert not outcome.substitutions and "otherwise than summed" in outcome.rejections[0].reason
 
 
+class ExpandedUnderAutocast(torch.autograd.Function):
+    """A bias that is expanded where the backward is traced under autocast too, which sums in fp32; autograd rounds to the bias's dtype."""
+
+    @staticmethod
+    def forward(ctx, bias, sizes):
+        ctx.dtype = bias.dtype
+        return bias.expand(sizes)
+
+    @staticmethod
+    def backward(ctx, grad):
+        summed = grad.sum(0, keepdim=True, dtype=torch.float32)
+        return summed.to(ctx.dtype), None
+
+
+def under_autocast(q, k, v, bias):
+    expanded = ExpandedUnderAutocast.apply(bias, (*q.shape[:3], k.shape[-2]))
+    return aten._scaled_dot_product_efficient_attention(q, k, v, expanded, True, 0.0, False)[0]
+
+
+def test_a_model_that_is_compiled_under_autocast():
+    graph = check(under_autocast, operands())
+    assert not graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
+
+
+def test_a_sum_in_fp32_that_is_not_rounded_is_refused():
+    graph = traced_joint(under_autocast, operands(), (3,), device="cpu")
+    (summed,) = graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
+    rounded = next(iter(summed.users))
+    rounded.replace_all_uses_with(summed)
+    outcome = rewrite(graph, [MemoryEfficientAttention()], "joint", strict=True)
+    assert not outcome.substitutions and "otherwise than summed" in outcome.rejections[0].reason
+
+
 def test_without_a_bias_it_is_no_site():
     _, outcome = replaced(lambda q, k, v: efficient(q, k, v, None), operands()[:3], (0, 1, 2))
     assert not outcome.substitutions and not outcome.rejections
 
 
-def matched(device, backward=(0, 1, 2, 3), **kwargs):
-    graph = traced_joint(efficient, operands(**kwargs), backward, device=device)
+def matched(device, backward=(0, 1, 2, 3), fn=efficient, **kwargs):
+    graph = traced_joint(fn, operands(**kwargs), backward, device=device)
     pattern = MemoryEfficientAttention()
     (node,) = (n for n in graph.nodes if n.op == "call_function" and n.target in pattern.anchors)
     return pattern, pattern.match(node)
@@ -190,6 +223,12 @@ def test_what_both_forms_do(kernels_for_every_device):
     assert [w.quantities["biases"] for w in calls] == [scores, scores]
     assert [w.quantities["bytes"] for w in calls] == [tensors, 2 * tensors + 2 * scores]
     assert said.ours[1].shape["bias gradients"] == 1 and said.ours[2].quantities["bytes"] == 2 * 3 * 2 * 9 * 16 * 2
+
+
+def test_what_both_forms_do_under_autocast(kernels_for_every_device):
+    pattern, match = matched("cuda", keys=16, fn=under_autocast)
+    *calls, summed = pattern.estimate(match).inductor
+    assert len(calls) == 2 and [str(n.target) for n in summed.nodes] == ["aten.sum.dim_IntList", "prims.convert_element_type.default"]
 
 
 def test_what_both_forms_do_without_gradients(kernels_for_every_device):
