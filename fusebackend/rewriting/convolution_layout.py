@@ -41,17 +41,25 @@ def deciding_first(inner_compile: Callable) -> Callable:
 
     @functools.wraps(inner_compile)
     def compile_as_decided(gm: fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        convolutions = _convolutions(gm.graph)
-        within = any(_convolutions(m.graph) for m in gm.modules() if m is not gm and isinstance(m, fx.GraphModule))
-        if within or not any(map(_is_depthwise, convolutions)):  # subgraphs decide by themselves
-            return inner_compile(gm, example_inputs, *args, **kwargs)
-        decided = _decision(list(gm.graph.nodes), is_inference=bool(kwargs.get("is_inference")))
-        if decided is None:
-            return inner_compile(gm, example_inputs, *args, **kwargs)
-        with inductor_config.patch(layout_optimization=decided, force_layout_optimization=decided):
+        decided = _decision_to_keep(gm, bool(kwargs.get("is_inference")))
+        settings = {} if decided is None else {"layout_optimization": decided, "force_layout_optimization": decided}
+        with inductor_config.patch(settings):
             return inner_compile(gm, example_inputs, *args, **kwargs)
 
     return compile_as_decided
+
+
+def _decision_to_keep(gm: fx.GraphModule, is_inference: bool) -> bool | None:
+    """What Inductor decides for a graph of whose convolutions some may be replaced; None where nothing is to be kept."""
+    try:
+        if not any(map(_is_depthwise, _convolutions(gm.graph))):
+            return None
+        if any(_convolutions(m.graph) for m in gm.modules() if m is not gm and isinstance(m, fx.GraphModule)):
+            return None  # subgraphs decide by themselves, and a setting would be theirs too
+    except Exception as error:  # of a graph without values, which is Inductor's to refuse
+        log.debug("nothing is known of a graph's convolutions: %s", error)
+        return None
+    return _decision(list(gm.graph.nodes), is_inference=is_inference)
 
 
 def depends_on(nodes: Collection[fx.Node]) -> bool:

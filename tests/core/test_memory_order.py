@@ -9,6 +9,7 @@ from torch._inductor.graph import GraphLowering
 import fusebackend
 from fusebackend import Match, Pattern
 from fusebackend.native import direct_calls
+from fusebackend.rewriting import convolution_layout
 
 aten = torch.ops.aten
 library = torch.library.Library("memory_order", "DEF")
@@ -163,3 +164,12 @@ def test_a_pass_alone_leaves_a_convolution_on_which_the_layout_of_others_depends
     report = fusebackend.last_report()
     assert laid_out[0] is True and not report.substitutions
     assert "the graph's other convolutions in another memory order" in report.rejections[0].reason
+
+
+def test_a_graph_without_values_is_compiled_as_it_is():
+    graph = torch.fx.Graph()
+    x, w = graph.placeholder("x"), graph.placeholder("w")
+    graph.output((graph.call_function(aten.convolution.default, (x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 8)),))
+    module = torch.fx.GraphModule(nn.Module(), graph)
+    compiled = convolution_layout.deciding_first(lambda gm, inputs, *, is_inference: (gm, inputs, is_inference))
+    assert compiled(module, [1], is_inference=True) == (module, [1], True)
