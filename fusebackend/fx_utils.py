@@ -183,6 +183,12 @@ def consumers(node: fx.Node) -> Iterator[fx.Node]:
             yield user
 
 
+def only_user(node: fx.Node, target: object = None) -> fx.Node | None:
+    """The only user of ``node``, if it has one, and that calls ``target``, if one is given."""
+    user = next(iter(node.users)) if len(node.users) == 1 else None
+    return user if user is not None and target in (None, user.target) else None
+
+
 def is_fusable(node: fx.Node) -> bool:
     """Whether Inductor generates a loop for this node, which it could fuse with a neighbour's."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):

@@ -63,7 +63,7 @@ class Budget:
         if share <= self.spent:
             return f"the part of a compile that may go into timing by default is spent ({self.spent:.2g} s)"
         if seconds and _COMPILED_SHARE * share - self.spent < seconds:
-            return f"compiling both forms takes {seconds:.2g} s, more than the part of a compile that may go into timing by default"
+            return f"compiling both forms takes {seconds:.2g} s, more than is left of what a compile may spend on that by default"
         return None
 
     @contextlib.contextmanager

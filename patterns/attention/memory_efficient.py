@@ -21,7 +21,7 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.arrange import in_place_of, in_rows
 from fusebackend.patterns.attention.biases import with_contiguous_rows
-from fusebackend.patterns.attention.dims import is_empty
+from fusebackend.patterns.attention.dims import is_cast, is_empty
 from fusebackend.patterns.attention.emit import without_hidden_rows
 from fusebackend.patterns.attention.memory_efficient_estimate import workload
 from fusebackend.patterns.attention.ops import DTYPES, attention, attention_backward, limits, unavailable
@@ -207,8 +207,8 @@ def _sum_of(gradient: fx.Node, dims: tuple[int, ...], needed: dict[fx.Node, None
 
     Where a model is compiled under autocast, its backward is traced so, too: the sum is one of fp32, which is added to ``needed``, and its
     only user rounds it."""
-    user = _only_user(gradient)
-    if user is None or user.target is not aten.sum.dim_IntList:
+    user = g.only_user(gradient, aten.sum.dim_IntList)
+    if user is None:
         return None
     value = g.value(gradient)
     summed = sorted(d % value.dim() for d in g.arguments(user)["dim"] or ())
@@ -217,14 +217,10 @@ def _sum_of(gradient: fx.Node, dims: tuple[int, ...], needed: dict[fx.Node, None
         return None
     if g.value(user).dtype == torch.float32:
         needed[user] = None
-        user = _only_user(user)
-        if user is None or user.target is not torch.ops.prims.convert_element_type.default:
+        user = g.only_user(user)
+        if not is_cast(user):
             return None
     return user if g.value(user).dtype == value.dtype else None
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def emit(e: Emitter, site: Site) -> list[fx.Node]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
-from typing import Any, TypeGuard
 
-import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.arrange import has_rows
+from fusebackend.patterns.attention.dims import is_cast
 from fusebackend.patterns.attention.work import Attended, BiasFacts, work
 from fusebackend.rewriting.pattern import Estimate, Generated, Work, Workload
 from fusebackend.rewriting.workload import log2, streamed
@@ -26,7 +26,8 @@ def workload(
         bias: before it was expanded.
         out: the result.
         backward: whether gradients are computed.
-        bias_gradient: that of ``bias``, a sum of what the library writes where the bias was expanded; None if it is not wanted.
+        bias_gradient: that of ``bias``; None if it is not wanted. Where the bias was expanded it is a sum of what the library writes, or
+            that sum rounded.
     """
     q, k, v = map(g.value, operands)
     small = g.value(bias)
@@ -43,15 +44,10 @@ def workload(
     passed = [site.heads * queries * width * site.itemsize] + ([] if has_rows(small) else [math.prod(of_bias) * small.itemsize])
     ours = [work(site, False), *([work(site, True)] if backward else []), *(streamed(2.0 * size, g.value(out)) for size in passed)]
     theirs: list[Work | Generated] = [_library(site, False), *([_library(site, True)] if backward else [])]
-    generated = () if bias_gradient is None else tuple(n for n in (bias_gradient.args[0], bias_gradient) if _is_of_sum(n))
-    if generated:
-        theirs.append(Generated(generated))
+    if bias_gradient is not None and bias_gradient.target is not operator.getitem:
+        rounded = bias_gradient.all_input_nodes if is_cast(bias_gradient) else []
+        theirs.append(Generated((*rounded, bias_gradient)))
     return Workload(tuple(ours), tuple(theirs))
-
-
-def _is_of_sum(node: Any) -> TypeGuard[fx.Node]:
-    """Whether a node sums the gradient of a bias, or rounds the sum."""
-    return isinstance(node, fx.Node) and node.target in (torch.ops.aten.sum.dim_IntList, torch.ops.prims.convert_element_type.default)
 
 
 def _library(site: Attended, backward: bool) -> Work:

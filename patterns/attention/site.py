@@ -243,7 +243,7 @@ def end_of(start: fx.Node, dims: Dims, factor: float, dtype: torch.dtype) -> Res
 
 def _only_step(node: fx.Node) -> tuple[fx.Node, float] | None:
     """(the only user of ``node``, by what it scales), if that is a view, a cast or a scaling."""
-    user = next(iter(node.users)) if len(node.users) == 1 else None
+    user = g.only_user(node)
     if user is None:
         return None
     scaled = scaling(user)
@@ -254,8 +254,8 @@ def _only_step(node: fx.Node) -> tuple[fx.Node, float] | None:
 
 def _is_summed_and_rounded(node: fx.Node, dtype: torch.dtype) -> bool:
     """Whether ``node`` is used by a sum alone, of which nothing is used but what is rounded to ``dtype``."""
-    total = next(iter(node.users)) if len(node.users) == 1 else None
-    step = (total, 1.0) if total is not None and total.target is aten.sum.dim_IntList else None
+    total = g.only_user(node, aten.sum.dim_IntList)
+    step = (total, 1.0) if total is not None else None
     while step is not None and g.value(step[0]).dtype == torch.float32:
         step = _only_step(step[0])
     return step is not None and g.value(step[0]).dtype == dtype

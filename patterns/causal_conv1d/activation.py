@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.causal_conv1d.nodes import added_to, either_order, is_number, only_user, operands, times, unconverted, unwidened
+from fusebackend.patterns.causal_conv1d.nodes import added_to, either_order, is_number, operands, times, unconverted, unwidened
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -30,7 +30,7 @@ def read_silu(pre: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]] | None:
             nodes = [*exp, pair[1], division]
             if value is pre:
                 return division, tuple(nodes)
-            last = only_user(division, prims.convert_element_type.default)
+            last = g.only_user(division, prims.convert_element_type.default)
             if last is not None and last.args[1] == g.value(pre).dtype:
                 return last, (value, *nodes, last)
     return None

@@ -11,7 +11,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.causal_conv1d.activation import read_silu
-from fusebackend.patterns.causal_conv1d.nodes import added_to, either_order, is_number, only_user, operands, unwidened
+from fusebackend.patterns.causal_conv1d.nodes import added_to, either_order, is_number, operands, unwidened
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -33,7 +33,7 @@ def read_activation(pre: fx.Node) -> Found | None:
             name, output, nodes = found
             if value is pre:
                 return found
-            last = only_user(output, prims.convert_element_type.default)
+            last = g.only_user(output, prims.convert_element_type.default)
             if last is not None and last.args[1] == g.value(pre).dtype:
                 return name, last, (value, *nodes, last)
     return None
@@ -63,7 +63,7 @@ def _clamped(value: fx.Node) -> tuple[float, tuple[fx.Node, ...]] | None:
         for first, second in ((aten.clamp_min.default, aten.clamp_max.default), (aten.clamp_max.default, aten.clamp_min.default)):
             if user.target is not first:
                 continue
-            other = only_user(user, second)
+            other = g.only_user(user, second)
             bounds = {first: user.args[1], **({second: other.args[1]} if other is not None else {})}
             high = bounds.get(aten.clamp_max.default, math.inf)
             if is_number(bounds.get(aten.clamp_min.default), 0) and isinstance(high, (int, float)):

@@ -18,14 +18,6 @@ def size_of(size: Any) -> Any:
     return g.value(size) if isinstance(size, fx.Node) else size
 
 
-def only_user(node: fx.Node, target: Any) -> fx.Node | None:
-    """The only user of ``node``, if it is a call of ``target``."""
-    if len(node.users) != 1:
-        return None
-    user = next(iter(node.users))
-    return user if user.op == "call_function" and user.target is target else None
-
-
 def is_number(value: Any, number: float) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == number
 

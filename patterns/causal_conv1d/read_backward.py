@@ -14,7 +14,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.causal_conv1d.activation import read_silu_gradient
-from fusebackend.patterns.causal_conv1d.nodes import is_number, only_user, size_of, unconverted
+from fusebackend.patterns.causal_conv1d.nodes import is_number, size_of, unconverted
 from fusebackend.patterns.causal_conv1d.read_convolution import Convolution, read_convolution
 from fusebackend.patterns.causal_conv1d.read_forward import Forward, read_forward_of
 from fusebackend.rewriting.pattern import Reject
@@ -69,8 +69,8 @@ def read_backward(node: fx.Node) -> Backward | Reject | None:
     if results[0] is not None and conv.x is not args["input"]:
         padded, pad = results[0], unconverted(args["input"])
         if pad is not args["input"]:
-            padded = only_user(padded, prims.convert_element_type.default) or padded
-        crop = only_user(padded, aten.constant_pad_nd.default)
+            padded = g.only_user(padded, prims.convert_element_type.default) or padded
+        crop = g.only_user(padded, aten.constant_pad_nd.default)
         if crop is not None and _crops(crop, pad):
             nodes += [padded, crop] if padded is not results[0] else [crop]
             results[0] = crop

@@ -11,7 +11,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.causal_conv1d.channel_epilogue import Epilogue
-from fusebackend.patterns.causal_conv1d.nodes import either_order, only_user, size_of
+from fusebackend.patterns.causal_conv1d.nodes import either_order, size_of
 from fusebackend.patterns.causal_conv1d.read_convolution import Convolution, read_convolution
 from fusebackend.rewriting.pattern import Reject
 
@@ -73,14 +73,14 @@ def read_forward(node: fx.Node) -> Forward | Reject | None:
     if not isinstance(conv, Convolution):
         return conv
     left, right, shift, transposed, last, nodes = conv.left, conv.right, 0.0, False, node, [node]
-    permute = only_user(node, aten.permute.default)
+    permute = g.only_user(node, aten.permute.default)
     permute = permute if permute is not None and list(permute.args[1]) == [0, 2, 1] else None
-    cut = only_user(permute or node, aten.slice.Tensor)
+    cut = g.only_user(permute or node, aten.slice.Tensor)
     kept = None if cut is None else _padding_kept(cut, conv, time=1 if permute else 2)
     if kept is not None:
         (left, right), transposed, last = kept, permute is not None, cut
         nodes += [permute, cut] if permute else [cut]
-    added = only_user(last, aten.add.Tensor)
+    added = g.only_user(last, aten.add.Tensor)
     if added is not None and not added.kwargs:
         constant = next((b for a, b in either_order(added.args) if a is last and isinstance(b, (int, float))), None)
         if constant is not None and not isinstance(constant, bool) and math.isfinite(constant):

@@ -36,7 +36,7 @@ from fusebackend.native import loader
 from fusebackend.patterns.index_add import estimate as profit
 from fusebackend.patterns.index_add import shared_sort
 from fusebackend.patterns.index_add.ops import DTYPES, INDEX_ADD, INDEX_ADD_, INDEX_ADD_ZEROS, KERNELS, max_dims
-from fusebackend.patterns.index_add.sites import COPY, READERS, Site, is_accepted_alpha, only_user, read
+from fusebackend.patterns.index_add.sites import COPY, READERS, Site, is_accepted_alpha, read
 from fusebackend.rewriting.emitted_sizes import merged
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
@@ -61,7 +61,7 @@ class IndexAdd(Pattern):
             site.notes.append("deterministic")
         if site.onto_zeros:
             site.notes.append("zeros")
-            if only_user(site.self) is node:
+            if g.only_user(site.self) is node:
                 site.interior.append(site.self)
         site.sharing = shared_sort.sums_that_may_share(site)
         return _match(site, deterministic)

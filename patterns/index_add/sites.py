@@ -128,10 +128,6 @@ def is_constant(node: Any, number: float) -> bool:
     return isinstance(node, fx.Node) and node.target is aten.full.default and node.args[1] == number
 
 
-def only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
 def _one_index(node: fx.Node, indices: list) -> tuple[int, fx.Node] | Reject:
     """The dimension and the node of the only index in a list of optional ones."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
@@ -300,9 +296,9 @@ def _absorb_rounding(site: Site) -> None:
     """convert(g, fp32) -> sum onto fp32 zeros -> convert back: a sum that is rounded once."""
     if not (site.onto_zeros and g.value(site.output).dtype is torch.float32 and site.values.target is prims.convert_element_type.default):
         return
-    narrow, back = site.values.args[0], only_user(site.output)
+    narrow, back = site.values.args[0], g.only_user(site.output)
     dtype = g.value(narrow).dtype
-    if dtype not in HALVES or back is None or only_user(site.values) is None:
+    if dtype not in HALVES or back is None or g.only_user(site.values) is None:
         return
     if back.target is prims.convert_element_type.default and back.args[1] is dtype:
         site.absorb([site.values, site.output], narrow, "summed in fp32 and rounded once")
@@ -312,7 +308,7 @@ def _absorb_rounding(site: Site) -> None:
 def _absorb_padding(site: Site) -> None:
     """where(unsqueeze(idx == pad), 0, g) -> sum: entries of the padding index add nothing."""
     node = site.values
-    if node.target is not aten.where.self or only_user(node) is None or site.ignore is not None:
+    if node.target is not aten.where.self or g.only_user(node) is None or site.ignore is not None:
         return
     condition, zero, kept = node.args
     chain = []
@@ -347,7 +343,7 @@ def _absorb_scale(site: Site) -> bool:
     """
     node = site.values
     tensor = g.value(node)
-    if node.target is not aten.mul.Tensor or only_user(node) is None or not tensor.is_floating_point():
+    if node.target is not aten.mul.Tensor or g.only_user(node) is None or not tensor.is_floating_point():
         return False
     for x, factor in (node.args, node.args[::-1]):
         if not g.is_tensor(x) or g.value(x).dtype != tensor.dtype or not _same_shape(g.value(x).shape, tensor.shape):
@@ -383,7 +379,7 @@ def _is_row_weight(factor: torch.Tensor, source: torch.Tensor, dim: int) -> bool
 def _absorb_gather(site: Site) -> None:
     """index(x, [src]), or gather(x, src expanded along the rows), along the same dimension: the kernel gathers as it reads."""
     node = site.values
-    if only_user(node) is None or site.index_dims != 1:
+    if g.only_user(node) is None or site.index_dims != 1:
         return
     if node.target is aten.gather.default:
         args = g.arguments(node)
