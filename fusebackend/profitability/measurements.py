@@ -11,6 +11,7 @@ import torch
 from torch._inductor import config as inductor_config
 
 from fusebackend import cache_keys
+from fusebackend.garbage import collection_resumed
 from fusebackend.log import log, warn_once
 from fusebackend.native import cache, loader
 from fusebackend.profitability import measurement_store
@@ -109,7 +110,7 @@ class Measurements:
 
     def _measured(self, key: str, timed: Callable[[], Measurement], kept: bool) -> Answer:
         try:
-            with self.budget.spending():
+            with self.budget.spending(), collection_resumed():
                 measurement = timed()
         except Exception as error:
             return Answer(None, self.why_failed("timing", error))

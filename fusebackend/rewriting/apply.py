@@ -20,6 +20,7 @@ from torch._guards import detect_fake_mode
 from torch.utils import _pytree as pytree
 
 from fusebackend import fx_utils as g
+from fusebackend.garbage import collection_paused
 from fusebackend.log import log, warn_once
 from fusebackend.rewriting import checks, describe, inquiry
 from fusebackend.rewriting.fuel import Fuel
@@ -60,7 +61,8 @@ def rewrite(
     Returns:
         What was done.
     """
-    return _Rewriting(graph, name, strict, fuel or Fuel(), check, policy, priorities or {}).run(patterns, code, inputs_called)
+    with collection_paused():
+        return _Rewriting(graph, name, strict, fuel or Fuel(), check, policy, priorities or {}).run(patterns, code, inputs_called)
 
 
 class _Rewriting:

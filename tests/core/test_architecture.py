@@ -16,7 +16,7 @@ import fusebackend.patterns
 #: From bottom to top. A file may import what stands on a lower floor or in its own entry; those of one floor do not import one another.
 FLOORS = [
     [""],  # the package itself, which imports nothing when it is imported
-    ["log", "progress", "cotangent"],
+    ["log", "progress", "garbage", "cotangent"],
     ["fx_utils", "identity"],
     ["cache_keys"],
     ["native"],
