@@ -94,6 +94,7 @@ def _generated_code(module: fx.GraphModule, fakes: list[Any]) -> str:
         "triton.cudagraphs": False,
         "benchmark_kernel": False,
         "trace.enabled": False,
+        "graph_partition": False,  # of the wrapper, which nothing runs
         "compile_threads": 1,  # otherwise each kernel is given to the workers that compile, as soon as its code is there
     }
     record_original_output_strides(module)

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,7 +108,8 @@ class TimeModel:
             known = features(work, physical)
             point = [known.get(name, 0.0) for name in self.features]
             values = [_evaluate(tree, point) for tree in self._forest]
-        mean, deviation = statistics.fmean(values), statistics.pstdev(values)
+        mean = math.fsum(values) / len(values)
+        deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))  # statistics.pstdev, which takes fractions, is slow
         if self.basis is not None:
             with contextlib.suppress(Unfit):  # a quantity that was not met there
                 other_mean, other_deviation = self.basis.correction(work, self.basis.physical(work))
