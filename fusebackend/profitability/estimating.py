@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -42,6 +43,8 @@ class Recorded:
 #: Where both times are so many times their error apart, an estimate is enough: Inductor is not asked where a description of its kernels
 #: says that it is faster (some, as that of a plain copy, are less than any kernel takes), and a replacement that pays is not timed.
 _CLEAR = 3.0
+#: Where a description of Inductor's kernels says by so many times the error that the replacement pays, Inductor is not asked.
+_SURE = 2.0
 
 #: How often a user may run what was compiled, at the least: by then what it took to find out what is faster must have paid for itself.
 RUNS = 10_000
@@ -108,12 +111,30 @@ class Estimator:
             way = ways[number % len(ways)]
             recorded.append(self._record(way, _graphs(level, outputs), are_nearly_calls(nodes)))
             return Estimate(instead=way.match)
-        found = [dataclasses.replace(_without_timing(w, self._one(w)), orders=w.orders) for w in workloads]
+        surely = self._surely_faster(workloads)
+        if surely is not None:
+            return surely
+        found = [_with_conditions(w, self._one(w)) for w in workloads]
         first, best = found[0], max(found, key=_gain)
         others = [e for e, w in zip(found, workloads) if w.is_alternative and e.pays is not False and e.ours and e.inductor]
         if first.pays is None and first.ours is None and best in [first, *others] and others:
             return dataclasses.replace(first, rival=max(others, key=_gain))
         return best
+
+    def _surely_faster(self, workloads: Sequence[Workload]) -> Estimate | None:
+        """Of the fastest of the ways to replace a whole site, where Inductor would be asked and a description is enough; None where it is
+        not, or a way is not known without asking."""
+        known, others = self._calibration, workloads[1:]
+        if known is None or any(_asks(w.ours) or w.spared for w in workloads) or not all(w.is_alternative for w in others):
+            return None
+        times = [t for w in workloads if (t := _own_kernels(known, w)) is not None]
+        if len(times) < len(workloads):
+            return None
+        ours, best = min(zip(times, workloads), key=lambda way: way[0].expected)
+        described = self._described(known, best)
+        if described is None or pays(ours, described, _SURE) is not True:
+            return None
+        return _with_conditions(best, dataclasses.replace(_verdict(best, ours, described), around=self._around(known, best)))
 
     def _one(self, workload: Workload) -> Estimate:
         if self._calibration is None:
@@ -338,8 +359,10 @@ def _is_worth_asking(workload: Workload, ours: Interval, inductor: Interval) -> 
     """
     asked = next(work for work in (*workload.inductor, *workload.ours) if isinstance(work, Generated))
     result = max(asked.outputs or asked.nodes)
-    alike = [n for n in result.graph.find_nodes(op=result.op, target=result.target) if _is_like(n, result)]
-    return (inductor.high - ours.low) * len(alike) * RUNS >= _QUESTION_SECONDS * 1e6
+    alike = (n for n in result.graph.find_nodes(op=result.op, target=result.target) if _is_like(n, result))
+    gain, cost = (inductor.high - ours.low) * RUNS, _QUESTION_SECONDS * 1e6
+    enough = math.ceil(cost / gain) if gain > 0 else 0  # of hundreds, which takes long to find out
+    return gain * sum(1 for _ in itertools.islice(alike, enough)) >= cost
 
 
 def _is_like(node: fx.Node, other: fx.Node) -> bool:
@@ -394,8 +417,9 @@ def inductor_decides(ours: Interval | None, inductor: Interval | None) -> bool:
     return ours is not None and inductor is not None and pays(ours, Interval.around(inductor.high, 0.0)) is True
 
 
-def _without_timing(workload: Workload, estimate: Estimate) -> Estimate:
-    """The estimate; a no where it does not tell, and timing would tell something else."""
+def _with_conditions(workload: Workload, estimate: Estimate) -> Estimate:
+    """The estimate with what timing would have to heed; a no where it does not tell, and timing would tell something else."""
+    estimate = dataclasses.replace(estimate, orders=workload.orders)
     if not workload.untimed:
         return estimate
     estimate = dataclasses.replace(estimate, untimed=workload.untimed)

@@ -358,10 +358,29 @@ def test_inductor_is_asked_where_what_may_be_gained_at_alike_sites_pays_for_it(m
 ASKED = Calibration(**{**vars(KNOWN), "models": {**KNOWN.models, "triton reduction": TimeModel(0.0, {"us": 1.0}, 1.0, noise=0.1)}})
 
 
+def test_inductor_is_not_asked_where_the_fastest_way_pays_by_descriptions_beyond_doubt(monkeypatch):
+    asked = []
+    monkeypatch.setattr(estimating, "works_of", lambda work: asked.append(work) or [[Work("triton reduction", {"us": 20.0})]])
+    monkeypatch.setattr(estimating, "_key", lambda nodes: repr(nodes))
+    original = Generated((computed(),), otherwise=taking(10.0))
+    other = Match((), lambda e: None)
+    first, second = Workload((taking(9.0),), (original,)), Workload((taking(5.0),), (original,), match=other, is_alternative=True)
+    found = estimate(first, second, calibration=ASKED)
+    assert found.pays is True and found.instead is other and found.inductor.expected == 10.0 and not asked
+    assert estimate(first, calibration=ASKED).inductor.expected == 20.0 and asked == [original], "too close to tell"
+    for workloads in (
+        (Workload((taking(1.0), original), (original,)),),  # around it code is generated, too
+        (dataclasses.replace(second, spared=(taking(10.0),)),),  # Inductor is spared that at most
+        (first, dataclasses.replace(second, is_alternative=False)),  # less of the site
+        (Workload((Work("unknown", {"us": 1.0}),), (original,)), second),  # one way is to be timed
+    ):
+        assert estimate(*workloads, calibration=ASKED).inductor.expected == 20.0
+
+
 def test_an_older_calibration_knows_descriptions_alone(monkeypatch):
     monkeypatch.setattr(estimating, "works_of", lambda work: [[Work("triton reduction", {"us": 20.0})]])
     monkeypatch.setattr(estimating, "_key", lambda nodes: "a site")
-    workload = Workload((taking(1.0),), (Generated((computed(),), otherwise=taking(10.0)),))
+    workload = Workload((taking(9.0),), (Generated((computed(),), otherwise=taking(10.0)),))
     assert estimate(workload).inductor.expected == 10.0
     assert estimate(workload, calibration=ASKED).inductor.expected == 20.0
     with estimating.recording() as found:
