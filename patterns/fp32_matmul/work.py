@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 from fusebackend.native import ops
@@ -17,4 +18,10 @@ def kernel_work(sizes: Sequence[int], a: Sequence[int], b: Sequence[int], device
         a, b: of each operand, the strides of its rows, columns and batch in elements, and its offset from an aligned address in bytes.
         device: compute capability, major and minor, number of multiprocessors, and whether there is the kernel ``wgmma``.
     """
-    return _facts(list(sizes), list(a), list(b), list(device))
+    return _known_work(tuple(sizes), tuple(a), tuple(b), tuple(device))
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_work(*of: tuple[int, ...]) -> Mapping[str, float]:
+    """The facts, asked once: a model's layers are alike."""
+    return _facts(*map(list, of))
