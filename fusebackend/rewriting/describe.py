@@ -83,12 +83,6 @@ def _operands(outputs: Sequence[fx.Node], new_nodes: Sequence[fx.Node]) -> tuple
     return tuple(g.spec(g.value(n)) for n in inputs if g.is_tensor(n)), tuple(g.spec(g.value(n)) for n in outputs)
 
 
-def graph_code(graph: fx.Graph) -> str:
-    """The graph as code with shapes, strides and devices."""
-    assert graph.owning_module is not None
-    return graph.owning_module.print_readable(print_output=False, include_stride=True, include_device=True)
-
-
 def graph_nodes(graph: fx.Graph, known: tuple[GraphNode, ...] = (), inputs_called: tuple[str, ...] = ()) -> tuple[GraphNode, ...]:
     """The graph's nodes in order.
 
