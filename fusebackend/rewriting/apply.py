@@ -93,13 +93,13 @@ class _Rewriting:
         shown = bool(candidates or self.rejections or code)
         before, nodes_before = "", tuple[GraphNode, ...]()
         if shown:
-            before, nodes_before = graph_code(self.graph, describe.source_of), describe.graph_nodes(self.graph, inputs_called=inputs_called)
+            before, nodes_before = graph_code(self.graph), describe.graph_nodes(self.graph, inputs_called=inputs_called)
         computing = operators(self.graph.nodes)
         whole = {"operators": len(computing), "moved_bytes": moved_bytes(computing)}
         self.apply_all(candidates)
         after, nodes_after = before, nodes_before
         if self.substitutions:
-            after, nodes_after = graph_code(self.graph, describe.source_of), describe.graph_nodes(self.graph, nodes_before)
+            after, nodes_after = graph_code(self.graph), describe.graph_nodes(self.graph, nodes_before)
         made = GraphCode(self.name, before, after, len(self.graph.nodes), nodes_before, nodes_after, **whole)
         return GraphOutcome(
             self.name,

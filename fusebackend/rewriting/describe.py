@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,12 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 def source_of(node: fx.Node) -> Source:
     """The innermost line outside torch of the stack that made ``node``."""
-    frames = [m.groupdict() for m in _FRAME.finditer(node.meta.get("stack_trace") or "")]
+    return _innermost(node.meta.get("stack_trace") or "")
+
+
+@functools.lru_cache(maxsize=1024)  # many nodes share a stack, which takes long to parse
+def _innermost(stack: str) -> Source:
+    frames = [m.groupdict() for m in _FRAME.finditer(stack)]
     outside = [f for f in frames if not f["file"].startswith(_TORCH)] or frames
     if not outside:
         return Source()
@@ -91,7 +97,6 @@ def graph_nodes(graph: fx.Graph, known: tuple[GraphNode, ...] = (), inputs_calle
         known: the nodes of the graph before it was rewritten, most of which are unchanged.
     """
     before = {n.name: n for n in known}
-    sources: dict[str, Source] = {}  # many nodes share a stack, which takes long to parse
     found = []
     for node in graph.nodes:
         inputs = tuple([i.name for i in node.all_input_nodes])
@@ -99,13 +104,10 @@ def graph_nodes(graph: fx.Graph, known: tuple[GraphNode, ...] = (), inputs_calle
         if old is not None and old.inputs == inputs:
             found.append(old)
             continue
-        stack = node.meta.get("stack_trace") or ""
-        if stack not in sources:
-            sources[stack] = source_of(node)
         target = g.describe(node) if node.op == "call_function" else node.op
         spec = _spec(g.value(node)) if node.op != "output" else ""
         label = input_name(node, inputs_called) if node.op == "placeholder" else ""
-        found.append(GraphNode(node.name, target, inputs, spec, sources[stack], label))
+        found.append(GraphNode(node.name, target, inputs, spec, source_of(node), label))
     return tuple(found)
 
 

@@ -7,22 +7,18 @@ we add to a compile: these need not run. Graphs that hold others, as those of co
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.rewriting.describe import source_of
 from fusebackend.rewriting.outcome import Source
 
 
-def graph_code(graph: fx.Graph, source_of: Callable[[fx.Node], Source]) -> str:
-    """The graph as code with shapes, strides and devices, and with the lines of the program that its nodes come from.
-
-    Args:
-        source_of: the line that made a node.
-    """
+def graph_code(graph: fx.Graph) -> str:
+    """The graph as code with shapes, strides and devices, and with the lines of the program that its nodes come from."""
     module = graph.owning_module
     assert module is not None
     if any(isinstance(child, fx.GraphModule) for child in module.children()):
@@ -30,15 +26,11 @@ def graph_code(graph: fx.Graph, source_of: Callable[[fx.Node], Source]) -> str:
     inputs = ", ".join(f"{n.name}{_annotation(n)}" for n in graph.find_nodes(op="placeholder"))
     lines = [f"class {type(module).__name__}(torch.nn.Module):", f"    def forward(self, {inputs}):"]
     unused = _unused_after(graph)
-    sources: dict[str, Source] = {}  # many nodes share a stack, which takes long to parse
     shown = Source()
     for node in graph.nodes:
         if node.op == "placeholder":
             continue
-        stack = node.meta.get("stack_trace") or ""
-        if stack not in sources:
-            sources[stack] = source_of(node)
-        source = sources[stack]
+        source = source_of(node)
         if source.file and source != shown:
             backward = "Backward of forward node: " if node.meta.get("autograd_backward") else ""
             comment = f"        # {backward}File: {source.file}:{source.line} in {source.function}, code: {source.code}"

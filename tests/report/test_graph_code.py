@@ -7,7 +7,6 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusebackend.rewriting.describe import source_of
 from fusebackend.rewriting.graph_code import graph_code
 
 
@@ -35,7 +34,7 @@ def statements(code):
 
 def test_statements_are_those_that_pytorch_prints():
     gm = make_fx(step, tracing_mode="fake")(torch.randn(4, 6, 8), torch.randn(4, 8, 6), torch.arange(4))
-    found = statements(graph_code(gm.graph, source_of))
+    found = statements(graph_code(gm.graph))
     assert found == printed(gm) and len(found) > 10
     assert any(line.endswith(";  full = None") for line in found), "what nothing reads is freed at once"
 
@@ -43,7 +42,7 @@ def test_statements_are_those_that_pytorch_prints():
 def test_symbolic_sizes_are_told():
     gm = make_fx(lambda x: x.new_zeros(x.shape[0] * 2), tracing_mode="symbolic")(torch.randn(5, 3))
     expected = [line.replace("sym_size_int * 2", "operator.mul(sym_size_int, 2)") for line in printed(gm)]
-    assert statements(graph_code(gm.graph, source_of)) == expected and any('"Sym(' in line for line in expected)
+    assert statements(graph_code(gm.graph)) == expected and any('"Sym(' in line for line in expected)
 
 
 def test_comments_tell_the_line_of_the_program_once():
@@ -59,7 +58,7 @@ def test_comments_tell_the_line_of_the_program_once():
     with FakeTensorMode():
         first.meta["val"] = torch.empty(2)
     gm = fx.GraphModule(torch.nn.Module(), graph)
-    assert graph_code(gm.graph, source_of).split("\n") == [
+    assert graph_code(gm.graph).split("\n") == [
         f"class {type(gm).__name__}(torch.nn.Module):",
         "    def forward(self, x):",
         "        # File: net.py:3 in forward, code: return x.sin()",
@@ -80,4 +79,4 @@ def test_a_graph_within_a_graph_is_printed_too():
     branch = graph.get_attr("branch")
     graph.output((graph.call_function(torch.utils.checkpoint.checkpoint, (branch, x)),))
     gm = fx.GraphModule({"branch": inner}, graph)
-    assert "aten.sin.default" in graph_code(gm.graph, source_of)
+    assert "aten.sin.default" in graph_code(gm.graph)
