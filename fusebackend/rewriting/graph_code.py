@@ -7,7 +7,6 @@ we add to a compile: these need not run. Graphs that hold others, as those of co
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
@@ -58,11 +57,12 @@ def _expression(node: fx.Node) -> str:
 def _callee(node: fx.Node) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return f"torch.ops.{node.target}"
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return f"torch.ops.higher_order.{g.describe(node)}"
     if node.op != "call_function":
         return f"self.{node.target}"
-    target: Any = node.target
-    module = getattr(target, "__module__", "").removeprefix("_")  # operator's functions are of _operator
-    return f"{module}.{g.describe(node)}" if module else g.describe(node)
+    module: str | None = getattr(node.target, "__module__", None)
+    return f"{module.removeprefix('_')}.{g.describe(node)}" if module else g.describe(node)  # operator's are of _operator
 
 
 def _annotation(node: fx.Node) -> str:

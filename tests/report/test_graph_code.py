@@ -1,9 +1,12 @@
 """A graph's code reads as PyTorch prints it."""
 
+import math
 import operator
 
+import pytest
 import torch
 from torch import fx
+from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -70,6 +73,21 @@ def test_comments_tell_the_line_of_the_program_once():
         "        return (neg,)",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        (math.trunc, "math.trunc"),
+        (triton_kernel_wrapper_mutation, "torch.ops.higher_order.triton_kernel_wrapper_mutation"),
+        (torch.sym_max, "torch.sym_max"),
+    ],
+)
+def test_what_is_no_operator_of_a_library_is_named(target, named):
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.create_node("call_function", target, (x,), {"key": x}, "found"),))
+    assert f"found = {named}(x, key = x);  x = None" in graph_code(fx.GraphModule(torch.nn.Module(), graph).graph)
 
 
 def test_a_graph_within_a_graph_is_printed_too():
