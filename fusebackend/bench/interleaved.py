@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from fusebackend.bench.stats import relative_uncertainty
+from fusebackend.garbage import collection_paused
 
 #: One entry of a round spans about this many ms: the mean of calls on CUDA, the shortest of calls on a CPU.
 CUDA_SPAN_MS, CPU_SPAN_MS = 50, 250
@@ -43,7 +43,8 @@ def interleaved_ms(
     repeats = {name: max(1, round(span_ms / _entry_ms(call, 1, device))) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
-    with _no_garbage_collection():
+    gc.collect()
+    with collection_paused():
         began = time.perf_counter()
         while True:
             for name in names:
@@ -73,15 +74,3 @@ def _entry_ms(call: Callable[[], Any], repeats: int, device: torch.device) -> fl
         call()
         times.append(time.perf_counter() - began)
     return 1e3 * min(times)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

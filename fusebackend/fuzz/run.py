@@ -21,6 +21,7 @@ from fusebackend.fuzz.compare import Comparison, check
 from fusebackend.fuzz.imagined_gpu import IMAGINED_DEVICE
 from fusebackend.fuzz.programs import Program
 from fusebackend.fuzz.random_programs import programs
+from fusebackend.garbage import collection_paused
 from fusebackend.tools.object_reference import UsageError
 
 #: The number of programs of one seed; the next programs have the next seed.
@@ -177,12 +178,8 @@ def _check_arguments(count: int | None, minutes: float | None, start: int, devic
 def _cheap_compiles() -> Iterator[None]:
     """The garbage collector and the cache of fake tensors are off. They take a large part of a small compile, and programs that are all
     different never hit that cache."""
-    gc.disable()
-    try:
-        with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
-            yield
-    finally:
-        gc.enable()
+    with collection_paused(), torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+        yield
 
 
 @contextlib.contextmanager

@@ -125,7 +125,9 @@ class Estimator:
         """Of the fastest of the ways to replace a whole site, where Inductor would be asked and a description is enough; None where it is
         not, or a way is not known without asking."""
         known, others = self._calibration, workloads[1:]
-        if known is None or any(_asks(w.ours) or w.spared for w in workloads) or not all(w.is_alternative for w in others):
+        if known is None or not _asks(workloads[0].inductor):
+            return None
+        if any(_asks(w.ours) or w.spared for w in workloads) or not all(w.is_alternative for w in others):
             return None
         times = [t for w in workloads if (t := _own_kernels(known, w)) is not None]
         if len(times) < len(workloads):
