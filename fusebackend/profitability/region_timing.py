@@ -34,7 +34,7 @@ def time_region(region: Region, subject: str, *, calls: bool, brief: bool, patch
     Raises:
         Unfit: it can't be timed.
     """
-    _refuse_where_nothing_can_run(region.device)
+    refuse_where_nothing_can_run(region.device)
     with timer.undisturbed(region.device):
         original, replaced, fakes = (region.without_neighbours() if calls else region).modules()
         samples = Samples(original.graph, fakes, replaced.graph)
@@ -55,7 +55,7 @@ def time_replacement(region: Region, subject: str) -> Measurement:
     Raises:
         Unfit: it can't be timed.
     """
-    _refuse_where_nothing_can_run(region.device)
+    refuse_where_nothing_can_run(region.device)
     with timer.undisturbed(region.device):
         original, replaced, fakes = region.without_neighbours().modules()
         ours = _one_ms(replaced, Samples(original.graph, fakes, replaced.graph), region.device)
@@ -80,7 +80,8 @@ def _one_ms(module: fx.GraphModule, samples: Samples, device: torch.device) -> f
     return timer.medians_ms([_called(module)], samples, device, seconds=0.03, draws=1)[0]
 
 
-def _refuse_where_nothing_can_run(device: torch.device) -> None:
+def refuse_where_nothing_can_run(device: torch.device) -> None:
+    """Raises :class:`Unfit` where nothing can be called or compiled for timing."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise Unfit("a CUDA graph is being captured")
     if V.aot_compilation:

@@ -7,11 +7,9 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-
-from fusebackend.profitability.random_inputs import Samples
 
 _MIN_RUNS, _MAX_RUNS = 3, 30
 _LAUNCH_MS = 0.2  # enough for launching a few kernels
@@ -20,6 +18,22 @@ _CYCLES_PER_MS = 1.5e6  # of a GPU at 1.5 GHz
 
 # Two timings at once would slow each other down.
 _one_at_a_time = threading.Lock()
+
+
+class Inputs(Protocol):
+    """What draws the inputs of the functions that are timed (:class:`fusebackend.profitability.random_inputs.Samples`).
+
+    Attributes:
+        mutated: the numbers of those that the functions write to.
+    """
+
+    mutated: list[int]
+
+    def settle(self, form: Callable[[list[Any]], Any]) -> None:
+        """Finds out how inputs are to be drawn for a function."""
+
+    def draw(self) -> list[Any]:
+        """New ones."""
 
 
 @contextlib.contextmanager
@@ -40,7 +54,7 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 def medians_ms(
     ways: Sequence[Callable[[list[Any]], Any]],
-    samples: Samples,
+    samples: Inputs,
     device: torch.device,
     *,
     seconds: float = 0.3,
