@@ -11,6 +11,8 @@ key                  names                                       made of
 ``report``           a compile's report and decisions            ``compiled_code``, graph, inputs, mode, Inductor's options
 ``site``             kept measurements of one match              :func:`measuring`, matched operators, the match's note
 ``region``           one kept measurement                        ``site``, the region in both forms, builds of its operators
+``memory_order``     one kept measurement of the order in which  :func:`measuring`, the calls of the library
+                     a graph's convolutions run
 ``question``         what Inductor answered for some nodes       :func:`measuring`, Python sources, Triton, :func:`graph_text`
 ``race``             one kept measurement of a whole graph       :func:`measuring`, the graph, how it is compiled
 ``native_library``   a built library                             sources, architectures, flags, compilers, torch
@@ -49,7 +51,7 @@ NATIVE_HEADERS = (".cuh", ".h", ".hpp")
 NATIVE_SOURCES = (".cu", ".cpp", *NATIVE_HEADERS)
 
 # The options that change the compiled code. ``strict`` and ``interpret`` do not: the one raises, the other compiles nothing.
-_OPTIONS_OF_CODE = ("patterns", "fuel", "check", "gate", "gate_seconds")
+_OPTIONS_OF_CODE = ("patterns", "channels_last", "fuel", "check", "gate", "gate_seconds")
 
 
 def _digest(*parts: str, length: int = 64) -> str:
@@ -237,6 +239,15 @@ def race(measured_with: str, graph: str, compiled_as: tuple) -> str:
         compiled_as: whether as a CUDA graph, a backward, for inference; and the option ``fuse.patterns``.
     """
     return _digest("race", measured_with, repr(compiled_as), graph, length=32)
+
+
+def memory_order(measured_with: str, calls: str) -> str:
+    """One measurement of the order in which a graph's convolutions run.
+
+    Args:
+        calls: the library's calls, and how often each.
+    """
+    return _digest("memory order", measured_with, calls, length=32)
 
 
 def question(measured_with: str, asked: str) -> str:

@@ -14,6 +14,10 @@ from typing import Any
 #: Our options: name -> (what it accepts, what it does). ``python -m fusebackend env`` prints this table.
 OPTIONS: dict[str, tuple[str, str]] = {
     "fuse.patterns": ('"all", or a list of pattern names; "-name" leaves one out', "which patterns are tried"),
+    "fuse.channels_last": (
+        "bool",
+        "run a graph's 2-D convolutions channels last where that was timed to be faster, whatever Inductor's rule (default True)",
+    ),
     "fuse.strict": ("bool", "raise when a pattern fails instead of leaving its site to Inductor"),
     "fuse.fuel": (
         "int >= 0 or None",
@@ -39,6 +43,7 @@ class Options:
     """Parsed options. ``inductor`` holds those that are passed to Inductor; ``mode`` is torch.compile's mode or None."""
 
     patterns: tuple[str, ...] = ("all",)
+    channels_last: bool = True
     strict: bool = False
     fuel: int | None = None
     interpret: bool = False
@@ -53,6 +58,12 @@ class Options:
         ours = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "inductor"}
         named = {name if name == "mode" else f"fuse.{name}": value for name, value in ours.items() if value != getattr(Options(), name)}
         return {**named, **dict(self.inductor)}
+
+    @property
+    def chooses_memory_order(self) -> bool:
+        """Whether the order in which convolutions run may be chosen: not by those who name the patterns that they want."""
+        named = [n for n in self.patterns if n != "all" and not n.startswith("-")]
+        return self.channels_last and bool(self.patterns) and not named and "-all" not in self.patterns
 
     @property
     def cacheable(self) -> bool:

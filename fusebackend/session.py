@@ -32,7 +32,7 @@ from fusebackend.report.model import Report
 from fusebackend.rewriting import convolution_layout, describe, interpret, provenance
 from fusebackend.rewriting.fuel import Fuel, fuel_for
 from fusebackend.rewriting.inductor_pass import SLOTS, FusePass, chained
-from fusebackend.rewriting.outcome import GraphOutcome
+from fusebackend.rewriting.outcome import GraphOutcome, Verdict
 from fusebackend.rewriting.pattern import Level, Pattern
 from fusebackend.rewriting.switches import select
 
@@ -69,6 +69,8 @@ class Session:
         if gm is not None and (broken := provenance.graph_break(gm)) is not None:
             self.report.breaks.append(broken)
         self._outcomes: dict[str, GraphOutcome] = {}
+        self._chosen: Verdict | None = None  # of the memory order of the forward that is compiled
+        self._orders: dict[str, Verdict] = {}  # by graph
         self._ended = False
         self._gm = gm
         opaque = sorted({type(i).__name__ for i in example_inputs if _is_opaque(i)})
@@ -139,12 +141,21 @@ class Session:
                 users = self.config_patches.get("custom_partitioner_fn", inductor_config.custom_partitioner_fn)
                 self.config_patches["custom_partitioner_fn"] = joint.partitioner(users)
             self.inner_compile = racing(gate, passes["post_grad"], without, joint)
-        self.inner_compile = convolution_layout.deciding_first(self.inner_compile)
+        chooses = None if gate is None or not options.chooses_memory_order else functools.partial(self._prefers_channels_last, gate)
+        self.inner_compile = convolution_layout.deciding_first(self.inner_compile, chooses)
+
+    def _prefers_channels_last(self, gate: Gate, convolutions: Sequence[fx.Node]) -> bool:
+        verdict = self._chosen = gate.asked_for_order(convolutions)
+        log.info("%s: %s", verdict.pattern, verdict)
+        return verdict.applied
 
     def add(self, outcome: GraphOutcome) -> None:
         """Puts the outcome of a graph into the report, in place of an earlier one."""
         began = time.perf_counter()
         self._outcomes[outcome.graph] = outcome
+        if self._chosen is not None and outcome.code is not None:
+            self._orders[outcome.graph] = dataclasses.replace(self._chosen, graph=outcome.graph)
+            self._chosen = None
         self._update_report()
         if self._ended:  # a backward, compiled at its first call: this compile was kept and traced without it
             self._keep()
@@ -154,6 +165,7 @@ class Session:
 
     def end(self) -> None:
         """Once Inductor has compiled: completes the report with graphs whose code came from Inductor's cache, and keeps it."""
+        self._chosen = None  # the code of that forward came from a cache, and the kept report says it
         compiled_here = bool(self._outcomes)
         if self._key and self._complete_from_cache(self._key) and compiled_here:
             self._keep()
@@ -200,7 +212,7 @@ class Session:
         self.report.substitutions = [s for o in outcomes for s in o.substitutions]
         self.report.rejections = [r for o in outcomes for r in o.rejections]
         self.report.graphs = [o.code for o in outcomes if o.code is not None]
-        self.report.verdicts = [v for o in outcomes for v in o.verdicts]
+        self.report.verdicts = [*self._orders.values(), *(v for o in outcomes for v in o.verdicts)]
         self.report.seconds = self._seconds + sum(o.seconds for o in outcomes)
 
 

@@ -31,11 +31,11 @@ from torch import fx
 from fusebackend import cache_keys
 from fusebackend import fx_utils as g
 from fusebackend.native import loader
-from fusebackend.profitability import calibration, measurement_store
+from fusebackend.profitability import calibration, channels_last, measurement_store
 from fusebackend.profitability.budget import Budget
 from fusebackend.profitability.decision_record import DecisionRecord
 from fusebackend.profitability.default_timing import DefaultTiming
-from fusebackend.profitability.distributed import Answer, Ranks
+from fusebackend.profitability.distributed import Answer, Ranks, has_several_ranks
 from fusebackend.profitability.estimating import Estimator
 from fusebackend.profitability.fresh_inputs import symbols_of
 from fusebackend.profitability.kept_answers import KeptAnswers
@@ -47,6 +47,9 @@ from fusebackend.rewriting import convolution_layout, describe
 from fusebackend.rewriting.outcome import Source, Verdict
 from fusebackend.rewriting.pattern import Estimate, Match, Pattern, Reject, Workload
 from fusebackend.rewriting.profitability_policy import Decision, Proposal
+
+#: What a report calls the choice of a memory order, in the place of a pattern.
+CHANNELS_LAST = "channels_last"
 
 # Where so many sites of a pattern in a row were left to Inductor although it was asked for each, it is not asked for others of the compile.
 _ASKED_IN_VAIN = 4
@@ -196,6 +199,29 @@ class Gate:
     def _time(self, region: Region, subject: str) -> Measurement:
         self.budget.show(subject)
         return time_region(region, subject, calls=region.is_calls, brief=False, patches=self._patches)
+
+    def asked_for_order(self, convolutions: Sequence[fx.Node]) -> Verdict:
+        """Whether these, all of a forward that Inductor would run as planes, run faster channels last, with their gradients."""
+        key = ""
+        try:
+            device, calls = device_of(convolutions), channels_last.calls_of(convolutions)
+            key = cache_keys.memory_order(self.measurements.measured_with(device), str(calls))
+            timed = functools.partial(channels_last.time_both_orders, calls, device)
+            answer = self.measurements.ask(key, timed, self._why_no_order_is_timed(), calls=True)
+        except Exception as error:
+            answer = Answer(None, self.measurements.why_failed("timing", error))
+        applied = answer.measurement is not None and answer.measurement.kept
+        if key:
+            self.record.add(key, applied, False, answer.measurement is not None)
+        return verdict_of(CHANNELS_LAST, "forward", describe.source_of(convolutions[0]), answer, applied)
+
+    def _why_no_order_is_timed(self) -> str | None:
+        if not self._timing:
+            return "not timed: nothing is compiled here"
+        if self.mode != "auto":
+            return self.budget.why_spent()
+        # Several ranks must decide alike, and none may wait by default.
+        return "not timed by default in one of several ranks" if has_several_ranks() else self.budget.why_default_spent()
 
     def close(self) -> None:
         """At the end of each graph: ends the progress line, and looks for new measurements on disk at the next."""

@@ -15,11 +15,18 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor import config as inductor_config
+from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from fusebackend import fx_utils as g
 from fusebackend.log import log
 
 aten = torch.ops.aten
+
+# On CPUs Inductor runs convolutions channels last anyway.
+_DEVICES = ("cuda",)
+
+# From so many nodes a convolution on Inductor leaves them as they are: what stands between them takes the time.
+_MANY_NODES = 300
 
 # By graph: how many convolutions it had, and the answer. Inductor looks at each of them.
 _answers: weakref.WeakKeyDictionary[fx.Graph, tuple[int, bool | None]] = weakref.WeakKeyDictionary()
@@ -35,13 +42,21 @@ def is_channels_last_optimised(graph: fx.Graph) -> bool | None:
     return known[1]
 
 
-def deciding_first(inner_compile: Callable) -> Callable:
+def deciding_first(inner_compile: Callable, prefers_channels_last: Callable[[Sequence[fx.Node]], bool] | None = None) -> Callable:
     """Inductor's ``compile_fx_inner``, or what takes its place, with the layout that Inductor chooses for the graph as it is given: what is
-    replaced meanwhile changes nothing for the convolutions that are left."""
+    replaced meanwhile changes nothing for the convolutions that are left.
+
+    Args:
+        prefers_channels_last: whether a graph's convolutions, which are given, should run channels last though Inductor chose otherwise.
+    """
 
     @functools.wraps(inner_compile)
     def compile_as_decided(gm: fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        decided = _decision_to_keep(gm, bool(kwargs.get("is_inference")))
+        is_inference = bool(kwargs.get("is_inference"))
+        decided = _decision_to_keep(gm, is_inference)
+        if prefers_channels_last is not None and kwargs.get("layout_opt") is None:  # a frozen graph comes with an answer
+            left = _left_as_planes(gm, is_inference)
+            decided = True if left and prefers_channels_last(left) else decided
         settings = {} if decided is None else {"layout_optimization": decided, "force_layout_optimization": decided}
         with inductor_config.patch(settings):
             return inner_compile(gm, example_inputs, *args, **kwargs)
@@ -54,12 +69,40 @@ def _decision_to_keep(gm: fx.GraphModule, is_inference: bool) -> bool | None:
     try:
         if not any(map(_is_depthwise, _convolutions(gm.graph))):
             return None
-        if any(_convolutions(m.graph) for m in gm.modules() if m is not gm and isinstance(m, fx.GraphModule)):
-            return None  # subgraphs decide by themselves, and a setting would be theirs too
+        if _has_convolving_subgraphs(gm):
+            return None
     except Exception as error:  # of a graph without values, which is Inductor's to refuse
         log.debug("nothing is known of a graph's convolutions: %s", error)
         return None
     return _decision(list(gm.graph.nodes), is_inference=is_inference)
+
+
+def _left_as_planes(gm: fx.GraphModule, is_inference: bool) -> list[fx.Node]:
+    """The convolutions of a forward that Inductor could run channels last, and won't by its rule; none where the user chose, where a
+    subgraph has convolutions of its own, and where few of the nodes are convolutions. Depthwise ones, which are replaced, are left out."""
+    if not inductor_config.layout_optimization or inductor_config.force_layout_optimization:
+        return []
+    try:
+        convolutions = [] if g.is_joint(gm.graph) else _convolutions(gm.graph)
+        if not convolutions or len(gm.graph.nodes) >= _MANY_NODES * len(convolutions) or _has_convolving_subgraphs(gm):
+            return []
+        if not all(map(_is_static_plane, convolutions)) or _decision(list(gm.graph.nodes), is_inference=is_inference) is not False:
+            return []
+        return [n for n in convolutions if not _is_depthwise(n)]
+    except Exception as error:  # of a graph without values, which is Inductor's to refuse
+        log.debug("nothing is known of a graph's convolutions: %s", error)
+        return []
+
+
+def _is_static_plane(node: fx.Node) -> bool:
+    """Whether a convolution is two-dimensional, on a GPU, and of sizes that are numbers: of others Inductor's result is not known."""
+    tensors = [g.value(g.arguments(node)["input"]), g.value(g.arguments(node)["weight"]), g.value(node)]
+    return all(t.dim() == 4 and t.device.type in _DEVICES and not has_free_symbols(t.shape) for t in tensors)
+
+
+def _has_convolving_subgraphs(gm: fx.GraphModule) -> bool:
+    """Whether subgraphs have convolutions: they decide by themselves, and a setting would be theirs too."""
+    return any(_convolutions(m.graph) for m in gm.modules() if m is not gm and isinstance(m, fx.GraphModule))
 
 
 def depends_on(nodes: Collection[fx.Node]) -> bool:

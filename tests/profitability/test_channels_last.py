@@ -1,0 +1,301 @@
+"""The order in which convolutions run where Inductor's rule is against channels last: what is timed, what follows, and who says no."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import config as inductor_config
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fusebackend
+from fusebackend.options import Options
+from fusebackend.profitability import calibration, channels_last
+from fusebackend.profitability.measurement_store import Measurement
+from fusebackend.profitability.unfit import Unfit
+from fusebackend.rewriting import convolution_layout
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+
+
+class Grouped(nn.Module):
+    """Inductor's rule is against channels last in training: one convolution is grouped. Another one is depthwise."""
+
+    def __init__(self, norm=None):
+        super().__init__()
+        self.first = nn.Conv2d(3, 64, 3, padding=1)
+        self.norm = norm or nn.Identity()
+        self.grouped = nn.Conv2d(64, 128, 3, stride=2, groups=4, bias=False)
+        self.depthwise = nn.Conv2d(128, 128, 3, groups=128)
+
+    def forward(self, x):
+        return self.depthwise(self.grouped(self.norm(self.first(x)).relu()))
+
+
+def forward_graph(model, x):
+    """The forward graph of a training step, as Inductor is given it."""
+    graphs = []
+
+    def keep(gm, inputs):
+        graphs.append(gm)
+        return torch._functorch.aot_autograd.make_boxed_func(gm.forward)
+
+    backend = torch._dynamo.backends.common.aot_autograd(
+        fw_compiler=keep, decompositions=select_decomp_table(), partition_fn=min_cut_rematerialization_partition
+    )
+    torch._dynamo.reset()
+    torch.compile(model, backend=backend)(x)
+    return graphs[0].graph
+
+
+def convolutions_of(graph):
+    return [n for n in graph.nodes if n.target is aten.convolution.default and n.args[-1] != 128]
+
+
+def calls_of(model, x):
+    return channels_last.calls_of(convolutions_of(forward_graph(model, x)))
+
+
+def passes():
+    (path,) = (calibration.FOLDER / "channels_last").glob("*.json")
+    return json.loads(path.read_text())["passes"]
+
+
+def test_convolutions_and_their_gradients_are_called():
+    counts = calls_of(Grouped(), torch.randn(2, 3, 12, 12)).counts
+    forwards = {c.x[1]: c for c in counts if not c.gradients}
+    gradients = {c.x[1]: c.gradients for c in counts if c.gradients}
+    assert set(counts.values()) == {1} and set(forwards) == {3, 64}
+    assert forwards[3].has_bias and forwards[3].is_given and not forwards[64].has_bias and not forwards[64].is_given
+    assert forwards[64].weight == (128, 16, 3, 3) and forwards[64].result == (2, 128, 5, 5) and forwards[64].geometry[-1] == 4
+    assert gradients == {3: (False, True), 64: (True, True)}  # an image has none
+
+
+def test_equal_convolutions_are_counted():
+    model = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)))
+    calls = channels_last.calls_of(convolutions_of(forward_graph(model, torch.randn(2, 8, 6, 6))))
+    assert sorted((c.gradients, c.is_given, n) for c, n in calls.counts.items()) == [
+        ((), False, 2), ((), True, 1), ((False, True), True, 1), ((True, True), False, 2),
+    ]  # fmt: skip
+
+
+def test_nothing_is_kept_for_a_backward_in_inference():
+    with torch.no_grad():
+        counts = calls_of(Grouped().eval(), torch.randn(2, 3, 12, 12)).counts
+    assert not any(c.gradients for c in counts)
+
+
+def test_a_cast_weight_is_kept_as_the_parameter_or_as_it_is():
+    with torch.autocast("cpu", torch.bfloat16):
+        counts = calls_of(Grouped(), torch.randn(2, 3, 12, 12)).counts
+    assert {c.dtype for c in counts} == {torch.bfloat16}
+    assert {c.x[1]: c.gradients for c in counts if c.gradients} == {3: (False, True), 64: (True, True)}
+
+
+@pytest.mark.parametrize(
+    "norm, kind",
+    [
+        (None, None),
+        (nn.BatchNorm2d(64), "channel"),
+        (nn.InstanceNorm2d(64), "channel"),
+        (nn.GroupNorm(8, 64), "group"),
+    ],
+)
+def test_sums_over_pixels_are_charged(norm, kind):
+    x = torch.randn(2, 3, 12, 12)
+    calls = calls_of(Grouped(norm), x)
+    if kind is None:
+        assert calls.extra_bytes == 0
+        return
+    of_tensor = passes()[kind]["forward"] + passes()[kind]["backward"]
+    assert calls.extra_bytes == pytest.approx(of_tensor * 2 * 64 * 144 * 4, abs=1)
+
+
+def test_the_norm_of_a_pixels_channels_is_not_charged():
+    class OfChannels(nn.Module):
+        def forward(self, x):
+            return nn.functional.layer_norm(x.permute(0, 2, 3, 1), (64,)).permute(0, 3, 1, 2)
+
+    assert calls_of(Grouped(OfChannels()), torch.randn(2, 3, 12, 12)).extra_bytes == 0
+
+
+class Orders(TorchDispatchMode):
+    """Notes in which order each call of a library gets its operands."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.copies = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (aten.convolution.default, aten.convolution_backward.default):
+            tensors = [a for a in args if isinstance(a, torch.Tensor) and a.dim() == 4]
+            orders = [t.is_contiguous(memory_format=torch.channels_last) for t in tensors if 1 not in t.shape]
+            self.seen.append((func, all(orders), any(orders)))
+        self.copies += func is aten.clone.default and (kwargs or {}).get("memory_format") is None
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_each_form_calls_everything_in_its_order(last):
+    calls = calls_of(Grouped(nn.GroupNorm(8, 64)), torch.randn(2, 3, 12, 12))
+    tensors = channels_last._Tensors(calls.counts, CPU)
+    with Orders() as orders:
+        channels_last._form(calls, tensors, channels_last=last)([])
+    assert len(orders.seen) == sum(calls.counts.values()) == 4
+    assert all((whole, some) == (last, last) for _, whole, some in orders.seen)
+    assert orders.copies == (round(calls.extra_bytes / (2 * tensors.largest.nbytes)) if last else 0)
+
+
+def test_operands_share_buffers_and_are_as_large_as_the_largest():
+    calls = calls_of(Grouped(), torch.randn(2, 3, 12, 12))
+    tensors = channels_last._Tensors(calls.counts, CPU)
+    assert tensors.largest.numel() == 2 * 64 * 144
+    for call in calls.counts:
+        for role in ("x", "weight", "result"):
+            assert tensors.planes(call, role).shape == tensors.channels_last(call, role).shape == getattr(call, role)
+            assert tensors.planes(call, role).isfinite().all()
+
+
+def test_both_orders_are_timed():
+    found = channels_last.time_both_orders(calls_of(Grouped(), torch.randn(2, 3, 12, 12)), CPU)
+    assert found.replaced_ms > 0 and found.inductor_ms > 0 and found.how == "calls"
+    assert found.kept is (found.replaced_ms * channels_last.MARGIN <= found.inductor_ms)
+
+
+@pytest.fixture
+def laid_out(monkeypatch):
+    """How Inductor laid out the convolutions of each graph, by the rules that it has for GPUs, which CPUs count as here."""
+    found = []
+    run = GraphLowering.run
+
+    def noting(self, *args):
+        found.append(self.layout_opt)
+        return run(self, *args)
+
+    monkeypatch.setattr(GraphLowering, "run", noting)
+    monkeypatch.setattr(convolution_layout, "_DEVICES", ("cpu",))
+    with torch.backends.mkldnn.flags(enabled=False), inductor_config.patch(force_disable_caches=True):
+        yield found
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What is timed, and what timing finds: channels last takes ``measured.ms``, planes 2 ms."""
+
+    class Measured(list):
+        ms = 1.0
+
+    calls = Measured()
+
+    def time_both_orders(of, device):
+        calls.append(of)
+        return Measurement(calls.ms < 2.0, calls.ms, 2.0, "calls", "convolutions", "a machine")
+
+    monkeypatch.setattr(channels_last, "time_both_orders", time_both_orders)
+    return calls
+
+
+def step(model, x, **options):
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="fuse", options={f"fuse.{n}": v for n, v in options.items()})
+    out = compiled(x)
+    out.sum().backward()
+    return out
+
+
+def order_in_report():
+    return [v for v in fusebackend.last_report().verdicts if v.pattern == "channels_last"]
+
+
+@pytest.mark.codegen
+@pytest.mark.parametrize("ms, kept", [(1.0, True), (3.0, False)])
+def test_the_faster_order_is_taken_and_reported(library, laid_out, measured, own_cache, ms, kept):
+    measured.ms = ms
+    model, x = Grouped(), torch.randn(2, 3, 12, 12)
+    out = step(model, x)
+    gradient = model.grouped.weight.grad.clone()
+    assert laid_out[0] is kept and len(measured) == 1
+    (verdict,) = order_in_report()
+    assert (verdict.applied, verdict.replaced_ms, verdict.inductor_ms) == (kept, ms, 2.0)
+    assert verdict.graph == "forward" and verdict.source.function == "forward"
+    assert "channels_last" in str(fusebackend.last_report())
+    model.zero_grad()
+    want = model(x)
+    want.sum().backward()
+    torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradient, model.grouped.weight.grad, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.codegen
+def test_it_is_timed_once(library, laid_out, measured, own_cache):
+    model, x = Grouped(), torch.randn(2, 3, 12, 12)
+    step(model, x)
+    step(model, x)
+    assert len(measured) == 1 and [v.why for v in order_in_report()] == ["cached"]
+
+
+@pytest.mark.codegen
+@pytest.mark.parametrize("options", [{"channels_last": False}, {"gate": "off"}, {"patterns": []}, {"patterns": ["permute"]}])
+def test_who_says_no_gets_inductors_order(library, laid_out, measured, own_cache, options):
+    step(Grouped(), torch.randn(2, 3, 12, 12), **options)
+    assert laid_out[0] is False and not measured and not order_in_report()
+
+
+@pytest.mark.codegen
+@pytest.mark.parametrize("setting, expected", [({"layout_optimization": False}, False), ({"force_layout_optimization": True}, True)])
+def test_what_the_user_told_inductor_stays(library, laid_out, measured, own_cache, setting, expected):
+    with inductor_config.patch(setting):
+        step(Grouped(), torch.randn(2, 3, 12, 12))
+    assert laid_out[0] is expected and not measured
+
+
+@pytest.mark.codegen
+def test_what_cannot_be_timed_stays_and_says_why(library, laid_out, monkeypatch, own_cache):
+    def refuse(calls, device):
+        raise Unfit("there is no memory to call the convolutions in")
+
+    monkeypatch.setattr(channels_last, "time_both_orders", refuse)
+    step(Grouped(), torch.randn(2, 3, 12, 12))
+    (verdict,) = order_in_report()
+    assert laid_out[0] is False and not verdict.applied and "no memory" in verdict.why
+
+
+@pytest.mark.codegen
+def test_dynamic_sizes_are_left(library, laid_out, measured, own_cache):
+    torch._dynamo.reset()
+    torch.compile(Grouped(), backend="fuse", dynamic=True)(torch.randn(2, 3, 12, 12)).sum().backward()
+    assert laid_out[0] is False and not measured
+
+
+@pytest.mark.parametrize(
+    "patterns, chooses",
+    [
+        (("all",), True),
+        (("-permute",), True),
+        (("all", "-permute"), True),
+        ((), False),
+        (("permute",), False),
+        (("-all", "permute"), False),
+    ],
+)
+def test_those_who_name_their_patterns_get_no_other_order(patterns, chooses):
+    assert Options(patterns=patterns).chooses_memory_order is chooses
+    assert not dataclasses.replace(Options(patterns=patterns), channels_last=False).chooses_memory_order
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_the_order_is_timed_and_results_stay(library, own_cache, dtype):
+    model = nn.Sequential(nn.Conv2d(64, 256, 3, padding=1), nn.BatchNorm2d(256), nn.ReLU(), nn.Conv2d(256, 256, 3, groups=8)).cuda()
+    x = torch.randn(16, 64, 56, 56, device="cuda")
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        out = step(model, x)
+        want = model(x)
+    (verdict,) = order_in_report()
+    assert verdict.replaced_ms is not None and verdict.why == "measured"
+    assert (out.float() - want.float()).norm() <= 0.02 * want.float().norm()
