@@ -240,6 +240,22 @@ def test_it_is_timed_once(library, laid_out, measured, own_cache):
 
 
 @pytest.mark.codegen
+def test_code_from_the_cache_says_it_too(library, laid_out, measured, own_cache):
+    model, x = Grouped(), torch.randn(2, 3, 12, 12)
+    with inductor_config.patch(force_disable_caches=False):
+        step(model, x)
+        step(model, x)
+    assert fusebackend.last_report().from_cache and laid_out == [True, False]  # a backward has strides of its own
+    assert len(measured) == 1 and [(v.applied, v.why) for v in order_in_report()] == [(True, "cached")]
+
+
+def test_an_explanation_says_what_would_be_timed(library, laid_out, measured, own_cache):
+    report = fusebackend.explain(Grouped(), torch.randn(2, 3, 12, 12))
+    (verdict,) = [v for v in report.verdicts if v.pattern == "channels_last"]
+    assert not measured and not verdict.applied and verdict.why == "not timed: nothing is compiled here"
+
+
+@pytest.mark.codegen
 @pytest.mark.parametrize("options", [{"channels_last": False}, {"gate": "off"}, {"patterns": []}, {"patterns": ["permute"]}])
 def test_who_says_no_gets_inductors_order(library, laid_out, measured, own_cache, options):
     step(Grouped(), torch.randn(2, 3, 12, 12), **options)
