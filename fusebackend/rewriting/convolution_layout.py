@@ -67,9 +67,7 @@ def deciding_first(inner_compile: Callable, prefers_channels_last: Callable[[Seq
 def _decision_to_keep(gm: fx.GraphModule, is_inference: bool) -> bool | None:
     """What Inductor decides for a graph of whose convolutions some may be replaced; None where nothing is to be kept."""
     try:
-        if not any(map(_is_depthwise, _convolutions(gm.graph))):
-            return None
-        if _has_convolving_subgraphs(gm):
+        if not any(map(_is_depthwise, _convolutions(gm.graph))) or _has_convolving_subgraphs(gm):
             return None
     except Exception as error:  # of a graph without values, which is Inductor's to refuse
         log.debug("nothing is known of a graph's convolutions: %s", error)
