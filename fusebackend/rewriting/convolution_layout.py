@@ -93,9 +93,11 @@ def _left_as_planes(gm: fx.GraphModule, is_inference: bool) -> list[fx.Node]:
 
 
 def _is_static_plane(node: fx.Node) -> bool:
-    """Whether a convolution is two-dimensional, on a GPU, and of sizes that are numbers: of others Inductor's result is not known."""
+    """Whether a convolution is two-dimensional, on a GPU, of sizes that are numbers, and gives planes: of a model that lies channels last
+    it does not."""
     tensors = [g.value(g.arguments(node)["input"]), g.value(g.arguments(node)["weight"]), g.value(node)]
-    return all(t.dim() == 4 and t.device.type in _DEVICES and not has_free_symbols(t.shape) for t in tensors)
+    known = all(t.dim() == 4 and t.device.type in _DEVICES and not has_free_symbols(t.shape) for t in tensors)
+    return known and tensors[-1].is_contiguous()
 
 
 def _has_convolving_subgraphs(gm: fx.GraphModule) -> bool:

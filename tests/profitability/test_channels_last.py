@@ -271,6 +271,13 @@ def test_what_the_user_told_inductor_stays(library, laid_out, measured, own_cach
 
 
 @pytest.mark.codegen
+def test_a_model_that_lies_channels_last_has_its_order(library, laid_out, measured, own_cache):
+    last = {"memory_format": torch.channels_last}
+    step(Grouped().to(**last), torch.randn(2, 3, 12, 12).to(**last))
+    assert laid_out[0] is False and not measured and not order_in_report()
+
+
+@pytest.mark.codegen
 def test_what_cannot_be_timed_stays_and_says_why(library, laid_out, monkeypatch, own_cache):
     def refuse(calls, device):
         raise Unfit("there is no memory to call the convolutions in")
