@@ -125,14 +125,15 @@ def decisions(before: str, now: Mapping[str, bool | None], measured_since: Itera
     return _digest(before, repr(sorted(now.items())), repr(sorted(measured_since)), length=16)
 
 
-def _numeric_settings() -> tuple[bool, str, str]:
-    """What matches read, and results depend on.
+def _numeric_settings() -> tuple[bool | str, ...]:
+    """What matches read, and results and the choice of cuDNN's kernels depend on.
 
     The precisions a backend: ``torch.get_float32_matmul_precision()`` raises where one of them was set by itself.
     """
     backends: Any = torch.backends
     precisions = (backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision)
-    return torch.are_deterministic_algorithms_enabled(), *precisions
+    cudnn = (backends.cudnn.conv.fp32_precision, backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic)
+    return torch.are_deterministic_algorithms_enabled(), *precisions, *cudnn
 
 
 # ---- patterns ----

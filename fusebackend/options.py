@@ -16,7 +16,8 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "fuse.patterns": ('"all", or a list of pattern names; "-name" leaves one out', "which patterns are tried"),
     "fuse.channels_last": (
         "bool",
-        "run a graph's 2-D convolutions channels last where that was timed to be faster, whatever Inductor's rule (default True)",
+        "run a graph's 2-D convolutions channels last where that was timed to be faster, whatever Inductor's rule; by default "
+        "unless patterns are named",
     ),
     "fuse.strict": ("bool", "raise when a pattern fails instead of leaving its site to Inductor"),
     "fuse.fuel": (
@@ -43,7 +44,7 @@ class Options:
     """Parsed options. ``inductor`` holds those that are passed to Inductor; ``mode`` is torch.compile's mode or None."""
 
     patterns: tuple[str, ...] = ("all",)
-    channels_last: bool = True
+    channels_last: bool | None = None
     strict: bool = False
     fuel: int | None = None
     interpret: bool = False
@@ -61,9 +62,11 @@ class Options:
 
     @property
     def chooses_memory_order(self) -> bool:
-        """Whether the order in which convolutions run may be chosen: not by those who name the patterns that they want."""
+        """Whether the order in which convolutions run may be chosen: unless told, not where somebody names the patterns that they want."""
+        if self.channels_last is not None:
+            return self.channels_last
         named = [n for n in self.patterns if n != "all" and not n.startswith("-")]
-        return self.channels_last and bool(self.patterns) and not named and "-all" not in self.patterns
+        return bool(self.patterns) and not named and "-all" not in self.patterns
 
     @property
     def cacheable(self) -> bool:

@@ -69,8 +69,8 @@ class Session:
         if gm is not None and (broken := provenance.graph_break(gm)) is not None:
             self.report.breaks.append(broken)
         self._outcomes: dict[str, GraphOutcome] = {}
-        self._chosen: Verdict | None = None  # of the memory order of the forward that is compiled
-        self._orders: dict[str, Verdict] = {}  # by graph
+        self._chosen: Verdict | None = None  # of the memory order of the graph that is compiled now
+        self._orders: dict[str, Verdict] = {}  # by graph, of the one forward
         self._ended = False
         self._gm = gm
         opaque = sorted({type(i).__name__ for i in example_inputs if _is_opaque(i)})
@@ -141,21 +141,37 @@ class Session:
                 users = self.config_patches.get("custom_partitioner_fn", inductor_config.custom_partitioner_fn)
                 self.config_patches["custom_partitioner_fn"] = joint.partitioner(users)
             self.inner_compile = racing(gate, passes["post_grad"], without, joint)
-        chooses = None if gate is None or not options.chooses_memory_order else functools.partial(self._prefers_channels_last, gate)
-        self.inner_compile = convolution_layout.deciding_first(self.inner_compile, chooses)
+        # Without fuel nothing of ours is done.
+        prefers = None
+        if gate is not None and fuel is None and options.chooses_memory_order:
+            prefers = functools.partial(self._prefers_channels_last, gate)
+        self.inner_compile = self._forgetting(convolution_layout.deciding_first(self.inner_compile, prefers))
 
     def _prefers_channels_last(self, gate: Gate, convolutions: Sequence[fx.Node]) -> bool:
-        verdict = self._chosen = gate.asked_for_order(convolutions)
+        began = time.perf_counter()
+        verdict = self._chosen = gate.memory_order(convolutions)
         log.info("%s: %s", verdict.pattern, verdict)
+        self._seconds += time.perf_counter() - began
         return verdict.applied
+
+    def _forgetting(self, inner_compile: Callable) -> Callable:
+        """The same, after which the memory order of the next graph is open again."""
+
+        @functools.wraps(inner_compile)
+        def compile_and_forget(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return inner_compile(*args, **kwargs)
+            finally:
+                self._chosen = None
+
+        return compile_and_forget
 
     def add(self, outcome: GraphOutcome) -> None:
         """Puts the outcome of a graph into the report, in place of an earlier one."""
         began = time.perf_counter()
         self._outcomes[outcome.graph] = outcome
-        if self._chosen is not None and outcome.code is not None:
-            self._orders[outcome.graph] = dataclasses.replace(self._chosen, graph=outcome.graph)
-            self._chosen = None
+        if self._chosen is not None and "joint" not in outcome.graph:
+            self._orders = {outcome.graph: dataclasses.replace(self._chosen, graph=outcome.graph)}
         self._update_report()
         if self._ended:  # a backward, compiled at its first call: this compile was kept and traced without it
             self._keep()
@@ -165,7 +181,6 @@ class Session:
 
     def end(self) -> None:
         """Once Inductor has compiled: completes the report with graphs whose code came from Inductor's cache, and keeps it."""
-        self._chosen = None  # the code of that forward came from a cache, and the kept report says it
         compiled_here = bool(self._outcomes)
         if self._key and self._complete_from_cache(self._key) and compiled_here:
             self._keep()

@@ -1,11 +1,12 @@
 """Whether the 2-D convolutions of a graph should run channels last where Inductor's rule is against it.
 
-In training Inductor runs none of a graph's convolutions channels last if one of them is grouped, or gives at most half as many channels as
-it takes: U-Nets, DenseNets, ResNeXts. cuDNN's kernels for tensor cores want channels last, and copy where they get planes. So the
-convolutions are called in both orders, and the sums of their times compared.
+In training Inductor runs none of a graph's convolutions channels last if one of them is grouped, or larger than 1x1 and gives at most half
+as many channels as it takes: U-Nets, DenseNets, ResNeXts. cuDNN's kernels for tensor cores want channels last, and copy where they get
+planes. So the convolutions are called in both orders, and the sums of their times compared.
 
 What Inductor generates between them reads and writes as much in either order, but for sums over the pixels of a channel or of a group of
-channels, as norms take them: these are charged with copies, which are timed beside the convolutions.
+channels, and for copies where tensors enter and leave the graph: what these take longer channels last is charged as copies, which are
+timed beside the convolutions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from fusebackend import cache_keys
 from fusebackend import fx_utils as g
@@ -35,6 +37,11 @@ prims = torch.ops.prims
 _SUMS = (aten.var_mean.correction, aten.var.correction, aten.mean.dim, aten.sum.dim_IntList)
 _CHANNELS, _PIXELS = 1, {2, 3}
 
+# What has more channels is no image, and has a gradient.
+_CHANNELS_OF_IMAGES = 4
+# Where channels last took so many times as long in a first measurement, nothing more is called.
+_CLEARLY = 1.5
+
 
 @dataclasses.dataclass(frozen=True)
 class Call:
@@ -43,7 +50,6 @@ class Call:
     Attributes:
         x, weight, result: shapes.
         has_bias: of a convolution.
-        is_given: whether x enters the graph as planes.
         geometry: strides, padding, dilations, whether it is transposed, output padding, groups.
         gradients: of x and of the weight, which are wanted; empty for the convolution.
     """
@@ -53,7 +59,6 @@ class Call:
     weight: tuple[int, ...]
     result: tuple[int, ...]
     has_bias: bool
-    is_given: bool
     geometry: tuple[Any, ...]
     gradients: tuple[bool, ...] = ()
 
@@ -64,7 +69,8 @@ class Calls:
 
     Attributes:
         counts: how often each call is made.
-        extra_bytes: what is read and written besides where the convolutions run channels last.
+        extra_bytes: what is read and written besides where the convolutions run channels last: by sums, and by copies where tensors enter
+            and leave the graph.
     """
 
     counts: Mapping[Call, int]
@@ -75,31 +81,47 @@ class Calls:
 
 
 def calls_of(convolutions: Sequence[fx.Node]) -> Calls:
-    """The calls that a forward's convolutions are, and those of their gradients, for which the graph returns what they need."""
+    """The calls that a forward's convolutions are, and those of their gradients, where the graph returns what these need."""
     graph = convolutions[0].graph
-    returned = set(graph.output_node().all_input_nodes)
+    returned = set() if g.is_inference(graph) else set(graph.output_node().all_input_nodes)
     counts: collections.Counter[Call] = collections.Counter()
+    extra, with_gradients = 0.0, False
     for node in convolutions:
         args = g.arguments(node)
-        x, weight = args["input"], args["weight"]
+        x, weight, has_bias = args["input"], args["weight"], args["bias"] is not None
         geometry = [args[n] for n in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")]
         call = Call(
             g.value(x).dtype,
             tuple(g.value(x).shape),
             tuple(g.value(weight).shape),
             tuple(g.value(node).shape),
-            args["bias"] is not None,
-            x.op == "placeholder",
+            has_bias,
             tuple(tuple(a) if isinstance(a, (list, tuple)) else a for a in geometry),
         )
         counts[call] += 1
-        # A weight is kept for the gradient of x, which may be computed anew for that of the weight. Images get no gradient.
-        keeps_weight = weight in returned or _before_casts(weight) in returned
-        keeps_x = x in returned or _before_casts(x) in returned
-        gradients = (keeps_weight and _before_casts(x).op != "placeholder", keeps_weight or keeps_x)
-        if any(gradients):
-            counts[dataclasses.replace(call, has_bias=False, gradients=gradients)] += 1
-    return Calls(counts, _extra_bytes(graph, any(call.gradients for call in counts)))
+        # The weight is kept for both gradients, unless it is computed anew for them, and then x may be kept.
+        if not returned.isdisjoint({weight, _before_casts(weight), x, _before_casts(x)}):
+            with_gradients = True
+            counts[dataclasses.replace(call, has_bias=False, gradients=(call.x[1] > _CHANNELS_OF_IMAGES, True))] += 1
+            extra += has_bias * _extra_passes()["channel"]["forward"] * g.value(node).nbytes  # the bias's gradient is a sum over pixels
+    return Calls(counts, int(extra + _bytes_of_sums(graph, with_gradients) + _bytes_at_the_ends(graph, with_gradients)))
+
+
+def _bytes_at_the_ends(graph: fx.Graph, with_gradients: bool) -> int:
+    """What copies read and write between the graph's convolutions and its user, whose tensors are planes, and so are their gradients."""
+    returned: Any = graph.output_node().args[0]
+    results = [returned[i] for i in graph.output_node().meta.get("user_visible_output_idxs", ())]
+    convolutions = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    weights = {_before_casts(g.arguments(n)["weight"]) for n in convolutions}
+    given = [n for n in graph.find_nodes(op="placeholder") if n not in weights]
+    planes = [g.value(n) for n in (*given, *results) if _has_planes(n)]
+    return sum(2 * v.nbytes * (1 + (with_gradients and v.shape[1] > _CHANNELS_OF_IMAGES)) for v in planes)
+
+
+def _has_planes(node: fx.Node) -> bool:
+    """Whether it is a float tensor of images, as far as its shape says, and of sizes that are numbers."""
+    value = g.value(node) if g.is_tensor(node) else None
+    return value is not None and value.dim() == 4 and value.is_floating_point() and not has_free_symbols(value.shape)
 
 
 def _before_casts(node: fx.Node) -> fx.Node:
@@ -109,7 +131,7 @@ def _before_casts(node: fx.Node) -> fx.Node:
     return node
 
 
-def _extra_bytes(graph: fx.Graph, with_gradients: bool) -> int:
+def _bytes_of_sums(graph: fx.Graph, with_gradients: bool) -> float:
     """What sums over pixels read and write more channels last, and where ``with_gradients`` those of their gradients."""
     found = 0.0
     for target in _SUMS:
@@ -117,8 +139,8 @@ def _extra_bytes(graph: fx.Graph, with_gradients: bool) -> int:
             kind, value = _summed(node)
             if kind:
                 passes = _extra_passes()[kind]
-                found += (passes["forward"] + passes["backward"] * with_gradients) * value.numel() * value.dtype.itemsize
-    return int(found)
+                found += (passes["forward"] + passes["backward"] * with_gradients) * value.nbytes
+    return found
 
 
 def _summed(node: fx.Node) -> tuple[str, Any]:
@@ -130,11 +152,12 @@ def _summed(node: fx.Node) -> tuple[str, Any]:
     while (before := g.through_views(_before_casts(source))) is not source:
         source = before
     value = g.value(source)
-    if not isinstance(value, torch.Tensor) or value.dim() != 4 or value.numel() != seen.numel():
+    if not _has_planes(source) or value.numel() != seen.numel():
         return "", value
     if seen.shape[2:] == value.shape[2:]:  # of instances too, which are seen as so many more channels
         return "channel" if dims >= _PIXELS and _CHANNELS not in dims else "", value
-    return "group" if len(dims) > 1 or seen.dim() < 4 else "", value
+    of_pixels_channels = [seen.shape[d] for d in dims] == [value.shape[_CHANNELS]]  # as a layer norm of tokens takes them
+    return "" if of_pixels_channels else "group", value
 
 
 @functools.cache
@@ -145,24 +168,34 @@ def _extra_passes() -> dict[str, dict[str, float]]:
 
 
 def time_both_orders(calls: Calls, device: torch.device) -> Measurement:
-    """Calls all of them in both orders, on random tensors, for tens of milliseconds.
+    """Calls all of them in both orders on random tensors: three to seven times each, or twice where planes are clearly faster.
 
     Raises:
         Unfit: they can't be called.
     """
     refuse_where_nothing_can_run(device)
-    largest = max(sum(map(math.prod, (c.x, c.x, c.result, c.result))) * c.dtype.itemsize for c in calls.counts)
-    if device.type == "cuda" and 2 * largest > torch.cuda.mem_get_info(device)[0]:
+    largest = max(2 * (math.prod(c.x) + math.prod(c.result)) * c.dtype.itemsize for c in calls.counts)
+    if device.type == "cuda" and 2 * largest > _free_bytes(device):
         raise Unfit("there is no memory to call the convolutions in")
     with timer.undisturbed(device):
         tensors = _Tensors(calls.counts, device)
-        forms = [_form(calls, tensors, channels_last=order) for order in (True, False)]
-        with clock_standing():  # one of them is what the program's first step would wait for
-            for form in forms:
-                form([])
-        last_ms, planes_ms = timer.medians_ms(forms, _NoInputs(), device, seconds=0.03, draws=1)
+        last, planes = (_form(calls, tensors, channels_last=order) for order in (True, False))
+        with clock_standing():  # a library's first calls take long, and the program would wait for those in one order
+            planes([])
+        last([])
+        roughly = [timer.once_ms(form, device) for form in (last, planes)]
+        if roughly[0] > _CLEARLY * roughly[1]:
+            last_ms, planes_ms = roughly
+        else:
+            last_ms, planes_ms = timer.medians_ms([last, planes], _NoInputs(), device, seconds=0.03, draws=1)
     subject = f"{sum(calls.counts.values())} convolutions and gradients, channels last"
     return Measurement(last_ms * MARGIN <= planes_ms, last_ms, planes_ms, "calls", subject, cache_keys.machine(device))
+
+
+def _free_bytes(device: torch.device) -> int:
+    """What can be allocated, with what PyTorch holds for later."""
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 class _NoInputs:
@@ -199,22 +232,21 @@ class _Tensors:
 
 
 def _form(calls: Calls, tensors: _Tensors, *, channels_last: bool) -> Callable[[list[Any]], None]:
-    """Calls each as often as the graph does, with the copies that Inductor would make: parameters lie as planes, and so does what enters
-    the graph."""
+    """Calls each as often as the graph does, with the copies of weights, which lie as planes and so do their gradients."""
     given = tensors.channels_last if channels_last else tensors.planes
     copies = round(calls.extra_bytes / (2 * tensors.largest.nbytes)) if channels_last else 0
 
     def run(inputs: list[Any]) -> None:
         for call, times in calls.counts.items():
-            x = tensors.planes(call, "x") if call.is_given else given(call, "x")
-            weight, result = tensors.planes(call, "weight"), given(call, "result")
+            x, result, parameter = given(call, "x"), given(call, "result"), tensors.planes(call, "weight")
+            bias = parameter.flatten()[: call.result[1]] if call.has_bias else None
             for _ in range(times):
-                operands = [t.contiguous(memory_format=torch.channels_last) if channels_last else t for t in (x, weight)]
+                weight = parameter.contiguous(memory_format=torch.channels_last) if channels_last else parameter
                 if call.gradients:
-                    aten.convolution_backward(result, *operands, None, *call.geometry, [*call.gradients, False])
+                    wanted = [*call.gradients, False]
+                    aten.convolution_backward(result, x, weight, None, *call.geometry, wanted)[1].contiguous()
                 else:
-                    bias = tensors.planes(call, "weight").flatten()[: call.result[1]] if call.has_bias else None
-                    aten.convolution(*operands, bias, *call.geometry)
+                    aten.convolution(x, weight, bias, *call.geometry)
         for _ in range(copies):
             tensors.largest.clone()
 

@@ -21,6 +21,9 @@ from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.pattern import Pattern
 
+# Settings that are another graph's at another time: the order in which its convolutions run.
+_OF_A_GRAPH = ("layout_optimization", "force_layout_optimization")
+
 
 class Measurements:
     """The measurements of one compile.
@@ -64,12 +67,13 @@ class Measurements:
 
     def measured_with(self, device: torch.device, *patterns: Pattern) -> str:
         """What measurements depend on besides the graph (:func:`fusebackend.cache_keys.measuring`)."""
-        name = (device, *(p.name for p in patterns))
+        order = {name: getattr(inductor_config, name) for name in _OF_A_GRAPH}
+        name = (device, *order.values(), *(p.name for p in patterns))
         if name not in self._contexts:
             self._contexts[name] = cache_keys.measuring(
                 cache_keys.machine(device),
                 loader.load().key,
-                self._inductor_settings,
+                {**self._inductor_settings, **order},
                 [self._identity(p) or f"unidentified {p.name}" for p in patterns],
             )
         return self._contexts[name]

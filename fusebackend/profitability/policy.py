@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 
 from fusebackend import cache_keys
 from fusebackend import fx_utils as g
@@ -200,24 +201,33 @@ class Gate:
         self.budget.show(subject)
         return time_region(region, subject, calls=region.is_calls, brief=False, patches=self._patches)
 
-    def asked_for_order(self, convolutions: Sequence[fx.Node]) -> Verdict:
+    def memory_order(self, convolutions: Sequence[fx.Node]) -> Verdict:
         """Whether these, all of a forward that Inductor would run as planes, run faster channels last, with their gradients."""
         key = ""
         try:
             device, calls = device_of(convolutions), channels_last.calls_of(convolutions)
             key = cache_keys.memory_order(self.measurements.measured_with(device), str(calls))
-            timed = functools.partial(channels_last.time_both_orders, calls, device)
+            timed = functools.partial(self._time_orders, calls, device)
             answer = self.measurements.ask(key, timed, self._why_no_order_is_timed(), calls=True)
         except Exception as error:
             answer = Answer(None, self.measurements.why_failed("timing", error))
         applied = answer.measurement is not None and answer.measurement.kept
         if key:
             self.record.add(key, applied, False, answer.measurement is not None)
+        if answer.measurement is not None:
+            answer = dataclasses.replace(answer, why=f"{answer.why}: the library's calls, and what else takes longer channels last")
         return verdict_of(CHANNELS_LAST, "forward", describe.source_of(convolutions[0]), answer, applied)
+
+    def _time_orders(self, calls: channels_last.Calls, device: torch.device) -> Measurement:
+        if self.mode != "auto":
+            self.budget.show("the order of convolutions")
+        return channels_last.time_both_orders(calls, device)
 
     def _why_no_order_is_timed(self) -> str | None:
         if not self._timing:
             return "not timed: nothing is compiled here"
+        if getattr(inductor_config, "deterministic", False):
+            return "not timed: torch._inductor.config.deterministic is set"
         if self.mode != "auto":
             return self.budget.why_spent()
         # Several ranks must decide alike, and none may wait by default.

@@ -105,6 +105,11 @@ def medians_ms(
     return [statistics.median(of_way) for of_way in found]
 
 
+def once_ms(way: Callable[[list[Any]], Any], device: torch.device) -> float:
+    """The time of one call without inputs, in milliseconds."""
+    return (_CudaTimer(device, launches=False) if device.type == "cuda" else _cpu_ms)(lambda: way([]))
+
+
 def _cpu_ms(call: Callable[[], Any]) -> float:
     began = time.perf_counter()
     call()

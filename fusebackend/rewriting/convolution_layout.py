@@ -55,8 +55,8 @@ def deciding_first(inner_compile: Callable, prefers_channels_last: Callable[[Seq
         is_inference = bool(kwargs.get("is_inference"))
         decided = _decision_to_keep(gm, is_inference)
         if prefers_channels_last is not None and kwargs.get("layout_opt") is None:  # a frozen graph comes with an answer
-            left = _left_as_planes(gm, is_inference)
-            decided = True if left and prefers_channels_last(left) else decided
+            open_ones = _that_could_run_channels_last(gm, is_inference)
+            decided = True if open_ones and prefers_channels_last(open_ones) else decided
         settings = {} if decided is None else {"layout_optimization": decided, "force_layout_optimization": decided}
         with inductor_config.patch(settings):
             return inner_compile(gm, example_inputs, *args, **kwargs)
@@ -75,21 +75,29 @@ def _decision_to_keep(gm: fx.GraphModule, is_inference: bool) -> bool | None:
     return _decision(list(gm.graph.nodes), is_inference=is_inference)
 
 
-def _left_as_planes(gm: fx.GraphModule, is_inference: bool) -> list[fx.Node]:
-    """The convolutions of a forward that Inductor could run channels last, and won't by its rule; none where the user chose, where a
-    subgraph has convolutions of its own, and where few of the nodes are convolutions. Depthwise ones, which are replaced, are left out."""
+def _that_could_run_channels_last(gm: fx.GraphModule, is_inference: bool) -> list[fx.Node]:
+    """The convolutions of a forward that Inductor could run channels last, and won't by its rule; none where the user chose. Depthwise ones
+    are no slower channels last, by cuDNN or as they are replaced, and are left out."""
     if not inductor_config.layout_optimization or inductor_config.force_layout_optimization:
         return []
     try:
-        convolutions = [] if g.is_joint(gm.graph) else _convolutions(gm.graph)
-        if not convolutions or len(gm.graph.nodes) >= _MANY_NODES * len(convolutions) or _has_convolving_subgraphs(gm):
+        convolutions = _convolutions(gm.graph)
+        if not convolutions or _MANY_NODES * len(convolutions) <= len(gm.graph.nodes) or not _is_forward_alone(gm, convolutions):
             return []
         if not all(map(_is_static_plane, convolutions)) or _decision(list(gm.graph.nodes), is_inference=is_inference) is not False:
             return []
-        return [n for n in convolutions if not _is_depthwise(n)]
+        return [n for n in convolutions if not _is_depthwise(n) or g.arguments(n)["groups"] == 1 or g.arguments(n)["transposed"]]
     except Exception as error:  # of a graph without values, which is Inductor's to refuse
         log.debug("nothing is known of a graph's convolutions: %s", error)
         return []
+
+
+def _is_forward_alone(gm: fx.GraphModule, convolutions: Sequence[fx.Node]) -> bool:
+    """Whether what reads the convolutions' results follows in the order in which they run: not the gradients of those that are computed
+    anew in the backward, for which Inductor decides again, nor control flow, which is compiled for the strides in the graph."""
+    has_gradients = g.is_joint(gm.graph) or gm.graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    has_subgraphs = any(isinstance(m, fx.GraphModule) for m in gm.modules() if m is not gm)
+    return not has_gradients and not has_subgraphs and not any(n.meta.get("recompute") for n in convolutions)
 
 
 def _is_static_plane(node: fx.Node) -> bool:

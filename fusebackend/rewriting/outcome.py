@@ -105,7 +105,8 @@ class Rejection:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the gate found about one match, or about a whole graph (``pattern`` is empty).
+    """What the gate found about one match, about a whole graph (``pattern`` is empty), or about the order in which a graph's convolutions
+    run (``"channels_last"``: their times alone).
 
     Attributes:
         applied: whether the substitution was made.
