@@ -141,8 +141,7 @@ class Session:
                 users = self.config_patches.get("custom_partitioner_fn", inductor_config.custom_partitioner_fn)
                 self.config_patches["custom_partitioner_fn"] = joint.partitioner(users)
             self.inner_compile = racing(gate, passes["post_grad"], without, joint)
-        # Without fuel nothing of ours is done.
-        prefers = None
+        prefers = None  # with fuel, too: it bounds what is done here by counting substitutions, and this is none
         if gate is not None and fuel is None and options.chooses_memory_order:
             prefers = functools.partial(self._prefers_channels_last, gate)
         self.inner_compile = self._forgetting(convolution_layout.deciding_first(self.inner_compile, prefers))

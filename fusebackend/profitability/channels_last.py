@@ -199,6 +199,8 @@ def _free_bytes(device: torch.device) -> int:
 
 
 class _NoInputs:
+    """Of forms that have tensors of their own (:class:`fusebackend.profitability.timer.Inputs`)."""
+
     def __init__(self) -> None:
         self.mutated: list[int] = []
 
