@@ -14,6 +14,8 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 import pytest
 import stand_in_calibrations
 import torch
+from torch._inductor import config as inductor_config
+from torch._inductor.graph import GraphLowering
 
 import fusebackend
 from fusebackend.native import loader
@@ -91,3 +93,18 @@ def calibrated(monkeypatch):
         monkeypatch.setattr(calibration, "of_device", lambda device: found)
 
     return install
+
+
+@pytest.fixture
+def laid_out(monkeypatch):
+    """Whether Inductor laid out the convolutions of each graph that it compiled, by the rules that it has for GPUs."""
+    found = []
+    run = GraphLowering.run
+
+    def noting(self, *args):
+        found.append(self.layout_opt)
+        return run(self, *args)
+
+    monkeypatch.setattr(GraphLowering, "run", noting)
+    with torch.backends.mkldnn.flags(enabled=False), inductor_config.patch(force_disable_caches=True):
+        yield found

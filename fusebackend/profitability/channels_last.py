@@ -168,7 +168,8 @@ def _extra_passes() -> dict[str, dict[str, float]]:
 
 
 def time_both_orders(calls: Calls, device: torch.device) -> Measurement:
-    """Calls all of them in both orders on random tensors: three to seven times each, or twice where planes are clearly faster.
+    """Calls all of them in both orders on random tensors, for tens of milliseconds or a few times each; twice where planes are clearly
+    faster.
 
     Raises:
         Unfit: they can't be called.

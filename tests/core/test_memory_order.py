@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 from torch._inductor import config as inductor_config
-from torch._inductor.graph import GraphLowering
 
 import fusebackend
 from fusebackend import Match, Pattern
@@ -123,21 +122,6 @@ class FewConvolutions(nn.Module):
         for _ in range(400):
             x = x.sin()
         return x
-
-
-@pytest.fixture
-def laid_out(monkeypatch):
-    """Whether Inductor laid out the convolutions of each graph that it compiled, by the rules that it has for GPUs."""
-    found = []
-    run = GraphLowering.run
-
-    def noting(self, *args):
-        found.append(self.layout_opt)
-        return run(self, *args)
-
-    monkeypatch.setattr(GraphLowering, "run", noting)
-    with torch.backends.mkldnn.flags(enabled=False), inductor_config.patch(force_disable_caches=True):
-        yield found
 
 
 @pytest.mark.codegen

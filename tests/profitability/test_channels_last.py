@@ -10,7 +10,6 @@ from torch import nn
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import config as inductor_config
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.graph import GraphLowering
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusebackend
@@ -183,19 +182,10 @@ def test_both_orders_are_timed():
 
 
 @pytest.fixture
-def laid_out(monkeypatch):
-    """How Inductor laid out the convolutions of each graph, by the rules that it has for GPUs, which CPUs count as here."""
-    found = []
-    run = GraphLowering.run
-
-    def noting(self, *args):
-        found.append(self.layout_opt)
-        return run(self, *args)
-
-    monkeypatch.setattr(GraphLowering, "run", noting)
+def laid_out(laid_out, monkeypatch):
+    """The same, with a CPU in the place of the GPU for which the order is chosen."""
     monkeypatch.setattr(convolution_layout, "_DEVICES", ("cpu",))
-    with torch.backends.mkldnn.flags(enabled=False), inductor_config.patch(force_disable_caches=True):
-        yield found
+    return laid_out
 
 
 @pytest.fixture
