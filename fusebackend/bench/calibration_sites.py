@@ -269,7 +269,7 @@ def _compiling(device: torch.device) -> Iterator[None]:
     changes: dict[str, Any] = {"compile_threads": 1, **caches}
     with (
         inductor.patch(changes),
-        dynamo.patch(**limits),
+        dynamo.patch(specialize_int=True, **limits),  # as of a module's numbers, such as the size of a head
         functorch.patch(enable_autograd_cache=False),
         mock.patch.object(InductorBenchmarker, "benchmark_gpu", brief),
     ):
@@ -277,7 +277,8 @@ def _compiling(device: torch.device) -> Iterator[None]:
 
 
 def _prepare(family: str, case: Case, dynamic: bool, device: torch.device, alternative: int = 0) -> _Prepared | None:
-    """Compiles a site both ways, and notes the work of each; None where nothing is substituted."""
+    """Compiles a site both ways, and notes the work of each; None where the family finds nothing: what other families find beside it is not
+    all that the site does, and would have to account for all of its time."""
     dynamic = dynamic and not case.static and family not in (STREAM, STRIDED_COPY)
     prepared = _Prepared(family, case, f"{case.name}{' dynamic' * dynamic}")
     if family == STRIDED_COPY:
@@ -295,7 +296,8 @@ def _prepare(family: str, case: Case, dynamic: bool, device: torch.device, alter
         if case.backward:
             prepared.whole_step = any(len(recorded.graphs) > 1 for recorded in found)
             found = [recorded for recorded in found if prepared.whole_step or "backward" in recorded.graphs]
-        if not found:
+        own = {pattern.name for pattern in families()[family].patterns}
+        if not any(recorded.pattern in own for recorded in found):
             return None
         prepared.kernels["ours"] = [kernel for recorded in found for kernel in recorded.ours]
         prepared.is_called = all(recorded.is_called for recorded in found)

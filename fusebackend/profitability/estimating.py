@@ -32,12 +32,14 @@ class Recorded:
         inductor: None if that is not known.
         graphs: where they run: ``"forward"``, ``"backward"`` or, where both are replaced together, both.
         is_called: whether the original is library calls, apart from copies: the default gate times it where the estimate does not tell.
+        pattern: which found it.
     """
 
     ours: list[list[Work]]
     inductor: list[list[Work]] | None
     graphs: frozenset[str]
     is_called: bool = False
+    pattern: str = ""
 
 
 #: Where both times are so many times their error apart, an estimate is enough: Inductor is not asked where a description of its kernels
@@ -96,6 +98,7 @@ class Estimator:
         outputs: Sequence[fx.Node],
         nodes: Sequence[fx.Node] = (),
         why_not_asked: str = "",
+        pattern: str = "",
     ) -> Estimate:
         """Of the workload that gains most: it pays if the intervals of both times are apart. Where nothing is known of how long the match
         itself takes, it is what is offered, beside the best of its alternatives.
@@ -103,13 +106,14 @@ class Estimator:
         Args:
             level, outputs, nodes: of the match.
             why_not_asked: why there are no new questions; empty where there may be.
+            pattern: its name, for what is recorded.
         """
         self._why_not_asked = why_not_asked
         if _recordings:
             recorded, number = _recordings[-1]
             ways = [workloads[0], *(w for w in workloads[1:] if w.is_alternative)]
             way = ways[number % len(ways)]
-            recorded.append(self._record(way, _graphs(level, outputs), are_nearly_calls(nodes)))
+            recorded.append(dataclasses.replace(self._record(way, _graphs(level, outputs), are_nearly_calls(nodes)), pattern=pattern))
             return Estimate(instead=way.match)
         surely = self._surely_faster(workloads)
         if surely is not None:

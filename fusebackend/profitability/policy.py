@@ -110,7 +110,7 @@ class Gate:
         questions, why_not_asked = estimator.questions, ""
         if self._in_vain[pattern.name] >= _ASKED_IN_VAIN:
             why_not_asked = f"for {_ASKED_IN_VAIN} sites of this pattern in a row Inductor was asked in vain, and is not for the rest"
-        found = estimator.estimate(workloads, pattern.level, match.outputs, match.nodes, why_not_asked)
+        found = estimator.estimate(workloads, pattern.level, match.outputs, match.nodes, why_not_asked, pattern.name)
         self._was_asked_for = estimator.questions > questions
         self._in_vain[pattern.name] += self._was_asked_for  # until it is replaced
         return found

@@ -34,8 +34,10 @@ class _Shape:
         return tuple(operands)
 
     def fn(self, q, k, v, *masks):
+        if q.shape[-1] != self.q[-1]:
+            raise ValueError("of another size: where sizes are dynamic, this leaves that of a head a number, as it is in a model")
         # Inductor looks for other spellings.
-        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        scores = (q * self.q[-1] ** -0.5) @ k.transpose(-2, -1)
         if self.mask == "causal":
             hidden = torch.ones(scores.shape[-2], scores.shape[-1], dtype=torch.bool, device=q.device).triu(1)
             scores = scores.masked_fill(hidden, -math.inf)
