@@ -126,8 +126,9 @@ def _write(provenance: Mapping[str, Any], measured: Sequence[Measured], is_part:
     device = {n: provenance[n] for n in ("device", "torch_version", "properties")}
     known = calibration.shipped(provenance["type"], **device, running=provenance.get("architecture", ""))
     # None that is two deep itself: files would hold one in another, deeper with each calibration.
-    bases = collections.ChainMap(*({k: m for k, m in models.items() if m.bases < 2} for models in known))
-    fitted = fit_times.fit_all([m for m in measured if m.family != HOST], bases=bases)
+    bases = [{k: m for k, m in c.models.items() if m.bases < 2} for c in known]
+    before = known[0].models if known and known[0].is_own else {}
+    fitted = fit_times.fit_all([m for m in measured if m.family != HOST], bases=bases, before=before)
     models = {k: dataclasses.asdict(m) for k, m in fitted.items()}
     if not models:
         raise CommandError(f"too few sites were timed to fit anything ({_count(measured)}): give it more --minutes")
@@ -136,7 +137,7 @@ def _write(provenance: Mapping[str, Any], measured: Sequence[Measured], is_part:
     if is_part and path.is_file():
         models = json.loads(path.read_text())["models"] | models
     # Kinds of which too few sites were drawn.
-    models |= {k: dataclasses.asdict(m) for k, m in collections.ChainMap(*known).items() if k not in models}
+    models |= {k: dataclasses.asdict(m) for k, m in collections.ChainMap(*(dict(c.models) for c in known)).items() if k not in models}
     path.write_text(json.dumps({**provenance, "sites": _count(measured), "call": call, "models": models}, indent=1) + "\n")
     calibration.forget()
     print(f"{_count(measured)} sites of {provenance['device']}, torch {provenance['torch_version']}: {path}")

@@ -23,9 +23,12 @@ from fusebackend.rewriting.pattern import Work
 
 #: Fewer sites of a kind are not fitted.
 LEAST_SITES = 12
+#: So many do without those where something else stands beside the kind.
+_MANY_SITES = 60
 
-#: Of several kernels the time of some is known where all take this many times as long as the others by themselves.
-_LEAST_MORE = 1.3
+#: Of several kernels the time of some is known where all take this many times as long as the others by themselves: well where it is three
+#: times, so that an error in these is half as large in what is left.
+_MUCH_MORE, _LEAST_MORE = 3.0, 1.3
 
 #: How often the time of different kernels is divided among them anew.
 _DIVISIONS = 5
@@ -78,8 +81,22 @@ class _Together:
 def samples(measured: Sequence[Measured], models: Mapping[str, TimeModel]) -> dict[str, list[Sample]]:
     """By kind: what sites tell of those that ``models`` do not have, apart from the time of the others.
 
-    First of kinds that are the only unknown ones of enough sites; if there are none, of those that stand beside one another in them.
+    First of kinds that are the only unknown ones of half of their sites, or of many: the others will tell more once what stands beside them
+    is known. Then of those of fewer; and if there are none, of those that stand beside one another.
     """
+    met = collections.Counter(kind for m in measured for kind in {k[0].kind for k in m.kernels})
+    for more in (_MUCH_MORE, _LEAST_MORE):
+        sites = _with_unknown(measured, models, more)
+        alone = _divided([s for s in sites if len(s.kinds) == 1])
+        mostly = {kind: found for kind, found in alone.items() if len(found) >= min(_MANY_SITES, met[kind] / 2)}
+        if alone:
+            return mostly or alone
+    return _divided(sites)
+
+
+def _with_unknown(measured: Sequence[Measured], models: Mapping[str, TimeModel], more: float) -> list[_Together]:
+    """The kernels of each site that ``models`` do not have, with the time that the others leave, where all take ``more`` times as long as
+    these."""
     sites = []
     for m in measured:
         unknown = [k for k in m.kernels if k[0].kind not in models]
@@ -87,10 +104,9 @@ def samples(measured: Sequence[Measured], models: Mapping[str, TimeModel]) -> di
             known = sum(models[k[0].kind].time(k[0]).expected * k[0].share for k in m.kernels if k[0].kind in models)
         except Unfit:
             continue
-        if unknown and m.us > _LEAST_MORE * known:
+        if unknown and m.us > more * known:
             sites.append(_Together(unknown, m.us - known))
-    alone = [s for s in sites if len(s.kinds) == 1]
-    return _divided(alone) or _divided(sites)
+    return sites
 
 
 def _divided(sites: Sequence[_Together]) -> dict[str, list[Sample]]:
@@ -118,29 +134,36 @@ def _parts(sites: Sequence[_Together], models: Mapping[str, TimeModel]) -> dict[
 
 
 def fit_all(
-    measured: Sequence[Measured], known: Mapping[str, TimeModel] | None = None, bases: Mapping[str, TimeModel] | None = None
+    measured: Sequence[Measured],
+    known: Mapping[str, TimeModel] | None = None,
+    bases: Sequence[Mapping[str, TimeModel]] = (),
+    before: Mapping[str, TimeModel] | None = None,
 ) -> dict[str, TimeModel]:
     """A model for each kind of work that has enough sites.
 
     Args:
         known: models of kinds that are not fitted again.
-        bases: models of another device, with rates that are a guess at this one's, to begin with where that errs less.
+        bases: models of other devices, with rates that are a guess at this one's, to begin with where that errs less.
+        before: models of this device, of other sites. One of more sites than were found now, which erred less on those that it was not
+            fitted to, stays: some kinds of work stand beside much else in what was drawn.
     """
     models: dict[str, TimeModel] = dict(known or {})
     while True:
         new = samples(measured, models)
         if not new:
             return {k: m for k, m in models.items() if k not in (known or {})}
-        models |= {kind: fit(found, (bases or {}).get(kind)) for kind, found in new.items()}
+        for kind, found in new.items():
+            fitted, old = fit(found, [basis[kind] for basis in bases if kind in basis]), (before or {}).get(kind)
+            models[kind] = old if old is not None and old.count > len(found) and old.error < fitted.error else fitted
 
 
-def fit(found: Sequence[Sample], basis: TimeModel | None = None) -> TimeModel:
-    """The model of one kind: with a basis or without, whichever errs least on sites that it was not fitted to."""
+def fit(found: Sequence[Sample], bases: Sequence[TimeModel] = ()) -> TimeModel:
+    """The model of one kind: with one of the bases or without, whichever errs least on sites that it was not fitted to."""
     ways: list[Callable[[Sequence[Sample]], TimeModel]] = [_fit_once]
-    if basis is not None:  # few sites tell how fast the device is, but not how that depends on shapes
+    for basis in bases:  # few sites tell how fast the device is, but not how that depends on shapes
         ways += [functools.partial(_fit_once, basis=basis), functools.partial(_fit_rates, basis=basis)]
     model = min((_judged(found, way) for way in ways), key=lambda model: model.error)
-    return model if basis is None else _guessing(model, basis.rates)
+    return functools.reduce(lambda model, basis: _guessing(model, basis.rates), bases, model)
 
 
 def _guessing(model: TimeModel, rates: Mapping[str, float]) -> TimeModel:

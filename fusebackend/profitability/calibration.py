@@ -94,6 +94,11 @@ class Calibration:
         return self.scale * byte_count / (bandwidth * 2 / 8 * 1e3 / 1e6) if bandwidth > 0 else 0.0
 
     @property
+    def is_own(self) -> bool:
+        """Whether it was measured on this device, under this torch and with the kernels that run."""
+        return not self.is_prior and self.widened == 1.0
+
+    @property
     def ships(self) -> bool:
         """Whether it is part of this package, and not of the user's own making."""
         return Path(self.origin).parent == FOLDER
@@ -140,12 +145,12 @@ def _widened(known: Calibration, running: str, torch_version: str) -> Calibratio
     return dataclasses.replace(known, widened=widened)
 
 
-def shipped(kind: str, device: str, torch_version: str, properties: Mapping[str, float], running: str) -> list[dict[str, TimeModel]]:
-    """The models of the calibrations that ship, for a device, the likeliest first: with rates that are scaled and intervals that are as
-    wide as :func:`of_device` makes them. ``running``: as for :func:`architecture`."""
+def shipped(kind: str, device: str, torch_version: str, properties: Mapping[str, float], running: str) -> list[Calibration]:
+    """The calibrations that ship, for a device, the likeliest first: their models have rates that are scaled and intervals that are as wide
+    as :func:`of_device` makes them. ``running``: as for :func:`architecture`."""
     files = [found for path in sorted(FOLDER.glob("*.json")) if (found := _read(path)) is not None]
     known = _by_likeness([c for of_kind, c in files if of_kind == kind], device, torch_version, properties, running)
-    return [{name: m.scaled(c.scale, c.widened) for name, m in c.models.items()} for c in known]
+    return [dataclasses.replace(c, models={name: m.scaled(c.scale, c.widened) for name, m in c.models.items()}) for c in known]
 
 
 def _scale(other: Calibration, properties: Mapping[str, float]) -> float:
