@@ -124,10 +124,11 @@ def _write(provenance: Mapping[str, Any], measured: Sequence[Measured], is_part:
     host = {way: [m.us for m in measured if m.family == HOST and m.way == way] for way in ("ours", "inductor")}
     call = round(max(0.0, min(host["ours"], default=0.0) - min(host["inductor"], default=0.0)), 2)
     device = {n: provenance[n] for n in ("device", "torch_version", "properties")}
-    known = calibration.shipped(provenance["type"], **device, running=provenance.get("architecture", ""))
+    shipped = calibration.shipped(provenance["type"], **device, running=provenance.get("architecture", ""))
+    known = [c.models_here() for c in shipped]
     # None that is two deep itself: files would hold one in another, deeper with each calibration.
-    bases = [{k: m for k, m in c.models.items() if m.bases < 2} for c in known]
-    before = known[0].models if known and known[0].is_own else {}
+    bases = [{k: m for k, m in models.items() if m.bases < 2} for models in known]
+    before = known[0] if shipped and shipped[0].is_own else {}
     fitted = fit_times.fit_all([m for m in measured if m.family != HOST], bases=bases, before=before)
     models = {k: dataclasses.asdict(m) for k, m in fitted.items()}
     if not models:
@@ -137,7 +138,7 @@ def _write(provenance: Mapping[str, Any], measured: Sequence[Measured], is_part:
     if is_part and path.is_file():
         models = json.loads(path.read_text())["models"] | models
     # Kinds of which too few sites were drawn.
-    models |= {k: dataclasses.asdict(m) for k, m in collections.ChainMap(*(dict(c.models) for c in known)).items() if k not in models}
+    models |= {k: dataclasses.asdict(m) for k, m in collections.ChainMap(*known).items() if k not in models}
     path.write_text(json.dumps({**provenance, "sites": _count(measured), "call": call, "models": models}, indent=1) + "\n")
     calibration.forget()
     print(f"{_count(measured)} sites of {provenance['device']}, torch {provenance['torch_version']}: {path}")

@@ -30,6 +30,9 @@ _MANY_SITES = 60
 #: times, so that an error in these is half as large in what is left.
 _MUCH_MORE, _LEAST_MORE = 3.0, 1.3
 
+#: What was found speaks against an older model that errs by so many times what a fit to others of it does.
+_SPEAKS_AGAINST = 2.0
+
 #: How often the time of different kernels is divided among them anew.
 _DIVISIONS = 5
 
@@ -145,7 +148,7 @@ def fit_all(
         known: models of kinds that are not fitted again.
         bases: models of other devices, with rates that are a guess at this one's, to begin with where that errs less.
         before: models of this device, of other sites. One of more sites than were found now, which erred less on those that it was not
-            fitted to, stays: some kinds of work stand beside much else in what was drawn.
+            fitted to, stays unless what was found speaks against it: some kinds of work stand beside much else in what was drawn.
     """
     models: dict[str, TimeModel] = dict(known or {})
     while True:
@@ -154,7 +157,18 @@ def fit_all(
             return {k: m for k, m in models.items() if k not in (known or {})}
         for kind, found in new.items():
             fitted, old = fit(found, [basis[kind] for basis in bases if kind in basis]), (before or {}).get(kind)
-            models[kind] = old if old is not None and old.count > len(found) and old.error < fitted.error else fitted
+            models[kind] = old if old is not None and _tells_more(old, fitted, found) else fitted
+
+
+def _tells_more(old: TimeModel, fitted: TimeModel, found: Sequence[Sample]) -> bool:
+    """Whether an older model of this device is better than one that was fitted to ``found``, of which it explains what can be explained."""
+    if old.count <= len(found) or old.error >= fitted.error:
+        return False
+    errors = []
+    for s in found:
+        with contextlib.suppress(Unfit):
+            errors.append(abs(math.log(old.time(min(s.ways, key=old.physical)).expected / s.us)))
+    return bool(errors) and math.fsum(errors) / len(errors) < _SPEAKS_AGAINST * fitted.error
 
 
 def fit(found: Sequence[Sample], bases: Sequence[TimeModel] = ()) -> TimeModel:

@@ -98,6 +98,10 @@ class Calibration:
         """Whether it was measured on this device, under this torch and with the kernels that run."""
         return not self.is_prior and self.widened == 1.0
 
+    def models_here(self) -> dict[str, TimeModel]:
+        """The models with rates that are scaled and intervals that are widened, as what they say is taken here."""
+        return {name: model.scaled(self.scale, self.widened) for name, model in self.models.items()}
+
     @property
     def ships(self) -> bool:
         """Whether it is part of this package, and not of the user's own making."""
@@ -146,11 +150,9 @@ def _widened(known: Calibration, running: str, torch_version: str) -> Calibratio
 
 
 def shipped(kind: str, device: str, torch_version: str, properties: Mapping[str, float], running: str) -> list[Calibration]:
-    """The calibrations that ship, for a device, the likeliest first: their models have rates that are scaled and intervals that are as wide
-    as :func:`of_device` makes them. ``running``: as for :func:`architecture`."""
+    """The calibrations that ship, for a device, the likeliest first. ``running``: as for :func:`architecture`."""
     files = [found for path in sorted(FOLDER.glob("*.json")) if (found := _read(path)) is not None]
-    known = _by_likeness([c for of_kind, c in files if of_kind == kind], device, torch_version, properties, running)
-    return [dataclasses.replace(c, models={name: m.scaled(c.scale, c.widened) for name, m in c.models.items()}) for c in known]
+    return _by_likeness([c for of_kind, c in files if of_kind == kind], device, torch_version, properties, running)
 
 
 def _scale(other: Calibration, properties: Mapping[str, float]) -> float:

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -113,7 +114,7 @@ class Estimator:
             recorded, number = _recordings[-1]
             ways = [workloads[0], *(w for w in workloads[1:] if w.is_alternative)]
             way = ways[number % len(ways)]
-            recorded.append(dataclasses.replace(self._record(way, _graphs(level, outputs), are_nearly_calls(nodes)), pattern=pattern))
+            recorded.append(self._record(way, graphs=_graphs(level, outputs), is_called=are_nearly_calls(nodes), pattern=pattern))
             return Estimate(instead=way.match)
         surely = self._surely_faster(workloads)
         if surely is not None:
@@ -210,11 +211,11 @@ class Estimator:
         except Unfit:
             return None
 
-    def _record(self, workload: Workload, graphs: frozenset[str], is_called: bool) -> Recorded:
+    def _record(self, workload: Workload, **of_match: Any) -> Recorded:
         try:
-            return Recorded(self._replacing(workload), self._original(workload), graphs, is_called)
+            return Recorded(self._replacing(workload), self._original(workload), **of_match)
         except Unfit:
-            return Recorded([[work] for work in workload.ours if isinstance(work, Work)], None, graphs, is_called)
+            return Recorded([[work] for work in workload.ours if isinstance(work, Work)], None, **of_match)
 
     def _replacing(self, workload: Workload) -> list[list[Work]]:
         """The kernels of the replacement, each in its only way, and those that Inductor generates around it."""

@@ -34,8 +34,9 @@ class _Shape:
         return tuple(operands)
 
     def fn(self, q, k, v, *masks):
+        # Where sizes are dynamic, this makes that of a head a number, as it is in a model.
         if q.shape[-1] != self.q[-1]:
-            raise ValueError("of another size: where sizes are dynamic, this leaves that of a head a number, as it is in a model")
+            raise ValueError(f"heads of {self.q[-1]} are expected, got {q.shape[-1]}")
         # Inductor looks for other spellings.
         scores = (q * self.q[-1] ** -0.5) @ k.transpose(-2, -1)
         if self.mask == "causal":

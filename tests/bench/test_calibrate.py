@@ -172,14 +172,21 @@ def test_of_several_bases_that_which_errs_least_is_taken():
         assert fit_times.fit(few, bases).basis == tells
 
 
-def test_what_more_sites_told_of_this_device_stays():
-    """Unless what is found now errs less: a newer version of the library may be another."""
-    measured = sites(40, noise=0.3)
-    others = TimeModel(1.0, {"bytes": 1.0, "flops": 1.0}, 1.0, count=400)
-    for error, count, stays in ((0.05, 400, True), (0.05, 30, False), (0.9, 400, False)):
-        old = dataclasses.replace(others, error=error, count=count)
-        (model,) = fit_times.fit_all(measured, before={"k": old, "unseen": others}).values()
-        assert (model == old) is stays
+@pytest.mark.parametrize(
+    "error, count, slower, stays",
+    [
+        (0.05, 400, 1.0, True),
+        (0.05, 30, 1.0, False),
+        (0.9, 400, 1.0, False),
+        (0.05, 400, 3.0, False),
+    ],
+)
+def test_what_more_sites_told_of_this_device_stays(error, count, slower, stays):
+    """Unless what is found now errs less, or speaks against it: the device may be slower by now."""
+    old = dataclasses.replace(fit_times.fit(samples(400, noise=0.02)), error=error, count=count)
+    measured = [dataclasses.replace(m, us=slower * m.us) for m in sites(40, seed=1, noise=0.3)]
+    (model,) = fit_times.fit_all(measured, before={"k": old, "unseen": old}).values()
+    assert (model == old) is stays
 
 
 def test_what_the_basis_alone_knows_is_a_guess():
