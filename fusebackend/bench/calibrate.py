@@ -176,10 +176,15 @@ def _read_sites(path: Path) -> tuple[dict[str, Any], list[Measured]]:
         provenance, *lines = map(json.loads, path.read_text().splitlines())
         if provenance["format"] != calibration.FORMAT:
             raise ValueError(f"format {provenance['format']}")
-        measured = [Measured(**{**line, "kernels": [[Work(**w) for w in ways] for ways in line["kernels"]]}) for line in lines]
+        measured = [Measured(**{**line, "kernels": [[_work(w) for w in ways] for ways in line["kernels"]]}) for line in lines]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"--from takes a file that --sites wrote, got {str(path)!r}: {type(error).__name__}: {error}") from error
     return provenance, measured
+
+
+def _work(data: Mapping[str, Any]) -> Work:
+    otherwise = data["otherwise"]
+    return Work(**{**data, "otherwise": None if otherwise is None else _work(otherwise)})
 
 
 def table(models: Mapping[str, Mapping[str, Any]]) -> str:
@@ -228,13 +233,17 @@ def judged(measured: Iterable[Measured], by: Calibration) -> dict[str, list[Judg
         ours, inductor = ways["ours"], ways["inductor"]
         applied, timed = None, ours.is_called and ours.us * MARGIN <= inductor.us
         with contextlib.suppress(Unfit):
-            estimates = estimating.replacement(by, ours.kernels), estimating.total(by, inductor.kernels)
+            estimates = estimating.replacement(by, _as_known(by, ours)), estimating.total(by, _as_known(by, inductor))
             applied = estimating.pays(*estimates)
             if not ours.is_called and estimating.ours_decides(*estimates):
                 alone = estimating.measured(by, ours.us / 1e3, math.log(MARGIN))
                 timed = estimating.pays(alone, estimates[1]) is True
         found.setdefault(family, []).append(Judged(site, ours.us, inductor.us, applied, timed if applied is None else applied))
     return found
+
+
+def _as_known(by: Calibration, m: Measured) -> list[list[Work]]:
+    return [[estimating.as_known(by, work) for work in ways] for ways in m.kernels]
 
 
 def judgement(measured: Iterable[Measured], by: Calibration) -> str:

@@ -234,9 +234,8 @@ class Estimator:
         return [kernel for work in workload.inductor for kernel in ([[self._known(work)]] if isinstance(work, Work) else self._asked(work))]
 
     def _known(self, work: Work) -> Work:
-        """The work, as one of a kind that was calibrated, if it can be said so. What is recorded for a calibration is the work itself."""
-        unknown = self._calibration is not None and self._calibration.models.get(work.kind) is None and not _recordings
-        return work.otherwise if unknown and work.otherwise is not None else work
+        """The work as the calibration knows it. What is recorded for another is the work itself."""
+        return work if self._calibration is None or _recordings else as_known(self._calibration, work)
 
     def _asked(self, work: Generated) -> list[list[Work]]:
         unknown = self._calibration is not None and triton_reductions.KIND not in self._calibration.models
@@ -279,6 +278,11 @@ class Estimator:
                 raise
             self._kept.save(key, work.nodes, answer)
         return answer
+
+
+def as_known(calibration: Calibration, work: Work) -> Work:
+    """The work, or the same as one of a more general kind where its own was not calibrated."""
+    return work if work.otherwise is None or work.kind in calibration.models else work.otherwise
 
 
 def _of_family(work: Work, asked: Generated) -> Work:

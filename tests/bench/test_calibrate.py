@@ -432,6 +432,18 @@ def test_what_the_default_gate_times_where_the_estimate_does_not_tell():
     assert row.split()[-2:] == ["2", f"{51 / 39.9:.3f}"]
 
 
+def test_a_kind_that_was_not_calibrated_is_judged_by_the_more_general_one(tmp_path):
+    """As the estimates are: also in sites that were written to a file."""
+    measured = both("a", (5, 10), (5, 10))
+    inductor = measured[1]
+    own = Work("k of f", inductor.kernels[0][0].quantities, otherwise=inductor.kernels[0][0])
+    measured[1] = dataclasses.replace(inductor, kernels=[[own]])
+    calibrate.write_sites(tmp_path / "sites", PROVENANCE, measured)
+    _, read = calibrate.read_sites([tmp_path / "sites"])
+    assert read == measured
+    assert [s.applied for s in calibrate.judged(read, KNOWN)["f"]] == [True]
+
+
 def test_each_family_is_judged_and_the_host_is_none():
     host = both("a call", (5, 10), (5, 10), family=calibration_sites.HOST)
     measured = [*both("a", (5, 10), (5, 10)), *both("a", (10, 5), (10, 5), family="g"), *host]
