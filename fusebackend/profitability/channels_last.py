@@ -1,8 +1,8 @@
 """Whether the 2-D convolutions of a graph should run channels last where Inductor's rule is against it.
 
 In training Inductor runs none of a graph's convolutions channels last if one of them is grouped, or larger than 1x1 and gives at most half
-as many channels as it takes: U-Nets, DenseNets, ResNeXts. cuDNN's kernels for tensor cores want channels last, and copy where they get
-planes. So the convolutions are called in both orders, and the sums of their times compared.
+as many channels as it takes: U-Nets, DenseNets, ResNeXts; and none of dynamic sizes. cuDNN's kernels for tensor cores want channels last,
+and copy where they get planes. So the convolutions are called in both orders, and the sums of their times compared.
 
 What Inductor generates between them reads and writes as much in either order, but for sums over the pixels of a channel or of a group of
 channels, and for copies where tensors enter and leave the graph: what these take longer channels last is charged as copies, which are
@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from fusebackend import cache_keys
 from fusebackend import fx_utils as g
@@ -48,7 +47,7 @@ class Call:
     """A call of the library: a convolution, or its gradients.
 
     Attributes:
-        x, weight, result: shapes.
+        x, weight, result: shapes, of dynamic sizes as they are at the compile.
         has_bias: of a convolution.
         geometry: strides, padding, dilations, whether it is transposed, output padding, groups.
         gradients: of x and of the weight, which are wanted; empty for the convolution.
@@ -92,9 +91,9 @@ def calls_of(convolutions: Sequence[fx.Node]) -> Calls:
         geometry = [args[n] for n in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")]
         call = Call(
             g.value(x).dtype,
-            tuple(g.value(x).shape),
-            tuple(g.value(weight).shape),
-            tuple(g.value(node).shape),
+            _sizes(x),
+            _sizes(weight),
+            _sizes(node),
             has_bias,
             tuple(tuple(a) if isinstance(a, (list, tuple)) else a for a in geometry),
         )
@@ -103,7 +102,7 @@ def calls_of(convolutions: Sequence[fx.Node]) -> Calls:
         if not returned.isdisjoint({weight, _before_casts(weight), x, _before_casts(x)}):
             with_gradients = True
             counts[dataclasses.replace(call, has_bias=False, gradients=(call.x[1] > _CHANNELS_OF_IMAGES, True))] += 1
-            extra += has_bias * _extra_passes()["channel"]["forward"] * g.value(node).nbytes  # the bias's gradient is a sum over pixels
+            extra += has_bias * _extra_passes()["channel"]["forward"] * _bytes(node)  # the bias's gradient is a sum over pixels
     return Calls(counts, int(extra + _bytes_of_sums(graph, with_gradients) + _bytes_at_the_ends(graph, with_gradients)))
 
 
@@ -114,14 +113,26 @@ def _bytes_at_the_ends(graph: fx.Graph, with_gradients: bool) -> int:
     convolutions = graph.find_nodes(op="call_function", target=aten.convolution.default)
     weights = {_before_casts(g.arguments(n)["weight"]) for n in convolutions}
     given = [n for n in graph.find_nodes(op="placeholder") if n not in weights]
-    planes = [g.value(n) for n in (*given, *results) if _has_planes(n)]
-    return sum(2 * v.nbytes * (1 + (with_gradients and v.shape[1] > _CHANNELS_OF_IMAGES)) for v in planes)
+    planes = [n for n in (*given, *results) if _has_planes(n)]
+    return sum(2 * _bytes(n) * (1 + (with_gradients and _sizes(n)[1] > _CHANNELS_OF_IMAGES)) for n in planes)
 
 
 def _has_planes(node: fx.Node) -> bool:
-    """Whether it is a float tensor of images, as far as its shape says, and of sizes that are numbers."""
+    """Whether it is a float tensor of images, as far as its shape says, and of sizes that are known."""
     value = g.value(node) if g.is_tensor(node) else None
-    return value is not None and value.dim() == 4 and value.is_floating_point() and not has_free_symbols(value.shape)
+    return value is not None and value.dim() == 4 and value.is_floating_point() and g.hints(value.shape) is not None
+
+
+def _sizes(node: fx.Node) -> tuple[int, ...]:
+    """Of a tensor, where they are symbols as they are now."""
+    sizes = g.hints(g.value(node).shape)
+    if sizes is None:
+        raise Unfit(f"a size of {g.describe(node)} depends on data")
+    return tuple(sizes)
+
+
+def _bytes(node: fx.Node) -> int:
+    return math.prod(_sizes(node)) * g.value(node).itemsize
 
 
 def _before_casts(node: fx.Node) -> fx.Node:
@@ -136,28 +147,30 @@ def _bytes_of_sums(graph: fx.Graph, with_gradients: bool) -> float:
     found = 0.0
     for target in _SUMS:
         for node in graph.find_nodes(op="call_function", target=target):
-            kind, value = _summed(node)
+            kind, source = _summed(node)
             if kind:
                 passes = _extra_passes()[kind]
-                found += (passes["forward"] + passes["backward"] * with_gradients) * value.nbytes
+                found += (passes["forward"] + passes["backward"] * with_gradients) * _bytes(source)
     return found
 
 
-def _summed(node: fx.Node) -> tuple[str, Any]:
+def _summed(node: fx.Node) -> tuple[str, fx.Node]:
     """Whether the sum is over the pixels of a ``"channel"``, or of a ``"group"`` of them (``""``: of neither), and the tensor before casts
     and views."""
     args = g.arguments(node)
-    seen, dims = g.value(args["self"]), {d % max(1, g.value(args["self"]).dim()) for d in args["dim"] or ()}
+    dims = {d % max(1, g.value(args["self"]).dim()) for d in args["dim"] or ()}
     source = args["self"]
     while (before := g.through_views(_before_casts(source))) is not source:
         source = before
-    value = g.value(source)
-    if not _has_planes(source) or value.numel() != seen.numel():
-        return "", value
-    if seen.shape[2:] == value.shape[2:]:  # of instances too, which are seen as so many more channels
-        return "channel" if dims >= _PIXELS and _CHANNELS not in dims else "", value
-    of_pixels_channels = [seen.shape[d] for d in dims] == [value.shape[_CHANNELS]]  # as a layer norm of tokens takes them
-    return "" if of_pixels_channels else "group", value
+    if not _has_planes(source) or g.hints(g.value(args["self"]).shape) is None:
+        return "", source
+    seen, sizes = _sizes(args["self"]), _sizes(source)
+    if math.prod(sizes) != math.prod(seen):
+        return "", source
+    if seen[2:] == sizes[2:]:  # of instances too, which are seen as so many more channels
+        return "channel" if dims >= _PIXELS and _CHANNELS not in dims else "", source
+    of_pixels_channels = [seen[d] for d in dims] == [sizes[_CHANNELS]]  # as a layer norm of tokens takes them
+    return "" if of_pixels_channels else "group", source
 
 
 @functools.cache

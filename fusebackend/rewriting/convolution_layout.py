@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor import config as inductor_config
-from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from fusebackend import fx_utils as g
 from fusebackend.log import log
@@ -84,7 +83,7 @@ def _that_could_run_channels_last(gm: fx.GraphModule, is_inference: bool) -> lis
         convolutions = _convolutions(gm.graph)
         if not convolutions or _MANY_NODES * len(convolutions) <= len(gm.graph.nodes) or not _is_forward_alone(gm, convolutions):
             return []
-        if not all(map(_is_static_plane, convolutions)) or _decision(list(gm.graph.nodes), is_inference=is_inference) is not False:
+        if not all(map(_gives_planes, convolutions)) or _decision(list(gm.graph.nodes), is_inference=is_inference) is not False:
             return []
         return [n for n in convolutions if not _is_depthwise(n) or g.arguments(n)["groups"] == 1 or g.arguments(n)["transposed"]]
     except Exception as error:  # of a graph without values, which is Inductor's to refuse
@@ -100,12 +99,14 @@ def _is_forward_alone(gm: fx.GraphModule, convolutions: Sequence[fx.Node]) -> bo
     return not has_gradients and not has_subgraphs and not any(n.meta.get("recompute") for n in convolutions)
 
 
-def _is_static_plane(node: fx.Node) -> bool:
-    """Whether a convolution is two-dimensional, on a GPU, of sizes that are numbers, and gives planes: of a model that lies channels last
-    it does not."""
+def _gives_planes(node: fx.Node) -> bool:
+    """Whether a convolution is two-dimensional, on a GPU, of sizes that are known, at least as they are now, and gives planes: of a model
+    that lies channels last it does not."""
     tensors = [g.value(g.arguments(node)["input"]), g.value(g.arguments(node)["weight"]), g.value(node)]
-    known = all(t.dim() == 4 and t.device.type in _DEVICES and not has_free_symbols(t.shape) for t in tensors)
-    return known and tensors[-1].is_contiguous()
+    if any(t.dim() != 4 or t.device.type not in _DEVICES or g.hints(t.shape) is None for t in tensors):
+        return False
+    sizes, strides = g.hints(tensors[-1].shape), g.hints(tensors[-1].stride())
+    return sizes is not None and strides is not None and torch.empty_strided(sizes, strides, device="meta").is_contiguous()
 
 
 def _has_convolving_subgraphs(gm: fx.GraphModule) -> bool:

@@ -370,10 +370,42 @@ def test_measurements_of_another_order_have_other_keys(library):
 
 
 @pytest.mark.codegen
-def test_dynamic_sizes_are_left(library, laid_out, measured, own_cache):
+def test_dynamic_sizes_are_timed_as_they_are(library, laid_out, measured, own_cache):
+    """Inductor runs no convolutions of dynamic sizes channels last, ungrouped ones neither. One compile serves all batches, as with
+    Inductor, for which heights and widths are numbers."""
     torch._dynamo.reset()
-    torch.compile(Grouped(), backend="fuse", dynamic=True)(torch.randn(2, 3, 12, 12)).sum().backward()
-    assert laid_out[0] is False and not measured
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 128, 3, stride=2))
+    compiled = torch.compile(model, backend="fuse", dynamic=True)
+    for batch in (2, 3, 5):
+        x = torch.randn(batch, 3, 12, 14)
+        gradients = []
+        for fn in (compiled, model):
+            model.zero_grad()
+            out = fn(x)
+            out.square().sum().backward()
+            gradients.append([out, *(p.grad for p in model.parameters())])
+        torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
+    assert laid_out[0] is True and len(laid_out) == 2 and len(measured) == 1
+    forwards = {c.x[1]: c for c in measured[0].counts if not c.gradients}
+    assert forwards[64].x == (2, 64, 12, 14) and forwards[64].result == (2, 128, 5, 6)
+    passes_of_norm = sum(passes()["channel"].values()) * 2 * 64 * 12 * 14 * 4
+    assert measured[0].extra_bytes > passes_of_norm
+
+
+@pytest.mark.codegen
+def test_sizes_that_depend_on_data_are_left(library, laid_out, measured, own_cache):
+    torch._dynamo.reset()
+    model = nn.Conv2d(64, 128, 3)
+
+    def of_some(x, chosen):
+        rows = chosen.nonzero()[:, 0]
+        torch._check(rows.shape[0] >= 2)
+        return model(x[rows])
+
+    with torch.no_grad(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        x, chosen = torch.randn(4, 64, 12, 12), torch.tensor([True, False, True, True])
+        torch.testing.assert_close(torch.compile(of_some, backend="fuse")(x, chosen), of_some(x, chosen))
+    assert not any(laid_out) and not measured
 
 
 @pytest.mark.parametrize(
