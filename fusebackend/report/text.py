@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from fusebackend.report.model import Report
 
 
+_MOST_SPECS = 8
+
+
 def report_text(report: Report) -> str:
     """Context, coverage, substitutions, near misses, verdicts and graph breaks, each as a table; equal rows once with their count."""
     lines = [f"fusebackend: {_plural(len(report.substitutions), 'substitution')} in {_plural(len(report.graphs), 'graph')}"]
@@ -86,7 +89,13 @@ def _plural(n: int, one: str, many: str | None = None) -> str:
 
 
 def _specs(s: Substitution) -> str:
-    return f"{', '.join(s.inputs)} -> {', '.join(s.outputs)}"
+    return f"{_listed(s.inputs)} -> {_listed(s.outputs)}"
+
+
+def _listed(specs: Sequence[str]) -> str:
+    """Of many tensors the first, and how many follow: one line of a table may stand for hundreds."""
+    shown = specs if len(specs) <= _MOST_SPECS else [*specs[: _MOST_SPECS - 1], f"{len(specs) - _MOST_SPECS + 1} more"]
+    return ", ".join(shown)
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
