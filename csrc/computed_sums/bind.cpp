@@ -22,7 +22,7 @@ Variant make_variant(const std::string& program, const std::vector<ScalarType>& 
                      const std::vector<ScalarType>& stored) {
   check_counts(dtypes.size(), size_t(outs));
   STD_TORCH_CHECK(kinds.size() == dtypes.size(), "computed_sums: ", kinds.size(), " kinds for ", dtypes.size(), " inputs");
-  STD_TORCH_CHECK(kinds.find_first_not_of("rgfics") == std::string::npos, "computed_sums: kinds are the letters r, g, f, i, c and s, not ", kinds);
+  STD_TORCH_CHECK(kinds.find_first_not_of("rgftics") == std::string::npos, "computed_sums: kinds are the letters r, g, f, t, i, c and s, not ", kinds);
   STD_TORCH_CHECK(stored.empty() || int64_t(stored.size()) == outs, "computed_rows: ", stored.size(), " types for ", outs, " results");
   const Program& prepared = prepare(program);
   Variant v{prepared.text, int(prepared.numbers.size()), "", kinds, int(outs), "", 1};

@@ -19,11 +19,13 @@ constexpr int64_t kMostRows = INT32_MAX;
 enum Type : char { kFloat32 = 'f', kFloat16 = 'h', kBFloat16 = 'b', kUInt8 = 'u', kBool = 'o' };
 constexpr int element_bytes(char type) { return type == kFloat32 ? 4 : type == kFloat16 || type == kBFloat16 ? 2 : 1; }
 
-// How an input lies: at row r of all images, and column c, it has data[(r / divisor % period) * row_stride + c * column_stride].
+// How an input lies: at row r of all images, and column c, it has data[(r / divisor % period) * row_stride + c * column_stride]; of kTransposed, whose
+// rows are those of images of `period` rows of `divisor` pixels, data[image * period * divisor + r % divisor * period + r / divisor % period].
 enum Kind : char {
   kRows = 'r',     // a row of its own for each row, columns side by side
   kGroups = 'g',   // the same, but rows share one (of an image, say), or the rows come again
   kFactors = 'f',  // one number for all columns of a row, or of several
+  kTransposed = 't',  // one number for all columns of a row, of images that lie column by column: so Inductor leaves statistics of images
   kImages = 'i',   // one row for all rows of an image that are added: is read once for each image
   kColumns = 'c',  // one row for all: is read once
   kScalar = 's',   // one number

@@ -31,7 +31,7 @@ constexpr int kMostWords = 8;     // of 32 bits, of a vector
 
 constexpr int element_bytes(char type) { return type == 'f' ? 4 : type == 'h' || type == 'b' ? 2 : 1; }
 constexpr bool is_read_once(char kind) { return kind == 'i' || kind == 'c' || kind == 's'; }
-constexpr bool is_one_number(char kind) { return kind == 'f' || kind == 's'; }
+constexpr bool is_one_number(char kind) { return kind == 'f' || kind == 't' || kind == 's'; }
 
 template <int k>
 struct Index {
@@ -50,8 +50,9 @@ template <char kKind>
 FUNCTION unsigned own_row(const Input& input, unsigned row) {
   if constexpr (kKind == 'r') return row;
   if constexpr (kKind == 'c' || kKind == 's') return 0;
-  const unsigned group = input.group.of(row);
-  return group - input.period.of(group) * input.period.divisor;
+  const unsigned group = input.group.of(row), period = input.period.of(group), in_period = group - period * input.period.divisor;
+  if constexpr (kKind == 't') return period * (input.period.divisor * input.group.divisor) + (row - group * input.group.divisor) * input.period.divisor + in_period;
+  return in_period;
 }
 
 // What a row of each input has for a thread, as it lies in memory.

@@ -128,6 +128,26 @@ int vector_of(const Variant& v, const Arguments& p) {
   return vector;
 }
 
+namespace {
+
+// One number a row, of images that lie column by column, one behind the other.
+std::optional<Lies> describe_transposed(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, const std::vector<int64_t>& domain) {
+  std::vector<size_t> dims;  // from the innermost outwards
+  for (size_t d = domain.size() - 1; d-- > 0;) {
+    if (sizes[d] != domain[d]) return std::nullopt;
+    if (domain[d] != 1) dims.push_back(d);
+  }
+  if (dims.size() < 2) return std::nullopt;
+  const int64_t width = domain[dims[0]], height = domain[dims[1]];
+  if (strides[dims[0]] != height || strides[dims[1]] != 1) return std::nullopt;
+  int64_t next = width * height;
+  for (size_t i = 2; i < dims.size(); next *= domain[dims[i++]])
+    if (strides[dims[i]] != next) return std::nullopt;
+  return Lies{kTransposed, 1, width, height};
+}
+
+}  // namespace
+
 std::optional<Lies> describe(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, const std::vector<int64_t>& domain, int64_t batch_dims) {
   const size_t last = domain.size() - 1;
   const auto stride_of = [&](size_t d) { return sizes[d] == 1 ? 0 : strides[d]; };
@@ -146,7 +166,7 @@ std::optional<Lies> describe(const std::vector<int64_t>& sizes, const std::vecto
     } else if (stride == 0) {
       again = true;
     } else {
-      if (again || (period > 1 && stride != period * row_stride)) return std::nullopt;
+      if (again || (period > 1 && stride != period * row_stride)) return columns || again ? std::nullopt : describe_transposed(sizes, strides, domain);
       if (period == 1) row_stride = stride;
       period *= domain[d];
     }

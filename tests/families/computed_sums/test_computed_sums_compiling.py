@@ -57,7 +57,7 @@ def test_every_kind_and_type_compiles(vector, architecture):
     assert facts["vector"] == vector and facts["spill_bytes"] == 0
 
 
-@pytest.mark.parametrize("kinds", ["cc", "cs", "ss", "ff", "gg", "cf", "ii", "if"])
+@pytest.mark.parametrize("kinds", ["cc", "cs", "ss", "ff", "gg", "cf", "ii", "if", "tt", "ct"])
 def test_no_input_needs_rows_of_its_own(kinds):
     assert compiled(PRODUCT, [bf16, f32], kinds, 1)["registers"] > 0
 
@@ -69,7 +69,10 @@ def test_the_kernel_of_batch_norm_behind_silu_keeps_to_its_registers():
         assert facts["vector"] == (8 if dtype == bf16 else 4) and facts["rows_at_once"] == 2
 
 
-@pytest.mark.parametrize("kinds", ["r" * MOST_INPUTS, "rr" + "c" * (MOST_INPUTS - 2), "rg" * (MOST_INPUTS // 2), "rf" * (MOST_INPUTS // 2)])
+@pytest.mark.parametrize(
+    "kinds",
+    ["r" * MOST_INPUTS, "rr" + "c" * (MOST_INPUTS - 2), "rg" * (MOST_INPUTS // 2), "rf" * (MOST_INPUTS // 2), "rt" * (MOST_INPUTS // 2)],
+)
 def test_as_many_inputs_and_sums_as_may_be_do_not_spill(kinds):
     last = MOST_INPUTS - 2
     adds = [f"t{k}=add(t{k - 1},i{k + 1})" for k in range(1, last + 1)]
@@ -199,6 +202,13 @@ def test_the_fake_tells_what_comes_and_refuses_what_the_kernel_refuses():
         ((2, 1, 4, 8), (32, 32, 8, 1), (2, 3, 4, 8), None),
         ((2, 3, 4, 1), (12, 4, 1, 1), (2, 3, 4, 8), "f"),
         ((2, 1, 1, 1), (1, 1, 1, 1), (2, 3, 4, 8), "f"),
+        ((2, 3, 4, 1), (12, 1, 3, 3), (2, 3, 4, 8), "t"),
+        ((5, 2, 3, 4, 1), (24, 12, 1, 3, 3), (5, 2, 3, 4, 8), "t"),
+        ((3, 4, 1), (1, 3, 1), (3, 4, 8), "t"),
+        ((2, 3, 4, 1), (24, 1, 3, 1), (2, 3, 4, 8), None),  # images with gaps between them
+        ((2, 3, 4, 1), (12, 1, 4, 1), (2, 3, 4, 8), None),  # columns with gaps
+        ((1, 3, 4, 1), (12, 1, 3, 1), (2, 3, 4, 8), None),  # one image for all
+        ((2, 3, 4, 8), (96, 1, 3, 12), (2, 3, 4, 8), None),
         ((1, 1, 1, 1), (1, 1, 1, 1), (2, 3, 4, 8), "s"),
         ((5, 1), (1, 1), (5, 1), "r"),
         ((5, 1), (7, 3), (5, 1), "r"),
@@ -234,7 +244,7 @@ def test_how_inputs_of_a_batch_lie(sizes, batch_dims, kind):
 def test_how_inputs_lie_is_told_of_no_rows_too(sizes, domain):
     """The process ended by a division where rows of images are none."""
     for batch_dims in range(2):
-        assert ops.kind(sizes, torch.empty(sizes).stride(), domain, batch_dims) in set("rgfics")
+        assert ops.kind(sizes, torch.empty(sizes).stride(), domain, batch_dims) in set("rgftics")
 
 
 def test_plans_give_every_row_to_one_block_and_fit_the_device():

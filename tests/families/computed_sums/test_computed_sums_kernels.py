@@ -172,6 +172,10 @@ def test_kinds_of_inputs(dtype):
             check(PRODUCT, [factor, full], [f32])
             check(PRODUCT, [full, factor.expand(full.shape)], [f32])
             check(PRODUCT, [full[..., 3:36], factor[..., 3:36] if shape[-1] > 1 else factor], [f32])
+    for factor in (torch.randn(n, w, h, 1, device="cuda").transpose(1, 2), torch.randn(n, w, h, device="cuda").mT[..., None].to(dtype)):
+        assert ops.kind(factor.shape, factor.stride(), full.shape) == "t"
+        check(PRODUCT, [full, factor], [f32])
+        check("t0=mul(i0,i1);t1=mul(t0,i2);out(t1)", [factor, full, torch.randn(n, h, w, 1, device="cuda")], [f32])
     vectors = [torch.randn(n, 1, 1, c, device="cuda").to(dtype) for _ in range(2)]
     check("t0=mul(i0,i1);t1=mul(t0,i2);out(t1)", [full, *vectors], [f32])
 
