@@ -219,8 +219,8 @@ def _output(inverse: fx.Node, found: Spectrum) -> Output | Reject:
 
 
 def _kept(cut: fx.Node, axis: int) -> int | None:
-    """The first sample that ``cut`` keeps, if it cuts samples off along ``axis`` alone."""
-    if cut.op != "call_function" or not g.is_tensor(cut):
+    """The first sample that ``cut`` keeps, if it cuts samples off along ``axis`` alone, and keeps some."""
+    if cut.op != "call_function" or not g.is_tensor(cut) or g.hint(g.value(cut).shape[axis]) == 0:
         return None
     if cut.target is aten.slice.Tensor:
         args = g.arguments(cut)

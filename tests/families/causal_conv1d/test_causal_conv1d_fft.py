@@ -226,6 +226,12 @@ def test_the_part_that_no_padding_reaches_needs_no_padding():
     assert found(compare(convolved(LENGTH, slice(8, LENGTH)), u(), k(9))) == [FORWARD, BACKWARD]
 
 
+@pytest.mark.parametrize("part", [slice(2 * LENGTH + 3, LENGTH), slice(3, 1), slice(5, 5)], ids=str)
+def test_a_part_of_nothing(part):
+    """Which may begin behind the end: the fuzzer met lengths below zero."""
+    compare(convolved(2 * LENGTH, part), u().detach(), k().detach())
+
+
 @pytest.mark.parametrize("forward", ["backward", "ortho", "forward"])
 @pytest.mark.parametrize("inverse", ["backward", "ortho", "forward"])
 def test_norms_become_a_factor(forward, inverse):
