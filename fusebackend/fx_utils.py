@@ -11,7 +11,6 @@ import torch
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
@@ -138,11 +137,15 @@ def difference(old: Any, new: Any) -> str | None:
     return None
 
 
+def memory_of(value: Any) -> int | None:
+    """A number for the memory that a tensor lies in, as long as one in it lives; None for other values. Fake tensors of views know whose
+    memory they see."""
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
 def share_storage(a: Any, b: Any) -> bool:
-    """Whether two values are tensors in the same memory. Fake tensors of views know whose memory they see."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return False
-    return StorageWeakRef(a.untyped_storage()) == StorageWeakRef(b.untyped_storage())
+    """Whether two values are tensors in the same memory."""
+    return memory_of(a) == memory_of(b) is not None
 
 
 def memory_order(tensor: torch.Tensor) -> list[int] | None:

@@ -6,8 +6,6 @@ the match removes; no mutation may lie between the matched nodes, nor between th
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import fx
 
@@ -82,13 +80,24 @@ def difference(match: Match, new: tuple[fx.Node, ...], emitter: Emitter) -> str 
         found = g.difference(g.value(old), g.value(replacement))
         if found:
             return found
-        # What it returns without having computed it is read like an input: by whoever reads the output.
-        for node in {*inputs, *new} - emitted:
-            if g.share_storage(g.value(node), g.value(old)) != g.share_storage(g.value(node), g.value(replacement)):
+    return _aliasing_difference(match.outputs, new, ({*inputs, *new} - emitted))
+
+
+def _aliasing_difference(outputs: tuple[fx.Node, ...], new: tuple[fx.Node, ...], given: set[fx.Node]) -> str | None:
+    """How the nodes ``new`` share memory otherwise than ``outputs``, in whose place they are, with one another or with what is ``given``.
+
+    That is what is read, or returned without having been computed, which whoever reads the output reads.
+    """
+    memory = {n: g.memory_of(g.value(n)) for n in (*outputs, *new, *given)}
+    firsts: dict[tuple[bool, int | None], fx.Node] = {}  # the first output in each memory, of the originals and of the replacements
+    for old, replacement in zip(outputs, new):
+        for node in given:
+            if memory[node] is not None and (memory[node] == memory[old]) != (memory[node] == memory[replacement]):
                 return f"it and the original differ in whether the output aliases {node.name}"
-    for (a, new_a), (b, new_b) in itertools.combinations(zip(match.outputs, new), 2):
-        if g.share_storage(g.value(a), g.value(b)) != g.share_storage(g.value(new_a), g.value(new_b)):
-            return f"it and the original differ in whether the outputs {a.name} and {b.name} share memory"
+        before = old if memory[old] is None else firsts.setdefault((False, memory[old]), old)
+        after = old if memory[replacement] is None else firsts.setdefault((True, memory[replacement]), old)
+        if before is not after:
+            return f"it and the original differ in whether the outputs {min(before, after).name} and {old.name} share memory"
     return None
 
 

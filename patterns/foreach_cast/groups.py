@@ -6,6 +6,7 @@ Inductor can fuse these casts with nothing.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import weakref
@@ -60,22 +61,25 @@ class Group:
         return all(not n._erased and _kind(n) == self.kind for n in self.casts)
 
 
-#: By graph and cast, as long as the graph lives: each of hundreds of casts is asked for its group.
-_groups: weakref.WeakKeyDictionary[fx.Graph, dict[fx.Node, Group]] = weakref.WeakKeyDictionary()
+#: By graph, as long as it lives: how many nodes it had, and the groups by their first casts. Each of hundreds of casts asks for its group.
+_groups: weakref.WeakKeyDictionary[fx.Graph, tuple[int, dict[fx.Node, Group]]] = weakref.WeakKeyDictionary()
 
 
 def group_of(cast: fx.Node) -> Group | None:
     """The group that begins with ``cast``; None if it is in the middle of one, or alone."""
     graph = cast.graph
-    found = _groups.get(graph, {}).get(cast)
-    if found is None or not found.still_stands():
-        _groups[graph] = {n: group for group in _all_groups(graph) for n in group.casts}
-        found = _groups[graph].get(cast)
-    return found if found is not None and found.casts[0] is cast else None
+    nodes, groups = _groups.get(graph, (0, {}))
+    found = groups.get(cast)
+    if len(graph.nodes) != nodes or (found is not None and not found.still_stands()):
+        groups = {group.casts[0]: group for group in _all_groups(graph)}
+        _groups[graph] = len(graph.nodes), groups
+        found = groups.get(cast)
+    return found
 
 
 def _all_groups(graph: fx.Graph) -> Iterator[Group]:
     open_groups: dict[tuple, list[fx.Node]] = {}
+    byte_counts: collections.Counter[tuple] = collections.Counter()
     for node in graph.find_nodes(op="call_function", target=CAST):
         kind = _kind(node)
         if kind is None:
@@ -83,9 +87,11 @@ def _all_groups(graph: fx.Graph) -> Iterator[Group]:
         value, source = g.value(node), g.value(node.args[0])
         key = kind, source.dtype, value.dtype, value.device
         members = open_groups.setdefault(key, [])
-        if len(members) == _MOST_CASTS or _bytes(*members, node) > _MOST_BYTES[kind]:
+        byte_counts[key] += value.nbytes
+        if len(members) == _MOST_CASTS or byte_counts[key] > _MOST_BYTES[kind]:
             yield from _closed(kind, members)
             members.clear()
+            byte_counts[key] = value.nbytes
         members.append(node)
     for (kind, *_), members in open_groups.items():
         yield from _closed(kind, members)
@@ -94,10 +100,6 @@ def _all_groups(graph: fx.Graph) -> Iterator[Group]:
 def _closed(kind: Kind, members: list[fx.Node]) -> Iterator[Group]:
     if len(members) > 1:
         yield Group(kind, tuple(members))
-
-
-def _bytes(*casts: fx.Node) -> int:
-    return sum(g.value(n).nbytes for n in casts)
 
 
 def _kind(cast: fx.Node) -> Kind | None:
