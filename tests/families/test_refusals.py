@@ -89,6 +89,7 @@ CALLS = {
         (floats(2, 3, 5), rows_of(15).reshape(1, 3, 5).int(), 4, floats(2, 3, 4)),
     ],
     "sdpa": [(*seen, floats(2, 1, 1, 7), 0.25, False, False), (*seen, None, 0.25, True, True)],
+    "foreach_cast": [([floats(4, 5), floats(3)], torch.bfloat16), ([floats(4, 5, dtype=torch.float16)], torch.float32)],
     "small_bmm": [(floats(5, 3, 4), floats(5, 4, 6)), (floats(2, 8, 4).mT, floats(2, 4, 8).mT)],
     "strided_bmm": [
         (floats(2, 8, 4, 8), floats(2, 8, 12, 8), [0, 2, 3, 1]),
