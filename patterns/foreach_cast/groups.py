@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import weakref
 from collections.abc import Iterator
 from typing import Literal
 
@@ -32,6 +31,7 @@ _MOST_BYTES: dict[Kind, int] = {"inputs": 16 << 20, "results": 64 << 20}
 #: Of one call, as many as one launch takes (csrc/foreach_cast/foreach_cast.h).
 _MOST_CASTS = 128
 
+_KEPT = "_fusebackend_groups_of_casts"  # an attribute of a graph
 _PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
 
 
@@ -61,19 +61,24 @@ class Group:
         return all(not n._erased and _kind(n) == self.kind for n in self.casts)
 
 
-#: By graph, as long as it lives: how many nodes it had, and the groups by their first casts. Each of hundreds of casts asks for its group.
-_groups: weakref.WeakKeyDictionary[fx.Graph, tuple[int, dict[fx.Node, Group]]] = weakref.WeakKeyDictionary()
+@dataclasses.dataclass(frozen=True)
+class _Groups:
+    """Those of a graph by their first casts, and how many nodes it had. Each of hundreds of casts asks for its group, so they are kept; by
+    the graph, which they would keep alive elsewhere."""
+
+    nodes: int
+    by_first: dict[fx.Node, Group]
 
 
 def group_of(cast: fx.Node) -> Group | None:
     """The group that begins with ``cast``; None if it is in the middle of one, or alone."""
     graph = cast.graph
-    nodes, groups = _groups.get(graph, (0, {}))
-    found = groups.get(cast)
-    if len(graph.nodes) != nodes or (found is not None and not found.still_stands()):
-        groups = {group.casts[0]: group for group in _all_groups(graph)}
-        _groups[graph] = len(graph.nodes), groups
-        found = groups.get(cast)
+    kept: _Groups | None = vars(graph).get(_KEPT)
+    found = None if kept is None else kept.by_first.get(cast)
+    if kept is None or len(graph.nodes) != kept.nodes or (found is not None and not found.still_stands()):
+        kept = _Groups(len(graph.nodes), {group.casts[0]: group for group in _all_groups(graph)})
+        vars(graph)[_KEPT] = kept
+        found = kept.by_first.get(cast)
     return found
 
 

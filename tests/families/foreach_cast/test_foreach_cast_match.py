@@ -1,6 +1,9 @@
 """Casts of weights and of gradients, as autocast asks for: found where a library reads or leaves the tensor, and nowhere else; in groups of
 little memory."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from families.traced_graphs import traced as traced_with_dead_code
@@ -124,6 +127,15 @@ def test_a_group_of_which_a_part_has_gone_is_found_anew():
     graph.erase_node(casts[1])
     assert ForeachCast().match(casts[0]).outputs == (casts[0], casts[2])
     assert ForeachCast().match(casts[2]) is None  # in the middle of it
+
+
+def test_a_graph_is_not_kept_alive():
+    graph = traced(FOUND["products"][0], X, V, W)
+    assert isinstance(ForeachCast().match(graph.find_nodes(op="call_function", target=groups.CAST)[0]), Match)
+    reference = weakref.ref(graph)
+    del graph
+    gc.collect()
+    assert reference() is None
 
 
 @pytest.mark.parametrize(
