@@ -138,9 +138,9 @@ def difference(old: Any, new: Any) -> str | None:
 
 
 def memory_of(value: Any) -> int | None:
-    """A number for the memory that a tensor lies in, as long as one in it lives; None for other values. Fake tensors of views know whose
-    memory they see."""
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    """A number for the memory that a strided tensor lies in, as long as one in it lives; None for other values. Fake tensors of views know
+    whose memory they see."""
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
 def share_storage(a: Any, b: Any) -> bool:

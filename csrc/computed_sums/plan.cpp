@@ -166,7 +166,7 @@ std::optional<Lies> describe(const std::vector<int64_t>& sizes, const std::vecto
     } else if (stride == 0) {
       again = true;
     } else {
-      if (again || (period > 1 && stride != period * row_stride)) return columns || again ? std::nullopt : describe_transposed(sizes, strides, domain);
+      if (again || (period > 1 && stride != period * row_stride)) return columns ? std::nullopt : describe_transposed(sizes, strides, domain);
       if (period == 1) row_stride = stride;
       period *= domain[d];
     }

@@ -95,7 +95,7 @@ def calls_of(convolutions: Sequence[fx.Node]) -> Calls:
             _sizes(weight),
             _sizes(node),
             has_bias,
-            tuple(tuple(a) if isinstance(a, (list, tuple)) else a for a in geometry),
+            tuple(tuple(map(_number, a)) if isinstance(a, (list, tuple)) else _number(a) for a in geometry),
         )
         counts[call] += 1
         # The weight is kept for both gradients, unless it is computed anew for them, and then x may be kept.
@@ -129,6 +129,14 @@ def _sizes(node: fx.Node) -> tuple[int, ...]:
     if sizes is None:
         raise Unfit(f"a size of {g.describe(node)} depends on data")
     return tuple(sizes)
+
+
+def _number(argument: Any) -> int:
+    """An argument as it is now, where it is computed of sizes."""
+    found = g.hint(g.value(argument)) if isinstance(argument, fx.Node) else g.hint(argument)
+    if found is None:
+        raise Unfit("a convolution's padding, stride or dilation depends on data")
+    return found
 
 
 def _bytes(node: fx.Node) -> int:

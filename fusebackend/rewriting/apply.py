@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch.utils import _pytree as pytree
@@ -89,14 +88,15 @@ class _Rewriting:
 
     def run(self, patterns: Sequence[Pattern], code: bool | None, inputs_called: tuple[str, ...] = ()) -> GraphOutcome:
         began = time.perf_counter()
-        candidates = self.candidates(patterns)
-        shown = bool(candidates or self.rejections or code)
-        before, nodes_before = "", tuple[GraphNode, ...]()
-        if shown:
-            before, nodes_before = graph_code(self.graph), describe.graph_nodes(self.graph, inputs_called=inputs_called)
         computing = operators(self.graph.nodes)
         whole = {"operators": len(computing), "moved_bytes": moved_bytes(computing)}
-        self.apply_all(candidates)
+        shown, before, nodes_before = False, "", tuple[GraphNode, ...]()
+        for last in (False, True):
+            candidates = self.candidates([p for p in patterns if p.last == last])
+            if not shown and (candidates or self.rejections or (code and last)):  # so far it is as it was
+                shown = True
+                before, nodes_before = graph_code(self.graph), describe.graph_nodes(self.graph, inputs_called=inputs_called)
+            self.apply_all(candidates)
         after, nodes_after = before, nodes_before
         if self.substitutions:
             after, nodes_after = graph_code(self.graph), describe.graph_nodes(self.graph, nodes_before)
@@ -305,11 +305,9 @@ def _update_views(old: fx.Node, replacement: fx.Node, fake_mode: Any) -> None:
         stack += node.users
 
 
-def _storages(node: fx.Node) -> set[int]:
+def _storages(node: fx.Node) -> set[int | None]:
     """The memory of a node's tensors. Held by their values, so that no other memory has the same number."""
-    return {
-        t.untyped_storage()._cdata for t in pytree.tree_leaves(g.value(node)) if isinstance(t, torch.Tensor) and t.layout is torch.strided
-    }
+    return {g.memory_of(t) for t in pytree.tree_leaves(g.value(node))} - {None}
 
 
 def _inherit_meta(outputs: Sequence[fx.Node], new: Sequence[fx.Node], emitted: set[fx.Node]) -> None:

@@ -84,9 +84,10 @@ def difference(match: Match, new: tuple[fx.Node, ...], emitter: Emitter) -> str 
 
 
 def _aliasing_difference(outputs: tuple[fx.Node, ...], new: tuple[fx.Node, ...], given: set[fx.Node]) -> str | None:
-    """How the nodes ``new`` share memory otherwise than ``outputs``, in whose place they are, with one another or with what is ``given``.
+    """How the nodes ``new`` share memory otherwise than ``outputs``, in whose place they are, with one another or with ``given``.
 
-    That is what is read, or returned without having been computed, which whoever reads the output reads.
+    Args:
+        given: nodes that are read, or that are returned unchanged, and so read by whoever reads the output.
     """
     memory = {n: g.memory_of(g.value(n)) for n in (*outputs, *new, *given)}
     firsts: dict[tuple[bool, int | None], fx.Node] = {}  # the first output in each memory, of the originals and of the replacements

@@ -292,6 +292,7 @@ class Pattern(abc.ABC):
             before forward and backward are partitioned, for families that rewrite both together.
         priority: of two matches that overlap the higher wins, then the larger.
         devices: the types of devices on which the operators that it looks for run, and so its examples.
+        last: whether it is looked for in what the others leave, once these are applied: what else it would find may be theirs.
     """
 
     name: str
@@ -299,6 +300,7 @@ class Pattern(abc.ABC):
     level: Level = "post_grad"
     priority: int = 0
     devices: tuple[str, ...] = ("cpu", "cuda")
+    last: bool = False
 
     @abc.abstractmethod
     def match(self, node: fx.Node) -> Match | Reject | None:

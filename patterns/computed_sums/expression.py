@@ -447,27 +447,13 @@ def is_full(sizes: Sequence[int], elements: int) -> bool:
 @functools.cache
 def collapses(sizes: tuple[int, ...], strides: tuple[int, ...], domain: tuple[int, ...]) -> bool:
     """Whether the kernels read a tensor where it lies: its last dim side by side or broadcast, and the others like one dim, which may be
-    broadcast along outer and inner ones; or, of one number a row, with the two innermost of the others transposed. The library says so too
-    (``ops.kind``); sites are read where there is none."""
+    broadcast along outer and inner ones. The library says the same (``ops.kind``), but for numbers of rows that lie column by column, which
+    it reads, too; sites are read where there is none, too."""
     if sizes[-1] > 1 and strides[-1] != 1:
         return False
     rows = [(n, size, stride) for n, size, stride in zip(domain[:-1], sizes[:-1], strides[:-1]) if n > 1]
-    if sizes[-1] == 1 < domain[-1] and _are_transposed(rows):
-        return True
     while rows and rows[0][1] == 1:
         rows.pop(0)
     while rows and rows[-1][1] == 1:
         rows.pop()
     return all(a[1] > 1 and b[1] > 1 and a[2] == b[1] * b[2] for a, b in zip(rows, rows[1:]))
-
-
-def _are_transposed(rows: list[tuple[int, int, int]]) -> bool:
-    """Whether images of one number a row, none of whose dims is broadcast, lie column by column, one behind the other."""
-    if len(rows) < 2 or any(n != size for n, size, _ in rows):
-        return False
-    *outer, height, width = rows
-    step = height[0]
-    right = height[2] == 1 and width[2] == step
-    for n, _, stride in [width, *reversed(outer)]:
-        right, step = right and stride == step, step * n
-    return right

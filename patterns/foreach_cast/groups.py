@@ -71,22 +71,30 @@ class _Groups:
 
 
 def group_of(cast: fx.Node) -> Group | None:
-    """The group that begins with ``cast``; None if it is in the middle of one, or alone."""
+    """The group that begins with ``cast``; None if it is in the middle of one, or alone. Groups stay as they are while all their casts are
+    there: others begin elsewhere if one of them goes."""
     graph = cast.graph
     kept: _Groups | None = vars(graph).get(_KEPT)
     found = None if kept is None else kept.by_first.get(cast)
-    if kept is None or len(graph.nodes) != kept.nodes or (found is not None and not found.still_stands()):
+    if found is not None and found.still_stands():
+        return found
+    if kept is None or found is not None or len(graph.nodes) != kept.nodes:
         kept = _Groups(len(graph.nodes), {group.casts[0]: group for group in _all_groups(graph)})
         vars(graph)[_KEPT] = kept
-        found = kept.by_first.get(cast)
-    return found
+    return kept.by_first.get(cast)
 
 
 def _all_groups(graph: fx.Graph) -> Iterator[Group]:
+    """In the graph's order, none across a node that may write to memory, which no read may pass."""
     open_groups: dict[tuple, list[fx.Node]] = {}
     byte_counts: collections.Counter[tuple] = collections.Counter()
-    for node in graph.find_nodes(op="call_function", target=CAST):
-        kind = _kind(node)
+    for node in graph.nodes:
+        if g.is_mutating(node):
+            for (kind, *_), members in open_groups.items():
+                yield from _closed(kind, members)
+            open_groups.clear()
+            byte_counts.clear()
+        kind = _kind(node) if node.op == "call_function" and node.target is CAST else None
         if kind is None:
             continue
         value, source = g.value(node), g.value(node.args[0])
@@ -115,12 +123,13 @@ def _kind(cast: fx.Node) -> Kind | None:
     before, after = g.value(source), g.value(cast)
     if after.device.type != "cuda" or (before.dtype, after.dtype) not in CASTS or not _is_dense(before):
         return None
+    owner = g.through_views(source)
+    if any(u is not cast and g.is_fusable(u) for u in g.consumers(owner)):  # a loop that reads it, with which Inductor may fuse the cast
+        return None
     if source.op == "placeholder":
         mutated = any(map(g.is_mutating, source.users))
         return "inputs" if not mutated and all(_reads_tensor(u, cast) for u in g.consumers(cast)) else None
-    if all(u.op == "output" for u in cast.users) and _leaves_tensor(g.through_views(source), after):
-        return "results"
-    return None
+    return "results" if all(u.op == "output" for u in cast.users) and _leaves_tensor(owner, after) else None
 
 
 def _is_dense(value: torch.Tensor) -> bool:
@@ -132,11 +141,11 @@ def _reads_tensor(reader: fx.Node, cast: fx.Node) -> bool:
     """Whether a node reads a tensor as it lies, so that Inductor can't cast what it reads while it is read."""
     if reader.op == "output" or reader.target in _PRODUCTS or _is_ours(reader):
         return True
-    if reader.target is aten.convolution.default:  # its bias is added by a loop of Inductor's
-        owner = [g.through_views(n) for n in reader.args[1:2] if isinstance(n, fx.Node)]
-        only = cast not in [g.through_views(n) for n in (reader.args[0], reader.args[2]) if isinstance(n, fx.Node)]
-        return only and owner == [cast] and _is_orderless(g.value(reader.args[1]))  # type: ignore[arg-type]
-    return False
+    if reader.target is not aten.convolution.default:
+        return False
+    args = g.arguments(reader)
+    others = {g.through_views(args[name]) for name in ("input", "bias") if args[name] is not None}  # the bias is added by a loop
+    return cast not in others and _is_orderless(g.value(args["weight"]))
 
 
 def _leaves_tensor(owner: fx.Node, result: torch.Tensor) -> bool:

@@ -26,8 +26,8 @@ class ForeachCast(Pattern):
 
     name = "foreach_cast"
     anchors = (CAST,)
-    priority = -1  # others read through casts, and make some needless
     devices = ("cuda",)
+    last = True  # others read through casts, and make some needless
 
     def match(self, node: fx.Node) -> Match | Reject | None:
         group = group_of(node)

@@ -393,6 +393,21 @@ def test_dynamic_sizes_are_timed_as_they_are(library, laid_out, measured, own_ca
 
 
 @pytest.mark.codegen
+def test_a_padding_that_is_a_symbol_is_timed_as_it_is(library, laid_out, measured, own_cache):
+    torch._dynamo.reset()
+    model = nn.Conv2d(64, 128, 3)
+
+    def padded(x):
+        return nn.functional.conv2d(x, model.weight, model.bias, padding=x.shape[2] // 4)
+
+    with torch.no_grad():
+        for size in (12, 16):
+            x = torch.randn(2, 64, size, 12)
+            torch.testing.assert_close(torch.compile(padded, backend="fuse", dynamic=True)(x), padded(x), rtol=1e-3, atol=1e-3)
+    assert measured and all(type(n) is int for calls in measured for call in calls.counts for n in call.geometry[1])
+
+
+@pytest.mark.codegen
 def test_sizes_that_depend_on_data_are_left(library, laid_out, measured, own_cache):
     torch._dynamo.reset()
     model = nn.Conv2d(64, 128, 3)

@@ -1,6 +1,7 @@
 """Casts of weights and of gradients, as autocast asks for: found where a library reads or leaves the tensor, and nowhere else; in groups of
 little memory."""
 
+import contextlib
 import gc
 import weakref
 
@@ -15,7 +16,8 @@ from fusebackend.fuzz.imagined_gpu import imagined_gpu
 from fusebackend.patterns.foreach_cast import groups
 from fusebackend.patterns.foreach_cast.match import ForeachCast
 from fusebackend.patterns.foreach_cast.ops import foreach_cast
-from fusebackend.rewriting.pattern import Match, Reject
+from fusebackend.rewriting.apply import rewrite
+from fusebackend.rewriting.pattern import Match, Pattern, Reject
 
 aten = torch.ops.aten
 f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
@@ -87,6 +89,8 @@ LEFT = {
     ),
     "other dtypes": (lambda x, v, w: (x @ v.double(), x @ w.double()), ((5, 8, torch.float64), V, W)),
     "integers": (lambda x, v, w: (x @ v.bfloat16(), x @ w.bfloat16()), (X, (8, 6, torch.int32), (8, 9, torch.int32))),
+    "read by a loop before": (lambda x, v, w: (x @ v.bfloat16(), x @ w.bfloat16(), v * 2), (X, V, W)),
+    "results that a loop reads": (lambda x, v: ((y := x @ v).float(), y * 2, (x.t() @ x).float()), (X, (8, 6, bf16))),
     "sums": (lambda x, y: (x.sum(0).float(), y.sum(0).float()), (X, X)),
     "nothing": (lambda x, v, w: (x @ v.bfloat16(), x @ w.bfloat16()), ((5, 0, bf16), (0, 6, f32), (0, 9, f32))),
 }
@@ -105,9 +109,20 @@ def test_gaps_and_cpus_are_left():
     assert found(fn, X, V, W, device="cpu") == []
 
 
-def test_symbolic_sizes_are_left_and_parameters_not():
+def test_symbolic_sizes_are_left():
     graph = traced(lambda x, v, w: (x @ v.bfloat16(), x @ w.bfloat16()), X, V, W, dynamic=True)
     assert all(ForeachCast().match(n) is None for n in graph.find_nodes(op="call_function", target=groups.CAST))
+
+
+def test_parameters_beside_symbolic_sizes_are_found():
+    torch._dynamo.reset()
+    model = network()
+    with imagined_gpu():
+        compiled = torch.compile(model, backend="fuse", options=ONLY, dynamic=True)
+        for batch in (8, 5, 11):
+            with torch.compiler.set_stance("fail_on_recompile") if batch != 8 else contextlib.nullcontext():
+                trained(compiled, model, torch.randn(batch, 16))
+    assert [s.note for s in fusebackend.last_report().substitutions] == ["8 casts in one kernel", "4 casts in one kernel"]
 
 
 def test_mutated_inputs_are_left():
@@ -127,6 +142,48 @@ def test_a_group_of_which_a_part_has_gone_is_found_anew():
     graph.erase_node(casts[1])
     assert ForeachCast().match(casts[0]).outputs == (casts[0], casts[2])
     assert ForeachCast().match(casts[2]) is None  # in the middle of it
+
+
+class TakesProduct(Pattern):
+    """Replaces the product with one of the weights, with its cast."""
+
+    name = "takes_product"
+    anchors = (aten.mm.default,)
+
+    def __init__(self, which):
+        self.which = which
+
+    def match(self, node):
+        if [*node.graph.find_nodes(op="placeholder")].index(node.args[1].args[0]) != 1 + self.which:
+            return None
+        x, weight = node.args
+        return Match((node,), lambda e: e.call(aten.mm.default, x, e.call(aten.new_zeros.default, x, [8, 6])), (weight,))
+
+
+@pytest.mark.parametrize(("which", "sizes"), [(0, [2, 2]), (1, [2, 2]), (4, [2, 2]), (5, [2, 2])])
+def test_what_another_pattern_takes_from_a_group_leaves_it_the_rest(monkeypatch, which, sizes):
+    """Groups of two of six casts, of which one goes: the fifth is alone then."""
+    monkeypatch.setattr(groups, "_MOST_CASTS", 2)
+    graph = traced(lambda x, *weights: [x @ w.bfloat16() for w in weights], X, *[V] * 6)
+    outcome = rewrite(graph, [ForeachCast(), TakesProduct(which)], "a graph")
+    assert [len(s.outputs) for s in outcome.substitutions if s.pattern == "foreach_cast"] == sizes
+    assert not outcome.rejections and len(graph.find_nodes(op="call_function", target=groups.CAST)) == 1
+
+
+def test_no_group_is_across_what_may_write_to_memory():
+    graph = traced(lambda x, *weights: [x @ w.bfloat16() for w in weights], X, *[V] * 5)
+    casts = graph.find_nodes(op="call_function", target=groups.CAST)
+    with graph.inserting_before(casts[2]):
+        graph.call_function(torch.ops.higher_order.invoke_subgraph, (casts[0],)).meta["val"] = casts[0].meta["val"]
+    casts[0].users.popitem()  # as if it read something else
+    assert [len(answer.outputs) for n in casts if (answer := ForeachCast().match(n))] == [2, 3]
+
+
+def test_the_call_stands_where_the_first_cast_stood():
+    graph = traced(lambda x, v, w: ((x + 1) @ v.bfloat16(), x @ w.bfloat16()), X, V, W)
+    assert rewrite(graph, [ForeachCast()], "a graph").substitutions
+    names = [getattr(n.target, "__name__", str(n.target)) for n in graph.nodes if n.op == "call_function"]
+    assert names.index("add.Tensor") < names.index("foreach_cast.default") < names.index("mm.default")
 
 
 def test_a_graph_is_not_kept_alive():
@@ -167,7 +224,7 @@ def trained(compiled, model, x, dtype=bf16):
 
 
 def test_training_under_autocast():
-    """The same bits as without it; the call of a forward stands where its first result is read, not at the top."""
+    """The same bits as without it."""
     torch._dynamo.reset()
     model, x = network(), torch.randn(8, 16)
     with imagined_gpu():
