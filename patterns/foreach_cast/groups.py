@@ -123,13 +123,19 @@ def _kind(cast: fx.Node) -> Kind | None:
     before, after = g.value(source), g.value(cast)
     if after.device.type != "cuda" or (before.dtype, after.dtype) not in CASTS or not _is_dense(before):
         return None
-    owner = g.through_views(source)
-    if any(u is not cast and g.is_fusable(u) for u in g.consumers(owner)):  # a loop that reads it, with which Inductor may fuse the cast
+    if any(u is not cast and g.is_fusable(u) for u in g.consumers(_result(source))):  # a loop, with which Inductor may fuse the cast
         return None
     if source.op == "placeholder":
         mutated = any(map(g.is_mutating, source.users))
         return "inputs" if not mutated and all(_reads_tensor(u, cast) for u in g.consumers(cast)) else None
-    return "results" if all(u.op == "output" for u in cast.users) and _leaves_tensor(owner, after) else None
+    return "results" if all(u.op == "output" for u in cast.users) and _leaves_tensor(g.through_views(source), after) else None
+
+
+def _result(node: fx.Node) -> fx.Node:
+    """What a node is a view of: of several results of an operator the one, which loops may read while the others are left."""
+    while node.target in g.VIEWS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def _is_dense(value: torch.Tensor) -> bool:

@@ -51,6 +51,11 @@ def convolved(x, *weights, **kwargs):
     return [aten.convolution(x, w.bfloat16(), None, [1, 1], [0, 0], [1, 1], False, [0, 0], kwargs.get("groups", 1)) for w in weights]
 
 
+def gradients(x, weight):
+    grad = x[:, :6] * 1
+    return aten.convolution_backward(grad, x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+
+
 FOUND = {
     "products": (lambda x, v, w: (x @ v.bfloat16(), x @ w.bfloat16()), (X, V, W), [2]),
     "views between": (lambda x, v, w: (x @ v.bfloat16().t().t(), w.bfloat16().t() @ x.t()), (X, V, W), [2]),
@@ -61,6 +66,11 @@ FOUND = {
     "of depthwise ones": (lambda x, v, w: convolved(x, v, w, groups=8), (IMAGE, (8, 1, 3, 3, f32), (8, 1, 5, 5, f32)), [2]),
     "results of products": (lambda x, v: ((x @ v).float(), (x.t() @ x).float()), (X, (8, 6, bf16)), [2]),
     "permuted results": (lambda x, v: ((x @ v).t().float(), (x.t() @ x).t().float()), (X, (8, 6, bf16)), [2]),
+    "gradients of convolutions, of which a loop reads others": (
+        lambda x, v, w: [r for c in (v, w) for dx, dw, _ in [gradients(x, c)] for r in (dx * 2, dw.float())],
+        (IMAGE, (6, 8, 1, 1, bf16), (6, 8, 1, 1, bf16)),
+        [2],
+    ),
     "a kind each": (
         lambda x, v, w: ((x @ v.bfloat16()).float(), (x @ w.bfloat16()).float(), x.half().float()),
         (X, V, W),
@@ -91,6 +101,10 @@ LEFT = {
     "integers": (lambda x, v, w: (x @ v.bfloat16(), x @ w.bfloat16()), (X, (8, 6, torch.int32), (8, 9, torch.int32))),
     "read by a loop before": (lambda x, v, w: (x @ v.bfloat16(), x @ w.bfloat16(), v * 2), (X, V, W)),
     "results that a loop reads": (lambda x, v: ((y := x @ v).float(), y * 2, (x.t() @ x).float()), (X, (8, 6, bf16))),
+    "gradients that a loop reads": (
+        lambda x, v, w: [r for c in (v, w) for _, dw, _ in [gradients(x, c)] for r in (dw * 2, dw.float())],
+        (IMAGE, (6, 8, 1, 1, bf16), (6, 8, 1, 1, bf16)),
+    ),
     "sums": (lambda x, y: (x.sum(0).float(), y.sum(0).float()), (X, X)),
     "nothing": (lambda x, v, w: (x @ v.bfloat16(), x @ w.bfloat16()), ((5, 0, bf16), (0, 6, f32), (0, 9, f32))),
 }
