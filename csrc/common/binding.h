@@ -68,6 +68,17 @@ inline bool on_same_device(const Tensor& a, const Tensor& b) {
   return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
 }
 
+// Whether the elements lie in one stretch of memory without gaps, in whatever order of dims: it can be walked, or initialised, as a whole.
+inline bool covers_memory(const Tensor& t) {
+  if (t.numel() == 0) return true;
+  int64_t extent = 1;
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    if (t.size(d) > 1 && t.stride(d) == 0) return false;
+    extent += (t.size(d) - 1) * t.stride(d);
+  }
+  return extent == t.numel();
+}
+
 inline std::vector<int64_t> to_vector(IntHeaderOnlyArrayRef ref) { return {ref.begin(), ref.end()}; }
 
 }  // namespace fusebackend

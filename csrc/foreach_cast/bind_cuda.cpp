@@ -4,16 +4,6 @@
 namespace fusebackend::foreach_cast {
 namespace {
 
-// Whether the elements lie in one stretch of memory without gaps, in whatever order of dims.
-bool covers_memory(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t elements) {
-  int64_t stretch = 1;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] > 1 && strides[d] == 0) return false;
-    stretch += (sizes[d] - 1) * strides[d];
-  }
-  return elements == 0 || stretch == elements;
-}
-
 std::vector<Tensor> foreach_cast(const std::vector<Tensor>& tensors, ScalarType dtype) {
   STD_TORCH_CHECK(!tensors.empty(), "foreach_cast: tensors is empty; at least one is needed");
   const Tensor& first = tensors[0];
@@ -32,15 +22,13 @@ std::vector<Tensor> foreach_cast(const std::vector<Tensor>& tensors, ScalarType 
     const Tensor& t = tensors[i];
     STD_TORCH_CHECK(t.scalar_type() == first.scalar_type(), "foreach_cast: tensors[", i, "] has another dtype; one dtype is needed");
     STD_TORCH_CHECK(on_same_device(t, first), "foreach_cast: tensors[", i, "] is on another device");
-    const std::vector<int64_t> sizes = to_vector(t.sizes()), strides = to_vector(t.strides());
-    const int64_t elements = t.numel();
-    STD_TORCH_CHECK(covers_memory(sizes, strides, elements), "foreach_cast: tensors[", i, "] has gaps, or elements that share memory");
-    Tensor& result = results.emplace_back(empty_strided_like(t, sizes, strides, dtype));
-    if (elements == 0) continue;
+    STD_TORCH_CHECK(covers_memory(t), "foreach_cast: tensors[", i, "] has gaps, or elements that share memory");
+    Tensor& result = results.emplace_back(empty_strided_like(t, to_vector(t.sizes()), to_vector(t.strides()), dtype));
+    if (t.numel() == 0) continue;
     if (stretches.count == kMostTensors) flush();
     stretches.from[stretches.count] = t.data_ptr();
     stretches.to[stretches.count] = result.data_ptr();
-    stretches.elements[stretches.count++] = elements;
+    stretches.elements[stretches.count++] = t.numel();
   }
   flush();
   return results;

@@ -11,17 +11,6 @@
 
 namespace fusebackend::index_add {
 
-// Whether the tensor covers one gapless stretch of memory, in whatever order of dimensions: it can then be initialised as a whole.
-inline bool is_dense(const Tensor& t) {
-  if (t.numel() == 0) return true;
-  int64_t extent = 1;
-  for (int64_t d = 0; d < t.dim(); ++d) {
-    if (t.size(d) > 1 && t.stride(d) == 0) return false;
-    extent += (t.size(d) - 1) * t.stride(d);
-  }
-  return extent == t.numel();
-}
-
 template <typename Backend>
 struct Operators {
   using Optional = const std::optional<Tensor>&;
@@ -37,7 +26,7 @@ struct Operators {
   static Tensor index_add(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, Optional weight,
                           Optional source_index, double alpha, std::optional<int64_t> ignore_index, int64_t bounds, bool precise,
                           bool deterministic, Optional plan) {
-    STD_TORCH_CHECK(is_dense(self), "index_add: self must be dense and non-overlapping");
+    STD_TORCH_CHECK(covers_memory(self), "index_add: self must be dense and non-overlapping");
     Tensor out = empty_strided_like(self, to_vector(self.sizes()), to_vector(self.strides()));
     const Params p = make_params(
         out, self.data_ptr(), {dim, index, source, weight, source_index, alpha, ignore_index, bounds, precise, deterministic, plan});
