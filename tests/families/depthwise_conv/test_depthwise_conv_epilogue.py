@@ -86,7 +86,7 @@ def test_batch_norm_in_fp32_of_a_16_bit_convolution(absorbed):
     norm = [t.detach() for t in (block.norm.running_mean, block.norm.running_var, block.norm.weight, block.norm.bias)]
     torch.compiler.reset()
     x, w = image(), torch.randn(C, 1, 3, 3)
-    options = {"fuse.strict": True, "fuse.gate": "off", "fuse.interpret": True}
+    options = {"fuse.strict": True, "fuse.gate": "off", "fuse.interpret": True, "fuse.patterns": "depthwise_conv"}
     got = torch.compile(fn, backend=fuse, options=options)(x, w, *norm)
     assert [s.note for s in fusebackend.last_report().substitutions] == ["absorbs batch norm and SiLU"]
     exact = F.silu(F.batch_norm(F.conv2d(x.bfloat16().double(), w.bfloat16().double(), None, 1, 1, 1, C), *(n.double() for n in norm)))
