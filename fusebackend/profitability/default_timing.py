@@ -13,6 +13,7 @@ other is estimated to take.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -79,7 +80,8 @@ class DefaultTiming:
         if answer.measurement is not None:
             return answer
         if region.is_nearly_calls and not estimate.untimed:
-            return self._ask_called("calls", names, region, lambda: self._time(region, subject, calls=True), unmentioned, kept)
+            timed = functools.partial(self._time_calls, region, subject, estimate)
+            return self._ask_called("calls", names, region, timed, unmentioned, kept)
         if why_not == "":
             return answer
         ours, inductor, judged = estimate.ours, estimate.inductor, Answer(None, unmentioned or "")
@@ -119,7 +121,7 @@ class DefaultTiming:
 
     def _of_region(self, key: str, region: Region, subject: str, why_not_timed: str | None, kept: bool) -> Answer:
         """What is known of both forms compiled, or becomes known now."""
-        return self._measurements.ask(key, lambda: self._time(region, subject, calls=False), why_not_timed, kept=kept)
+        return self._measurements.ask(key, functools.partial(self._time_compiled, region, subject), why_not_timed, kept=kept)
 
     def _ask_called(
         self, what: str, names: tuple[str, str], region: Region, timed: Callable[[], Measurement], why_not_timed: str | None, kept: bool
@@ -143,11 +145,13 @@ class DefaultTiming:
         gain_us = ours.expected if inductor is None else inductor.high - ours.expected
         return gain_us * RUNS >= self._compile_seconds * 1e6
 
-    def _time(self, region: Region, subject: str, *, calls: bool) -> Measurement:
+    def _time_calls(self, region: Region, subject: str, estimate: Estimate) -> Measurement:
+        return time_region(region, subject, calls=True, brief=True, patches=self._patches, is_lighter=estimate.is_lighter)
+
+    def _time_compiled(self, region: Region, subject: str) -> Measurement:
         began = clock()
-        measurement = time_region(region, subject, calls=calls, brief=calls, patches=self._patches)
-        if not calls:
-            self._compile_seconds = max(self._compile_seconds, clock() - began)
+        measurement = time_region(region, subject, calls=False, brief=False, patches=self._patches)
+        self._compile_seconds = max(self._compile_seconds, clock() - began)
         return measurement
 
 

@@ -195,11 +195,12 @@ class Gate:
         if self.mode == "auto":
             return self._by_default.ask(key, names, region, proposal.estimate, subject, kept)
         why_not = self.budget.why_spent() if self._timing else "not timed: nothing is compiled here"
-        return self.measurements.ask(key, lambda: self._time(region, subject), why_not, calls=region.is_calls, kept=kept)
+        return self.measurements.ask(key, lambda: self._time(region, subject, proposal.estimate), why_not, calls=region.is_calls, kept=kept)
 
-    def _time(self, region: Region, subject: str) -> Measurement:
+    def _time(self, region: Region, subject: str, estimate: Estimate) -> Measurement:
         self.budget.show(subject)
-        return time_region(region, subject, calls=region.is_calls, brief=False, patches=self._patches)
+        calls, is_lighter = region.is_calls, estimate.is_lighter
+        return time_region(region, subject, calls=calls, brief=False, patches=self._patches, is_lighter=is_lighter)
 
     def memory_order(self, convolutions: Sequence[fx.Node]) -> Verdict:
         """Whether these, all of a forward that Inductor would run as planes, run faster channels last, with their gradients."""

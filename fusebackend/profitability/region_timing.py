@@ -22,7 +22,9 @@ from fusebackend.profitability.unfit import Unfit
 MARGIN = 1.05
 
 
-def time_region(region: Region, subject: str, *, calls: bool, brief: bool, patches: dict[str, Any]) -> Measurement:
+def time_region(
+    region: Region, subject: str, *, calls: bool, brief: bool, patches: dict[str, Any], is_lighter: bool = False
+) -> Measurement:
     """Times both forms of a region on random inputs.
 
     Args:
@@ -30,6 +32,7 @@ def time_region(region: Region, subject: str, *, calls: bool, brief: bool, patch
         calls: call the match and its replacement as they are, without neighbours, instead of compiling both forms.
         brief: take tens of milliseconds instead of a third of a second.
         patches: the Inductor configuration, without our passes, under which both forms are compiled.
+        is_lighter: whether a replacement that is called is kept where it takes no longer: it takes less of the host.
 
     Raises:
         Unfit: it can't be timed.
@@ -43,8 +46,8 @@ def time_region(region: Region, subject: str, *, calls: bool, brief: bool, patch
             _call_first(samples, forms[-1])
         seconds, draws = (0.03, 1) if brief else (0.3, 3)
         ours, theirs = timer.medians_ms(forms, samples, region.device, seconds=seconds, draws=draws)
-    how = "calls" if calls else "region"
-    return Measurement(ours * MARGIN <= theirs, ours, theirs, how, subject, cache_keys.machine(region.device))
+    how, margin = ("calls", 1.0 if is_lighter else MARGIN) if calls else ("region", MARGIN)
+    return Measurement(ours * margin <= theirs, ours, theirs, how, subject, cache_keys.machine(region.device))
 
 
 def time_replacement(region: Region, subject: str) -> Measurement:

@@ -101,6 +101,8 @@ class Estimate:
         rival: where ``ours`` is not known: the same site replaced otherwise, of which both times are. It is taken, if it pays, where a
             measurement does not show this form to be faster.
         untimed: as for :class:`Workload`.
+        is_lighter: whether its library calls take less of the host than the original's: where both take the device as long, the replacement
+            is taken.
     """
 
     pays: bool | None = True
@@ -115,6 +117,7 @@ class Estimate:
     around: Interval | None = None
     rival: Estimate | None = None
     untimed: str = ""
+    is_lighter: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -282,7 +282,7 @@ TIMING = """
 import pathlib, sys, time, torch, fusebackend
 from fusebackend.profitability import measurement_store as verdicts, policy
 
-def timed(self, region, subject):
+def timed(self, region, subject, estimate):
     pathlib.Path(sys.argv[1]).touch()
     time.sleep(float(sys.argv[2]))
     return verdicts.Measurement(True, 1.0, 2.0, "region")

@@ -9,7 +9,7 @@ from timed_patterns import Alternatives, Exchanged, Open, OpenProduct
 from torch import fx
 
 import fusebackend
-from fusebackend.profitability import calibration, default_timing, measurement_store, policy
+from fusebackend.profitability import calibration, default_timing, measurement_store, policy, timer
 from fusebackend.profitability.budget import Budget
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.policy import Gate
@@ -345,3 +345,21 @@ def test_less_time_than_is_needed_is_no_time(monkeypatch):
     assert "is spent (3 s)" in budget.why_default_spent()
     now[0] = 1000.0
     assert budget.why_default_spent(1.9) is None and budget.why_default_spent(2.1) is not None, "10 s in all, 5 of them compiling"
+
+
+@pytest.mark.parametrize(
+    ("ours_ms", "is_lighter", "kept"), [(1.0, True, True), (1.0, False, False), (1.01, True, False), (0.9, False, True)]
+)
+def test_calls_that_take_less_of_the_host_are_taken_where_both_take_as_long(
+    ours_ms, is_lighter, kept, temporary_pattern, timed, monkeypatch
+):
+    class Product(Exchanged):
+        def estimate(self, match):
+            return Estimate(None, "?", "unmeasured", is_lighter=is_lighter)
+
+    monkeypatch.setattr(timer, "medians_ms", lambda *_, **__: [ours_ms, 1.0])
+    temporary_pattern(Product(mm, slow_mm, None))
+    torch._dynamo.reset()
+    compiled(torch.mm, "auto", ["test_exchanged"])(*square())
+    (verdict,) = fusebackend.last_report().verdicts
+    assert verdict.applied is kept and verdict.replaced_ms == ours_ms
