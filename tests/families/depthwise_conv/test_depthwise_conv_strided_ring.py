@@ -115,6 +115,7 @@ def test_cuda_graphs_and_side_streams():
     case = Case((40, 1000, 9, 6), 3, BF16, "cuda", stride=2)
     want = case.ours()
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         assert all(map(torch.equal, case.ours(), want))
     stream.synchronize()

@@ -72,7 +72,9 @@ def test_one_launch_takes_a_group():
 @pytest.mark.cuda
 def test_current_stream_and_cuda_graphs():
     x = [torch.randn(5000, device="cuda"), torch.randn(33, device="cuda")]
-    with torch.cuda.stream(torch.cuda.Stream()):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         check(x, bf16)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
