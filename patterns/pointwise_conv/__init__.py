@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusebackend.patterns.pointwise_conv.match import PointwiseConv, PointwiseConvBackward
+from fusebackend.patterns.pointwise_conv.match import PointwiseConvBackward
 from fusebackend.rewriting.family import Family
 
-FAMILY = Family("pointwise_conv", __name__, patterns=(PointwiseConv(), PointwiseConvBackward()), operators=())
+FAMILY = Family("pointwise_conv", __name__, patterns=(PointwiseConvBackward(),), operators=())

@@ -16,18 +16,17 @@ def pointwise_conv(b: Builder) -> bool | None:
     """
     if b.dtype not in _HALVES or b.special:
         return False
-    channels, outputs, dims = b.pick((8, 16, 3, 1)), b.pick((8, 5, 16, 1)), b.pick((2, 2, 1, 3))
+    channels, outputs, dims = b.pick((8, 16, 3, 1)), b.pick((8, 5, 16, 1)), b.pick((2, 2, 2, 1, 3))
     batch, sides = b.pick((2, 1, 3)), tuple(b.pick((4, 1, 5, 7)) for _ in range(dims))
-    if b.chance(50):
+    if b.chance(30):
         x = b.operand((batch, channels, *sides))
     else:
         x = b.operand((batch, *sides, channels))
         x = b.emit(f"{x}.movedim(-1, 1)", moves=True) or x
     y: str | None = x
-    for last in b.pick(((True,), (True,), (False, True))):
+    for _ in range(b.pick((1, 1, 2))):
         weight = b.operand((outputs, channels, *[b.pick((1,) * 9 + (2,)) if s > 1 else 1 for s in sides]))
-        # A bias of the last alone: eager mode's kernels for CPUs add it before they round, and gradients of what follows would show that.
-        bias = b.operand((outputs,)) if last and b.chance(40) else "None"
+        bias = b.operand((outputs,)) if b.chance(20) else "None"
         y = b.emit(f"F.conv{dims}d({y}, {weight}, {bias}, {b.pick((1,) * 9 + (2,))})")
         if y is None:
             return False

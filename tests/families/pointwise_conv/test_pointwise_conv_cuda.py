@@ -8,13 +8,13 @@ import fusebackend
 
 pytestmark = pytest.mark.cuda
 bf16 = torch.bfloat16
-NAMES = ["pointwise_conv", "pointwise_conv_backward"]
+NAME = "pointwise_conv_backward"
 
 
 def step(fn, x, w, grad):
     x, w = (t.detach().requires_grad_() for t in (x, w))
     y = fn(x, w)
-    return y.detach(), *torch.autograd.grad(y, (x, w), grad)
+    return torch.autograd.grad(y, (x, w), grad)
 
 
 def error(found, exact):
@@ -23,29 +23,25 @@ def error(found, exact):
 
 @pytest.mark.parametrize("dtype", [bf16, torch.float16])
 @pytest.mark.parametrize(
-    ("sizes", "outputs", "last"),
+    ("sizes", "outputs"),
     [
-        ((64, 32, 56, 56), 96, True),  # a long sum
-        ((16, 96, 14, 14), 40, True),
-        ((16, 64, 1, 1), 6, True),
-        ((4, 256, 500), 512, False),
-        ((3, 37, 101), 19, False),
-        ((2, 24, 8, 9, 10), 48, True),
-    ],
+        ((64, 32, 56, 56), 96),
+        ((16, 96, 14, 14), 40),
+        ((16, 64, 1, 1), 6),
+        ((3, 37, 11, 9), 19),
+        ((2, 24, 8, 9, 10), 48),
+    ],  # the first: long sums
 )
-def test_errors_are_no_larger_than_eagers(sizes, outputs, last, dtype):
+def test_errors_are_no_larger_than_eagers(sizes, outputs, dtype):
     torch.manual_seed(0)
-    x = torch.randn(sizes, device="cuda", dtype=dtype)
-    x = x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x
+    x = torch.randn(sizes, device="cuda", dtype=dtype).movedim(1, -1).contiguous().movedim(-1, 1)
     w = torch.randn(outputs, sizes[1], *[1] * (len(sizes) - 2), device="cuda", dtype=dtype)
-    conv = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[len(sizes)]
+    conv = F.conv2d if len(sizes) == 4 else F.conv3d
     grad = torch.randn_like(conv(x, w))
     torch._dynamo.reset()
-    fused = torch.compile(
-        lambda x, w: conv(x, w), backend="fuse", options={"fuse.gate": "off", "fuse.strict": True, "fuse.patterns": NAMES}
-    )
+    fused = torch.compile(lambda x, w: conv(x, w), backend="fuse", options={"fuse.gate": "off", "fuse.strict": True, "fuse.patterns": NAME})
     ours, again, eager = step(fused, x, w, grad), step(fused, x, w, grad), step(conv, x, w, grad)
-    assert fusebackend.last_report().counts()["pointwise_conv_backward"] == 1
+    assert fusebackend.last_report().counts() == {NAME: 1}
     exact = step(conv, x.double(), w.double(), grad.double())
     for found, repeated, expected, precise in zip(ours, again, eager, exact):
         assert found.stride() == expected.stride() and torch.equal(found, repeated)
@@ -56,8 +52,8 @@ def test_the_default_gate_times_both_and_takes_no_slower_ones():
     x = torch.randn(64, 96, 28, 28, device="cuda", dtype=bf16).contiguous(memory_format=torch.channels_last)
     w = torch.randn(160, 96, 1, 1, device="cuda", dtype=bf16)
     torch._dynamo.reset()
-    fn = torch.compile(lambda x, w: F.conv2d(x, w).relu(), backend="fuse", options={"fuse.patterns": NAMES, "fuse.strict": True})
-    y, dx, dw = step(fn, x, w, torch.randn_like(F.conv2d(x, w)))
-    verdicts = [v for v in fusebackend.last_report().verdicts if v.pattern == "pointwise_conv_backward"]
-    assert [v.applied for v in verdicts] == [v.replaced_ms <= v.inductor_ms for v in verdicts] and len(verdicts) == 1
+    fn = torch.compile(lambda x, w: F.conv2d(x, w).relu(), backend="fuse", options={"fuse.patterns": NAME, "fuse.strict": True})
+    dx, dw = step(fn, x, w, torch.randn_like(F.conv2d(x, w)))
+    (verdict,) = fusebackend.last_report().verdicts
+    assert verdict.applied is (verdict.replaced_ms <= verdict.inductor_ms)
     assert dx.shape == x.shape and dw.shape == w.shape
