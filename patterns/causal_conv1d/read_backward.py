@@ -6,7 +6,6 @@ Included are the crop of x's gradient, the zeros that a slice's gradient puts be
 from __future__ import annotations
 
 import dataclasses
-import operator
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from fusebackend.patterns.causal_conv1d.activation import read_silu_gradient
 from fusebackend.patterns.causal_conv1d.nodes import is_number, size_of, unconverted
 from fusebackend.patterns.causal_conv1d.read_convolution import Convolution, read_convolution
 from fusebackend.patterns.causal_conv1d.read_forward import Forward, read_forward_of
+from fusebackend.rewriting.convolution_gradients import read_gradients
 from fusebackend.rewriting.pattern import Reject
 
 aten = torch.ops.aten
@@ -56,13 +56,10 @@ def read_backward(node: fx.Node) -> Backward | Reject | None:
     if not isinstance(conv, Convolution):
         return conv
     args = g.arguments(node)
-    nodes: list[fx.Node] = [node]
-    results: list[fx.Node | None] = [None, None, None]
-    for user in node.users:
-        if user.target is not operator.getitem or results[user.args[1]] is not None:
-            return Reject(f"{g.describe(user)} uses the gradients in a way that is not supported", user)
-        results[user.args[1]] = user
-        nodes.append(user)
+    results = read_gradients(node)
+    if isinstance(results, Reject):
+        return results
+    nodes: list[fx.Node] = [node, *node.users]
     if results[2] is None:
         results[2] = _bias_gradient(args["grad_output"])
         nodes += [results[2]] if results[2] else []

@@ -447,8 +447,8 @@ def is_full(sizes: Sequence[int], elements: int) -> bool:
 @functools.cache
 def collapses(sizes: tuple[int, ...], strides: tuple[int, ...], domain: tuple[int, ...]) -> bool:
     """Whether the kernels read a tensor where it lies: its last dim side by side or broadcast, and the others like one dim, which may be
-    broadcast along outer and inner ones. The library says the same (``ops.kind``), but for numbers of rows that lie column by column, which
-    it reads, too; sites are read where there is none, too."""
+    broadcast along outer and inner ones. It is not the library that is asked (``ops.kind``), since sites are read without one too; the
+    library's kernels also read one number a row where these lie column by column."""
     if sizes[-1] > 1 and strides[-1] != 1:
         return False
     rows = [(n, size, stride) for n, size, stride in zip(domain[:-1], sizes[:-1], strides[:-1]) if n > 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.depthwise_conv.ops import DTYPES
+from fusebackend.rewriting.convolution_gradients import read_gradients
 from fusebackend.rewriting.pattern import Reject
 
 aten = torch.ops.aten
@@ -97,12 +97,9 @@ def read_backward(node: fx.Node) -> Backward | Reject | None:
     conv = read_convolution(node)
     if not isinstance(conv, Convolution):
         return conv
-    grad = g.arguments(node)["grad_output"]
-    results: list[fx.Node | None] = [None, None, None]
-    for user in node.users:
-        if user.target is not operator.getitem or results[user.args[1]] is not None:
-            return Reject(f"{g.describe(user)} uses the gradients in a way that is not supported", user)
-        results[user.args[1]] = user
+    grad, results = g.arguments(node)["grad_output"], read_gradients(node)
+    if isinstance(results, Reject):
+        return results
     if results[2] is None and results[1] is not None:
         results[2] = _bias_gradient(grad)
     return Backward(conv, grad, tuple(results))

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from fusebackend.bench.case import Case
-from fusebackend.bench.random_shapes import LEAST_BYTES, MOST_BYTES, log_uniform
+from fusebackend.bench.random_shapes import FLOATS, LEAST_BYTES, MOST_BYTES, log_uniform
 
-_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _FUNCTIONS = {2: F.conv2d, 3: F.conv3d}
 
 
@@ -33,7 +32,7 @@ def cases() -> list[Case]:
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
     """Of 8 to 2,048 channels, in two and three dims: cuDNN gives planes in one."""
     while True:
-        dims, kind = draw.choice((2, 2, 2, 3)), draw.choice(list(_HALVES))
+        dims, kind = draw.choice((2, 2, 2, 3)), draw.choice(("bf16", "fp16"))
         channels, outputs = (_channels(draw) for _ in range(2))
         elements = scale * log_uniform(draw, LEAST_BYTES, MOST_BYTES) / (2 * (channels + outputs))
         pixels = log_uniform(draw, 1, max(elements, 1))
@@ -48,8 +47,8 @@ def _channels(draw: random.Random) -> int:
 
 def _case(batch: int, channels: int, outputs: int, sides: tuple[int, ...], kind: str) -> Case:
     def inputs(device: torch.device) -> tuple[torch.Tensor, ...]:
-        x = torch.randn(batch, *sides, channels, device=device, dtype=_HALVES[kind]).movedim(-1, 1)
-        return x, torch.randn(outputs, channels, *[1] * len(sides), device=device, dtype=_HALVES[kind])
+        x = torch.randn(batch, *sides, channels, device=device, dtype=FLOATS[kind]).movedim(-1, 1)
+        return x, torch.randn(outputs, channels, *[1] * len(sides), device=device, dtype=FLOATS[kind])
 
     def convolve(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return _FUNCTIONS[len(sides)](x, weight)

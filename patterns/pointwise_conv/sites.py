@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from typing import Any
 
 import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
+from fusebackend.rewriting.convolution_gradients import read_gradients
 from fusebackend.rewriting.pattern import Reject
 
 #: Whose sums cuDNN and cuBLAS both make in fp32. In fp32 itself each has a precision of its own, which the user sets.
@@ -58,12 +58,10 @@ def read(node: fx.Node) -> Gradients | Reject | None:
         return None
     if args["output_mask"][2]:
         return Reject("the bias's gradient is computed with the others", node)
-    results: dict[Any, fx.Node] = {}
-    for user in node.users:
-        if user.target is not operator.getitem or user.args[1] in results:
-            return Reject(f"{g.describe(user)} uses the gradients in a way that is not supported", user)
-        results[user.args[1]] = user
-    found = Gradients(*tensors, results.get(0), results.get(1))
+    results = read_gradients(node)
+    if isinstance(results, Reject):
+        return results
+    found = Gradients(*tensors, *results[:2])
     if not all(_is_matrix(g.value(n)) for n in (*tensors, *found.outputs)):
         return Reject("its tensors do not lie channels last, without gaps: a pixel is no row of a matrix", node)
     return found if found.outputs else None
