@@ -25,7 +25,7 @@ from torch import fx
 from fusebackend import cache_keys
 from fusebackend import fx_utils as g
 from fusebackend.profitability import calibration, timer
-from fusebackend.profitability.budget import clock_standing
+from fusebackend.profitability.distributed import first_calls
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.region_timing import MARGIN, refuse_where_nothing_can_run
 from fusebackend.profitability.unfit import Unfit
@@ -202,7 +202,7 @@ def time_both_orders(calls: Calls, device: torch.device) -> Measurement:
     with timer.undisturbed(device):
         tensors = _Tensors(calls.counts, device)
         last, planes = (_form(calls, tensors, channels_last=order) for order in (True, False))
-        with clock_standing():  # a library's first calls take long, and the program would wait for those in one order
+        with first_calls():
             planes([])
         last([])
         roughly = [timer.once_ms(form, device) for form in (last, planes)]

@@ -23,10 +23,9 @@ from torch import fx
 
 from fusebackend.profitability import calibration
 from fusebackend.profitability.budget import clock
-from fusebackend.profitability.distributed import Answer, has_several_ranks
 from fusebackend.profitability.estimating import RUNS, inductor_decides, is_clear, measured, ours_decides, pays, with_library_calls
 from fusebackend.profitability.measurement_store import Measurement
-from fusebackend.profitability.measurements import Measurements
+from fusebackend.profitability.measurements import Answer, Measurements
 from fusebackend.profitability.region import Region, are_nearly_calls, library_calls
 from fusebackend.profitability.region_timing import MARGIN, time_region, time_replacement
 from fusebackend.rewriting.pattern import Estimate, Interval
@@ -50,12 +49,15 @@ class DefaultTiming:
         self._compile_seconds = _COMPILE_SECONDS
         self._called: dict[str, Answer] = {}  # measurements without neighbours, of this compile
 
+    def is_open(self, device: torch.device, estimate: Estimate) -> bool:
+        """Whether something of a match may be timed if there is time for it."""
+        if not self._allowed or estimate.pays is False or device.type != "cuda":  # a call on the CPU may take seconds
+            return False
+        return not estimate.untimed and not is_clear(estimate)
+
     def why_not(self, core: Sequence[fx.Node], device: torch.device, estimate: Estimate) -> str | None:
         """None where something of a match may be timed; otherwise why not, empty where that goes without saying."""
-        # A call on the CPU may take seconds. Several ranks must decide alike, and none may wait by default.
-        if not self._allowed or estimate.pays is False or device.type != "cuda" or has_several_ranks():
-            return ""
-        if estimate.untimed or is_clear(estimate):
+        if not self.is_open(device, estimate):
             return ""
         budget = self._measurements.budget
         if are_nearly_calls(core) or (estimate.pays is None and (estimate.rival is not None or _may_be_told_alone(core, estimate))):

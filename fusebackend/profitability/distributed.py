@@ -1,22 +1,36 @@
-"""Several ranks of one job decide alike: rank 0 decides, and the others take its answer.
+"""Several ranks of one job decide alike: whichever asks first finds out, and the others take its answer.
 
 Answers go through the process group's store, not a collective: ranks need not compile the same graphs at the same time (one may find its
-code in a cache, another hold another stage of the model), and a rank that waits in vain goes on by itself.
+code in a cache, another hold another stage of the model). A rank that is the only one to ask waits for nobody, and one that waits in vain
+goes on by itself.
 """
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import dataclasses
-import datetime
 import json
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
 from fusebackend.log import log
-from fusebackend.profitability.measurement_store import Measurement
+from fusebackend.native import kept_files
+from fusebackend.profitability.budget import Budget, clock_standing
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+
+# Between two looks for an answer, in seconds: at first, and at most. A thousand ranks ask one store.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1e-3, 0.05
+
+# How often this process asked about each key: the next compile may have time for what this one had none for.
+_asked: collections.Counter[str] = collections.Counter()
 
 
 def has_several_ranks() -> bool:
@@ -24,82 +38,86 @@ def has_several_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What is known of a region.
-
-    Attributes:
-        measurement: None leaves the decision to the estimate.
-        why: where the measurement comes from (``"measured"``, ``"cached"``), or why there is none.
-        key: of the kept measurement that it was, or would have been, made of, where that is not the region's own.
-        kept: what is kept under that key.
-    """
-
-    measurement: Measurement | None
-    why: str
-    key: str = ""
-    kept: Measurement | None = None
-
-
-class Exchange:
-    """One answer on its way from rank 0 to the others.
-
-    Attributes:
-        received: rank 0's answer, on the other ranks, if it came in time.
-        sent: what this process answers.
-    """
-
-    def __init__(self, received: Answer | None = None):
-        self.received = received
-        self.sent: Answer | None = None
-
-    def send(self, answer: Answer) -> None:
-        self.sent = answer
+def first_calls() -> AbstractContextManager[None]:
+    """A block of calls that load a library's code or let it choose kernels. They cost no compile its share of timing, since the program's
+    first step would wait for them otherwise, unless other ranks wait for them too: their first steps wait for their own."""
+    return nullcontext() if has_several_ranks() else clock_standing()
 
 
 class Ranks:
     """The ranks of this process's default group, during one compile.
 
     Args:
-        patience: seconds for which ranks other than 0 wait for an answer.
+        budget: what a rank spends on an answer, those that wait for it have spent too.
+        patience: seconds for which a rank waits for another's answer.
+        silent: whether this compile asks by itself, as where nothing is compiled in earnest: the others may not be about to ask the same.
     """
 
-    def __init__(self, patience: float):
-        self._patience = datetime.timedelta(seconds=patience)
+    def __init__(self, budget: Budget, patience: float, *, silent: bool = False):
+        self._budget = budget
+        self._patience = patience
         self._store: Any = None
-        if has_several_ranks():
+        self._rank = 0
+        if has_several_ranks() and not silent:
             self._store = dist.PrefixStore("fusebackend/gate", dist.distributed_c10d._get_default_store())
             self._rank = dist.get_rank()
 
-    @contextlib.contextmanager
-    def agreed(self, key: str) -> Iterator[Exchange]:
-        """On rank 0 what the block sends goes to the others, also if the block raises; they find it in ``received``."""
-        if self._store is None:
-            yield Exchange()
-            return
-        if self._rank != 0:
-            yield Exchange(self._receive(key))
-            return
-        exchange = Exchange()
-        try:
-            yield exchange
-        finally:
-            answer = exchange.sent or Answer(None, "")
-            measurement = answer.measurement and dataclasses.asdict(answer.measurement)
-            self._send(key, json.dumps({"measurement": measurement, "why": answer.why}))
+    def agreed(self, key: str, find: Callable[[], T], kind: type[T]) -> tuple[T | None, int | None]:
+        """What the first rank to ask about a key finds, and its number where it is another: None if ``find`` raised an exception there.
 
-    def _send(self, key: str, answer: str) -> None:
+        Args:
+            key: the same on all ranks.
+            find: called where nobody has asked before.
+            kind: the dataclass that ``find`` returns, of what :mod:`fusebackend.native.kept_files` decodes.
+        """
+        if self._store is None:
+            return find(), None
+        _asked[key] += 1
+        name = f"{key} {_asked[key]}"
+        if not self._is_first(name):
+            message = self._received(name)
+            if message is not None:
+                self._budget.spent += message["seconds"]
+                return kept_files.decoded(kind | None, message["found"]), message["rank"]
+        found, spent_before = None, self._budget.spent
         try:
-            self._store.set(key, answer)
+            found = find()
+            return found, None
+        finally:
+            seconds = self._budget.spent - spent_before
+            self._send(name, {"found": found and dataclasses.asdict(found), "rank": self._rank, "seconds": seconds})
+
+    def _is_first(self, name: str) -> bool:
+        try:
+            return self._store.add(f"{name} asked", 1) == 1
+        except Exception as error:
+            self._go_on_alone(f"the store can't be asked: {error}")
+            return True
+
+    def _send(self, name: str, message: dict[str, Any]) -> None:
+        if self._store is None:
+            return
+        try:
+            self._store.set(name, json.dumps(message))
         except Exception as error:  # a store that is gone must not cost a compile
             log.debug("the decision did not reach the other ranks: %s", error)
 
-    def _receive(self, key: str) -> Answer | None:
+    def _received(self, name: str) -> dict[str, Any] | None:
+        """Looks again and again, since waiting would keep other threads of this process, NCCL's among them, from the store."""
+        began, pause = time.perf_counter(), _FIRST_PAUSE
         try:
-            self._store.wait([key], self._patience)
-            data = json.loads(self._store.get(key))
-            return Answer(data["measurement"] and Measurement(**data["measurement"]), data["why"])
+            while not self._store.check([name]):
+                waited = time.perf_counter() - began
+                if waited > self._patience:
+                    self._budget.spent += waited
+                    raise TimeoutError(f"nobody answered within {self._patience:g} s")
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            return dict(json.loads(self._store.get(name)))
         except Exception as error:
-            log.warning("rank %d timed out waiting for rank 0's decision and decides by itself from here on: %s", self._rank, error)
-            self._store = None
+            self._go_on_alone(str(error))
             return None
+
+    def _go_on_alone(self, why: str) -> None:
+        log.warning("rank %d decides by itself from here on: %s", self._rank, why)
+        self._store = None

@@ -7,6 +7,7 @@ joint graphs, before forward and backward are partitioned, have been raced then 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,10 +21,10 @@ from torch._inductor.virtualized import V
 
 from fusebackend import cache_keys
 from fusebackend.profitability import timer
-from fusebackend.profitability.distributed import Answer
 from fusebackend.profitability.fresh_inputs import symbols_of
 from fusebackend.profitability.joint_race import JointRace
 from fusebackend.profitability.measurement_store import Measurement
+from fusebackend.profitability.measurements import Answer
 from fusebackend.profitability.policy import Gate, verdict_of
 from fusebackend.profitability.raced_graphs import check_believable, check_raceable, copied, taken_back
 from fusebackend.profitability.random_inputs import Samples
@@ -73,7 +74,7 @@ class _Race:
             key, device = self.key()
             known = self.gate.measurements
             kept = known.are_identified(self.ours.patterns)
-            answer = known.ask(key, lambda: self.timed(device), self.gate.budget.why_spent(), kept=kept)
+            answer = known.agreed(key, functools.partial(self.asked, key, device, kept), kept=kept)
         except Exception as error:
             answer = Answer(None, self.gate.measurements.why_failed("racing", error))
         substituted = answer.measurement is None or answer.measurement.kept
@@ -104,6 +105,11 @@ class _Race:
         device = device_of(nodes[:-1])
         compiled_as = (self.cudagraphs, self.kwargs.get("is_backward"), self.kwargs.get("is_inference"), self.ours.names)
         return cache_keys.race(self.gate.measurements.measured_with(device, *self.ours.patterns), text, compiled_as), device
+
+    def asked(self, key: str, device: torch.device, kept: bool) -> Answer:
+        """What is known of both forms of the graph, or becomes known now."""
+        timed = functools.partial(self.timed, device)
+        return self.gate.measurements.ask(key, timed, self.gate.budget.why_spent(), kept=kept)
 
     def timed(self, device: torch.device) -> Measurement:
         """Compiles both ways and times them on random inputs."""

@@ -25,9 +25,9 @@ from fusebackend import cache_keys
 from fusebackend import fx_utils as g
 from fusebackend.profitability import timer
 from fusebackend.profitability.compile_apart import compile_apart
-from fusebackend.profitability.distributed import Answer
 from fusebackend.profitability.fresh_inputs import symbols_of
 from fusebackend.profitability.measurement_store import Measurement
+from fusebackend.profitability.measurements import Answer
 from fusebackend.profitability.policy import Gate, verdict_of
 from fusebackend.profitability.raced_graphs import check_believable, check_raceable, copied, taken_back
 from fusebackend.profitability.random_inputs import Samples
@@ -115,13 +115,14 @@ class JointRace:
         """Whether the graph with the substitutions is kept, which is reported. ``forms`` compile it, and then the one without."""
         device = device_of([n for n in plain.nodes if n.op != "output"])
         key = self._key(ours, plain, device)
-        patterns = self._ours.patterns
-        answer = self._gate.measurements.ask(
-            key,
-            lambda: self._timed(original.name, ours, plain, device, forms),
-            self._gate.budget.why_spent(),
-            kept=self._gate.measurements.are_identified(patterns),
-        )
+        known = self._gate.measurements
+        kept = known.are_identified(self._ours.patterns)
+
+        def find() -> Answer:
+            timed = functools.partial(self._timed, original.name, ours, plain, device, forms)
+            return known.ask(key, timed, self._gate.budget.why_spent(), kept=kept)
+
+        answer = known.agreed(key, find, kept=kept)
         return self._report(original.name, key, answer)
 
     def _key(self, ours: fx.Graph, plain: fx.Graph, device: torch.device) -> str:

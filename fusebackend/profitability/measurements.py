@@ -1,8 +1,8 @@
-"""What is known of how long both forms take: by rank 0 of a job, from an earlier compile, or because it is measured now."""
+"""What is known of how long both forms take: by another rank of a job, from an earlier compile, or because it is measured now."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from fusebackend.log import log, warn_once
 from fusebackend.native import cache, loader
 from fusebackend.profitability import measurement_store
 from fusebackend.profitability.budget import Budget
-from fusebackend.profitability.distributed import Answer, Exchange, Ranks
+from fusebackend.profitability.distributed import Ranks
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.pattern import Pattern
@@ -25,17 +25,34 @@ from fusebackend.rewriting.pattern import Pattern
 _OF_A_GRAPH = ("layout_optimization", "force_layout_optimization")
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What is known of a region.
+
+    Attributes:
+        measurement: None leaves the decision to the estimate.
+        why: where the measurement comes from (``"measured"``, ``"cached"``), or why there is none.
+        key: of the kept measurement that it was, or would have been, made of, where that is not the region's own.
+        kept: what is kept under that key.
+    """
+
+    measurement: Measurement | None
+    why: str
+    key: str = ""
+    kept: Measurement | None = None
+
+
 class Measurements:
     """The measurements of one compile.
 
     Args:
         budget: what timing takes is counted there; whether there is time left is asked by the callers.
-        ranks: of a job that decides alike; None where each decides for itself.
+        ranks: of a job that decides alike.
         compiled: whether what was only called, though Inductor would compile it, counts as not measured.
         strict: raise what goes wrong instead of leaving the decision to the estimate.
     """
 
-    def __init__(self, budget: Budget, ranks: Ranks | None, *, compiled: bool, strict: bool):
+    def __init__(self, budget: Budget, ranks: Ranks, *, compiled: bool, strict: bool):
         self.budget = budget
         self._ranks = ranks
         self._compiled = compiled
@@ -43,10 +60,24 @@ class Measurements:
         self._contexts: dict[tuple, str] = {}
         self._identities: dict[Pattern, str | None] = {}
 
+    def agreed(self, key: str, find: Callable[[], Answer], *, kept: bool) -> Answer:
+        """What the first of several ranks to ask finds.
+
+        Args:
+            kept: whether measurements are written: what another rank measured is for this machine's next process too.
+        """
+        answer, rank = self._ranks.agreed(key, find, Answer)
+        if rank is None or answer is None:
+            return answer or Answer(None, "")
+        its_key, measurement = (answer.key, answer.kept) if answer.key else (key, answer.measurement)
+        if kept and measurement is not None:
+            measurement_store.save(its_key, measurement)
+        return dataclasses.replace(answer, why=f"{answer.why}, by rank {rank}" if answer.why else "")
+
     def ask(
         self, key: str, timed: Callable[[], Measurement], why_not_timed: str | None, *, calls: bool = False, kept: bool = True
     ) -> Answer:
-        """What is known under that key, by rank 0, from an earlier compile, or by timing it now.
+        """What is known under that key, from an earlier compile, or by timing it now.
 
         Args:
             timed: takes the measurement.
@@ -54,16 +85,10 @@ class Measurements:
             calls: whether calling both forms as they are is a measurement also where regions are compiled.
             kept: whether measurements are read and written; not where a pattern may be another one under the same name tomorrow.
         """
-        with self._ranks.agreed(key) if self._ranks else contextlib.nullcontext(Exchange()) as exchange:
-            if exchange.received is not None:
-                if exchange.received.measurement is not None and kept:  # for the next process, where ranks share no disk
-                    measurement_store.save(key, exchange.received.measurement)
-                return exchange.received
-            answer = Answer(self._look_up(key) if kept else None, "cached")
-            if answer.measurement is None or (answer.measurement.how == "calls" and self._compiled and not calls):
-                answer = self._measured(key, timed, kept) if why_not_timed is None else Answer(None, why_not_timed)
-            exchange.send(Answer(answer.measurement, f"{answer.why}, by rank 0" if answer.why else ""))
-            return answer
+        answer = Answer(self._look_up(key) if kept else None, "cached")
+        if answer.measurement is None or (answer.measurement.how == "calls" and self._compiled and not calls):
+            return self._measured(key, timed, kept) if why_not_timed is None else Answer(None, why_not_timed)
+        return answer
 
     def measured_with(self, device: torch.device, *patterns: Pattern) -> str:
         """What measurements depend on besides the graph (:func:`fusebackend.cache_keys.measuring`)."""

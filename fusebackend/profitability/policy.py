@@ -21,7 +21,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -36,12 +36,12 @@ from fusebackend.profitability import calibration, channels_last, measurement_st
 from fusebackend.profitability.budget import Budget
 from fusebackend.profitability.decision_record import DecisionRecord
 from fusebackend.profitability.default_timing import DefaultTiming
-from fusebackend.profitability.distributed import Answer, Ranks, has_several_ranks
+from fusebackend.profitability.distributed import Ranks
 from fusebackend.profitability.estimating import Estimator
 from fusebackend.profitability.fresh_inputs import symbols_of
 from fusebackend.profitability.kept_answers import KeptAnswers
 from fusebackend.profitability.measurement_store import Measurement
-from fusebackend.profitability.measurements import Measurements
+from fusebackend.profitability.measurements import Answer, Measurements
 from fusebackend.profitability.region import Region, device_of, extract
 from fusebackend.profitability.region_timing import time_region
 from fusebackend.rewriting import convolution_layout, describe
@@ -54,6 +54,17 @@ CHANNELS_LAST = "channels_last"
 
 # Where so many sites of a pattern in a row were left to Inductor although it was asked for each, it is not asked for others of the compile.
 _ASKED_IN_VAIN = 4
+
+# For how long a rank waits for another that is timing, in seconds, besides what that may take.
+_PATIENCE = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unbuilt:
+    """Whether a replacement is not even built, since nothing is measured of it, and why nothing will be."""
+
+    refused: bool
+    why_not_timed: str
 
 
 class Gate:
@@ -82,8 +93,8 @@ class Gate:
         self.record = record or DecisionRecord()
         self.budget = Budget(seconds)
         by_default = mode == "auto"
-        ranks = Ranks(seconds + 60) if timing and not by_default else None
-        self.measurements = Measurements(self.budget, ranks, compiled=not by_default, strict=strict)
+        self._ranks = Ranks(self.budget, _PATIENCE if by_default else seconds + _PATIENCE, silent=not timing)
+        self.measurements = Measurements(self.budget, self._ranks, compiled=not by_default, strict=strict)
         self._by_default = DefaultTiming(self.measurements, patches, allowed=timing)
         self._patches = patches
         self._timing = timing
@@ -122,16 +133,23 @@ class Gate:
             return None
         try:
             device = device_of(proposal.match.outputs)
-            why_not_timed = self._by_default.why_not(proposal.match.nodes, device, proposal.estimate)
-            if why_not_timed is None:
-                return None
             site = self._site(proposal, device)
+            find = functools.partial(self._unbuilt, site, proposal, device)
+            found: _Unbuilt | None
+            if self._by_default.is_open(device, proposal.estimate):
+                found, _ = self._ranks.agreed(f"unbuilt {site}", find, _Unbuilt)
+            else:
+                found = find()
         except Exception:
             return None  # raised again, and reported, once the replacement is built
-        if self._is_measured(site):
+        if found is None or not found.refused:
             return None
         self.record.add_refused_unbuilt(site)
-        return _refusal(proposal.estimate, why_not_timed)
+        return _refusal(proposal.estimate, found.why_not_timed)
+
+    def _unbuilt(self, site: str, proposal: Proposal, device: torch.device) -> _Unbuilt:
+        why_not_timed = self._by_default.why_not(proposal.match.nodes, device, proposal.estimate)
+        return _Unbuilt(why_not_timed is not None and not self._is_measured(site), why_not_timed or "")
 
     def building(self, proposal: Proposal) -> AbstractContextManager[None]:
         """Where the replacement is built only to be timed, and nobody asked for it, that counts as timing."""
@@ -161,7 +179,10 @@ class Gate:
             known = self._answers.get(key)
             if known is None:
                 subject = f"{proposal.pattern.name} {describe.shapes(match.outputs, emitted)}"
-                answer = self._asked(key, names, region, proposal, subject)
+                kept = self.measurements.are_identified([proposal.pattern])
+                find = functools.partial(self._asked, key, names, region, proposal, subject, kept)
+                is_alike = self.mode == "auto" and not self._by_default.is_open(region.device, estimate)  # on every rank, without a word
+                answer = find() if is_alike else self.measurements.agreed(key, find, kept=kept)
                 self._answers[key] = answer
                 if answer.measurement is not None:
                     self._answers[key] = dataclasses.replace(answer, why="as above")
@@ -185,9 +206,8 @@ class Gate:
         source = describe.source_of(match.outputs[0])
         return Decision(refusal, verdict_of(proposal.pattern.name, proposal.graph, source, answer, refusal is None))
 
-    def _asked(self, key: str, names: tuple[str, str], region: Region, proposal: Proposal, subject: str) -> Answer:
+    def _asked(self, key: str, names: tuple[str, str], region: Region, proposal: Proposal, subject: str, kept: bool) -> Answer:
         """What is known of both forms of a region, or becomes known now."""
-        kept = self.measurements.are_identified([proposal.pattern])
         if proposal.estimate.rival is not None:
             faster = self._by_default.ask_rivals(key, names, region, proposal.estimate, subject, kept)
             if self.mode == "auto" or faster.measurement is None or not faster.measurement.kept:
@@ -209,7 +229,8 @@ class Gate:
             device, calls = device_of(convolutions), channels_last.calls_of(convolutions)
             key = cache_keys.memory_order(self.measurements.measured_with(device), str(calls))
             timed = functools.partial(self._time_orders, calls, device)
-            answer = self.measurements.ask(key, timed, self._why_no_order_is_timed(), calls=True)
+            find = functools.partial(self._asked_orders, key, timed)
+            answer = self.measurements.agreed(key, find, kept=True)
         except Exception as error:
             answer = Answer(None, self.measurements.why_failed("timing", error))
         applied = answer.measurement is not None and answer.measurement.kept
@@ -218,6 +239,9 @@ class Gate:
         if answer.measurement is not None:
             answer = dataclasses.replace(answer, why=f"{answer.why}: the library's calls, and what else takes longer channels last")
         return verdict_of(CHANNELS_LAST, "forward", describe.source_of(convolutions[0]), answer, applied)
+
+    def _asked_orders(self, key: str, timed: Callable[[], Measurement]) -> Answer:
+        return self.measurements.ask(key, timed, self._why_no_order_is_timed(), calls=True)
 
     def _time_orders(self, calls: channels_last.Calls, device: torch.device) -> Measurement:
         if self.mode != "auto":
@@ -231,8 +255,7 @@ class Gate:
             return "not timed: torch._inductor.config.deterministic is set"
         if self.mode != "auto":
             return self.budget.why_spent()
-        # Several ranks must decide alike, and none may wait by default.
-        return "not timed by default in one of several ranks" if has_several_ranks() else self.budget.why_default_spent()
+        return self.budget.why_default_spent()
 
     def close(self) -> None:
         """At the end of each graph: ends the progress line, and looks for new measurements on disk at the next."""

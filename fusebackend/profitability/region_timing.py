@@ -11,8 +11,8 @@ from torch._inductor.virtualized import V
 
 from fusebackend import cache_keys
 from fusebackend.profitability import timer
-from fusebackend.profitability.budget import clock_standing
 from fusebackend.profitability.compile_apart import compile_apart
+from fusebackend.profitability.distributed import first_calls
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.random_inputs import Samples
 from fusebackend.profitability.region import Region, alone, library_calls
@@ -75,7 +75,7 @@ def time_replacement(region: Region, subject: str) -> Measurement:
 def _call_first(samples: Samples, form: Callable[[list[Any]], Any]) -> None:
     """Calls the original's library calls once, without counting. A library's first call loads its code, the first with other sizes chooses
     a kernel: of cuDNN's convolutions that takes 1.7 s and half a second, for which the program's first step would wait otherwise."""
-    with clock_standing():
+    with first_calls():
         samples.settle(form)
 
 

@@ -124,7 +124,9 @@ class _CudaTimer:
         self._launch_ms = _LAUNCH_MS
 
     def __call__(self, call: Callable[[], Any]) -> float:
-        torch.cuda.synchronize()
+        # Not the whole device: on another stream a collective may wait for a rank that waits for what is found here.
+        stream = torch.cuda.current_stream()
+        stream.synchronize()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._cache.zero_()
         if not self._launches:  # the GPU waits until everything is launched, so that only its own time is measured
@@ -135,5 +137,5 @@ class _CudaTimer:
         end.record()
         # The next wait is a fifth longer than this launch took. The limit is for a first call, which may compile.
         self._launch_ms = min(max(_LAUNCH_MS, 1.2e3 * (time.perf_counter() - began)), _MAX_LAUNCH_MS)
-        torch.cuda.synchronize()
+        stream.synchronize()
         return start.elapsed_time(end)

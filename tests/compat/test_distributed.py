@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusebackend.native import loader
+
 RANKS = Path(__file__).with_name("ranks.py")
 
 
@@ -47,6 +49,53 @@ def test_two_processes_train_alike_under_ddp_fsdp2_and_tensor_parallelism():
     for kind in ("ddp", "fsdp2", "tensor_parallel"):
         (line,) = (line for line in lines if line.startswith(f"{kind}: "))
         assert "alike on every rank" in line and "causal_conv1d_backward" in line
+
+
+TIMING = """
+import os, sys
+import torch, torch.distributed as dist
+sys.path.insert(0, os.environ["TESTS_OF_THE_GATE"])
+for name in ("FUSEBACKEND_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+    os.environ[name] = os.path.join(os.environ["DISKS"], name + os.environ["RANK"])
+from slow_product import compiled
+from timed_patterns import Open
+import fusebackend, ranks
+from fusebackend.profitability.budget import Budget
+from fusebackend.profitability.default_timing import DefaultTiming
+
+dist.init_process_group("gloo")
+rank, is_open = dist.get_rank(), DefaultTiming.is_open
+DefaultTiming.is_open = lambda self, _, estimate: is_open(self, torch.device("cuda"), estimate)
+Budget.why_default_spent = lambda self, seconds=0.0: "there is none" if seconds or rank != {with_time} else None
+fusebackend.register(Open(0.0, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
+if rank == 1:
+    dist.barrier()  # rank 0 asks first
+x = torch.randn(64)
+torch.testing.assert_close(compiled(torch.sin, "auto", ["test_open"])(x), x.sin())
+found = fusebackend.last_report()
+print(found.counts(), *[v.why for v in found.verdicts], *[r.reason for r in found.rejections], flush=True)
+if rank == 0:
+    dist.barrier()
+dist.barrier()
+ranks.leave()
+"""
+
+
+@pytest.mark.parametrize("with_time", [0, 1])
+def test_what_the_first_rank_times_by_default_decides_on_all(with_time, tmp_path, monkeypatch):
+    """The other has no time left, and a disk of its own; where the first has none, nothing is timed on either."""
+    built = loader.load().path
+    if built is not None:
+        monkeypatch.setenv("FUSEBACKEND_LIBRARY", str(built.parent))
+    monkeypatch.setenv("TESTS_OF_THE_GATE", str(RANKS.parents[1] / "profitability"))
+    monkeypatch.setenv("DISKS", str(tmp_path))
+    statuses, outputs = run_two_ranks("-c", TIMING.format(with_time=with_time))
+    assert statuses == [0, 0], outputs
+    zero, one = (out.strip().splitlines()[-1] for out, _ in outputs)
+    if with_time == 0:
+        assert zero.startswith("{'test_open': 1} measured") and one == f"{zero}, by rank 0"
+    else:
+        assert zero == one and zero.startswith("{} ") and "there is none" in zero
 
 
 BUSY = """

@@ -45,9 +45,9 @@ def timed(own_cache, monkeypatch):
         subjects.append(subject)
         return time_replacement(region, subject)
 
-    why_not = DefaultTiming.why_not
+    is_open = DefaultTiming.is_open
     on_a_gpu = torch.device("cuda")
-    monkeypatch.setattr(DefaultTiming, "why_not", lambda self, core, _, estimate: why_not(self, core, on_a_gpu, estimate))
+    monkeypatch.setattr(DefaultTiming, "is_open", lambda self, _, estimate: is_open(self, on_a_gpu, estimate))
     monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: "it is too short" if seconds else None)
     monkeypatch.setattr(default_timing, "time_replacement", counted)
     return subjects

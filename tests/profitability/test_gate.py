@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import textwrap
-import threading
 
 import pytest
 import torch
@@ -17,8 +16,7 @@ from slow_product import Replace, compiled, mm, slow_mm, square
 import fusebackend
 from fusebackend.__main__ import main
 from fusebackend.native import loader
-from fusebackend.profitability import calibration, distributed, estimating, measurement_store, region, region_timing, timer
-from fusebackend.profitability.distributed import Answer
+from fusebackend.profitability import calibration, estimating, measurement_store, region, region_timing, timer
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.time_model import TimeModel
 from fusebackend.report.model import Report
@@ -338,36 +336,7 @@ def test_the_command_line_lists_and_clears(slow, capsys):
     assert main(["gate", "list"]) == 0 and capsys.readouterr().out.startswith("0 verdicts")
 
 
-# ---- several ranks, threads ----
-
-
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-def test_rank_0_decides_for_all(monkeypatch):
-    monkeypatch.setattr(distributed, "has_several_ranks", lambda: False)
-    store = torch.distributed.HashStore()
-    zero, one = distributed.Ranks(5), distributed.Ranks(5)
-    zero._store, zero._rank, one._store, one._rank = store, 0, store, 1
-    measurement = Measurement(False, 2.0, 1.0, "region")
-    heard = []
-
-    def ask():
-        with one.agreed("k") as exchange:
-            heard.append(exchange.received)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    with zero.agreed("k") as exchange:
-        assert exchange.received is None
-        exchange.send(Answer(measurement, "measured"))
-    thread.join()
-    assert heard[0].measurement == measurement
-    with pytest.raises(RuntimeError), zero.agreed("failed"):
-        raise RuntimeError
-    with one.agreed("failed") as exchange:
-        assert exchange.received.measurement is None, "the others leave the decision to the estimate"
-    one._patience = distributed.datetime.timedelta(seconds=0.1)
-    with one.agreed("never told") as exchange:
-        assert exchange.received is None, "nobody waits for ever"
+# ---- random state and modes ----
 
 
 def test_random_state_and_modes_are_as_before():
