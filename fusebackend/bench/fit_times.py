@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import json
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,10 @@ _MUCH_MORE, _LEAST_MORE = 3.0, 1.3
 
 #: What was found speaks against an older model that errs by so many times what a fit to others of it does.
 _SPEAKS_AGAINST = 2.0
+
+#: What Inductor generates computes in every kind of kernel as fast, but for so many times. A rate that a fit finds lower is another
+#: quantity's, which went with it in the sites that were drawn, and others would seem to take a hundred times what they do.
+_GENERATED, _ARITHMETIC, _SLOWER = "triton", ("operations", "divisions", "functions"), 2.0
 
 #: How often the time of different kernels is divided among them anew.
 _DIVISIONS = 5
@@ -156,8 +161,18 @@ def fit_all(
         if not new:
             return {k: m for k, m in models.items() if k not in (known or {})}
         for kind, found in new.items():
-            fitted, old = fit(found, [basis[kind] for basis in bases if kind in basis]), (before or {}).get(kind)
+            least = _least_rates(kind, {**(before or {}), **models})
+            fitted, old = fit(found, [basis[kind] for basis in bases if kind in basis], least), (before or {}).get(kind)
             models[kind] = old if old is not None and _tells_more(old, fitted, found) else fitted
+
+
+def _least_rates(kind: str, models: Mapping[str, TimeModel]) -> dict[str, float]:
+    """How slow arithmetic may be in a generated kernel, by the median of other kinds."""
+    others = [m.rates for other, m in models.items() if other != kind and other.startswith(_GENERATED)]
+    if not kind.startswith(_GENERATED) or not others:
+        return {}
+    rates = {name: [r[name] for r in others if name in r] for name in _ARITHMETIC}
+    return {name: statistics.median_low(found) / _SLOWER for name, found in rates.items() if found}
 
 
 def _tells_more(old: TimeModel, fitted: TimeModel, found: Sequence[Sample]) -> bool:
@@ -171,11 +186,15 @@ def _tells_more(old: TimeModel, fitted: TimeModel, found: Sequence[Sample]) -> b
     return bool(errors) and math.fsum(errors) / len(errors) < _SPEAKS_AGAINST * fitted.error
 
 
-def fit(found: Sequence[Sample], bases: Sequence[TimeModel] = ()) -> TimeModel:
-    """The model of one kind: with one of the bases or without, whichever errs least on sites that it was not fitted to."""
-    ways: list[Callable[[Sequence[Sample]], TimeModel]] = [_fit_once]
+def fit(found: Sequence[Sample], bases: Sequence[TimeModel] = (), least: Mapping[str, float] | None = None) -> TimeModel:
+    """The model of one kind: with one of the bases or without, whichever errs least on sites that it was not fitted to.
+
+    Args:
+        least: rates that are not lower.
+    """
+    ways: list[Callable[[Sequence[Sample]], TimeModel]] = [functools.partial(_fit_once, least=least)]
     for basis in bases:  # few sites tell how fast the device is, but not how that depends on shapes
-        ways += [functools.partial(_fit_once, basis=basis), functools.partial(_fit_rates, basis=basis)]
+        ways += [functools.partial(way, basis=basis, least=least) for way in (_fit_once, _fit_rates)]
     model = min((_judged(found, way) for way in ways), key=lambda model: model.error)
     return functools.reduce(lambda model, basis: _guessing(model, basis.rates), bases, model)
 
@@ -214,10 +233,10 @@ def _shuffled(count: int) -> Any:
     return folds
 
 
-def _fit_once(found: Sequence[Sample], basis: TimeModel | None = None) -> TimeModel:
+def _fit_once(found: Sequence[Sample], basis: TimeModel | None = None, least: Mapping[str, float] | None = None) -> TimeModel:
     numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
     ensemble: Any = optional("sklearn.ensemble", "fitting a calibration", "calibrate")
-    physical = _fit_rates(found, basis)
+    physical = _fit_rates(found, basis, least)
     works = [min(s.ways, key=physical.physical) for s in found]
     base = [physical.physical(w) for w in works]
     points = [features(w, b) for w, b in zip(works, base)]
@@ -236,8 +255,8 @@ def _as_lists(tree: Any, node: int) -> Any:
     return [int(tree.feature[node]), float(f"{tree.threshold[node]:.5g}"), low, high]
 
 
-def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None) -> TimeModel:
-    """The rates alone: with a basis near its own, and times its correction."""
+def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None, least: Mapping[str, float] | None = None) -> TimeModel:
+    """The rates alone, none below ``least``: with a basis near its own, and times its correction."""
     numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
     optimize: Any = optional("scipy.optimize", "fitting a calibration", "calibrate")
     names = sorted({n for s in found for w in s.ways for n, q in w.quantities.items() if q > 0})
@@ -272,7 +291,12 @@ def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None) -> TimeM
 
     limits = begin - 12, begin + 12
     limits[1][0] = max(math.log(us.min()), begin[0])
-    best = optimize.least_squares(errors, numpy.minimum(begin, limits[1] - 1e-6), bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=200)
+    for k, name in enumerate(names):
+        if least is not None and name in least:
+            limits[0][2 + k] = math.log(least[name])
+            limits[1][2 + k] = max(limits[1][2 + k], limits[0][2 + k] + 1)
+    begin_within = numpy.clip(begin, limits[0] + 1e-6, limits[1] - 1e-6)
+    best = optimize.least_squares(errors, begin_within, bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=200)
     start, power = math.exp(best.x[0]), 1 + math.exp(best.x[1])
     rates = {n: float(f"{math.exp(r):.5g}") for n, r in zip(names, best.x[2:])}
     model = TimeModel(float(f"{start:.4g}"), rates, float(f"{power:.4g}"), basis=basis)

@@ -51,6 +51,26 @@ def test_of_several_ways_the_fastest_explains_the_time():
     assert model.rates == {name: pytest.approx(rate, rel=0.1) for name, rate in RATES.items()}
 
 
+def test_what_went_with_another_quantity_is_no_slower_than_in_other_kernels():
+    """Of one kind of generated kernel the sites divide once a block, whose time that may seem to be. A site that divides a thousand times
+    as often takes no thousand times as long."""
+
+    def generated(kind, divisions_a_block, seed):
+        for i, (work, _) in enumerate(drawn(80, seed=seed)):
+            blocks = work.quantities["flops"] / 1000
+            amounts = {"bytes": work.quantities["bytes"], "divisions": blocks * divisions_a_block}
+            us = START + amounts["bytes"] / RATES["bytes"] + blocks / 50 + amounts["divisions"] / 5e6
+            yield Measured("f", f"{kind} {i}", "inductor", [[Work(kind, amounts, work.shape)]], us)
+
+    often = [site for kind in ("triton", "triton reduction") for site in generated(kind, 1e6, seed=1)]
+    once = list(generated("triton normalization", 1, seed=2))
+    models = fit_times.fit_all([*often, *once])
+    assert models["triton"].rates["divisions"] == pytest.approx(5e6, rel=0.3)
+    assert models["triton normalization"].rates["divisions"] >= models["triton"].rates["divisions"] / 2.1
+    alone = fit_times.fit_all(once)["triton normalization"]
+    assert alone.rates["divisions"] < 1e3, "by itself it would seem to be slow"
+
+
 def test_a_site_of_several_kernels_tells_the_one_that_is_not_known():
     plain = sites(100, noise=0.01)
     both = []

@@ -168,3 +168,17 @@ def test_those_that_ship_are_read():
     files = sorted(calibration.FOLDER.glob("*.json"))
     assert files and all(calibration._read(path) is not None for path in files)
     assert fusebackend.__version__
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H200", "NVIDIA H100 80GB HBM3"])
+def test_a_softmax_that_divides_for_each_element_takes_no_milliseconds(device):
+    """Over the windows of SAM's image encoder: 150,528 rows of 196 scores, whose biases stand at quotients and remainders of the position.
+    It took 0.13 to 0.21 ms on an H200. By what divisions had seemed to take, it would be 28 ms."""
+    quantities = {"read": 5.1e8, "written": 1.2e8, "lines": 1.1e7, "sectors": 2.5e7, "pages": 8.3e5, "moved": 9.4e8, "operations": 3.2e9}
+    quantities |= {"divisions": 6.9e8, "functions": 7.7e7, "operations a row": 1.2e8, "blocks": 75264.0, "padded terms": 1.2e8}
+    quantities |= {"steps in waves": 53.5, "elements in waves": 427.6, "launches": 1.0}
+    shape = {"log2 rows": 1.0, "log2 columns": 8.0, "dimensions": 1.0, "log2 steps": 1.58, "log2 elements a thread": 3.0, "warps": 2.0}
+    shape |= {"log2 blocks": 16.0, "log2 outputs": 17.2, "log2 terms": 7.61, "edge": 1.97, "excess read": -0.88, "itemsize": 2.0}
+    known = calibration.for_device("cuda", device)
+    assert known is not None and known.device == device
+    assert known.models["triton normalization"].time(Work("triton normalization", quantities, shape)).expected < 1000
