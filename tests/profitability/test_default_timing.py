@@ -9,7 +9,7 @@ from timed_patterns import Alternatives, Exchanged, Open, OpenProduct
 from torch import fx
 
 import fusebackend
-from fusebackend.profitability import calibration, default_timing, measurement_store, policy, timer
+from fusebackend.profitability import calibration, default_timing, measurement_store, policy, region_timing, timer
 from fusebackend.profitability.budget import Budget
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.policy import Gate
@@ -173,7 +173,8 @@ def test_what_was_timed_is_known_of_like_sites_when_no_time_is_left(temporary_pa
 
 @pytest.mark.parametrize("mode", ["auto", "measure"])
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
-def test_a_replacement_that_was_not_calibrated_is_timed_against_its_rival(mode, seconds, temporary_pattern, timed):
+def test_a_replacement_that_was_not_calibrated_is_timed_against_its_rival(mode, seconds, temporary_pattern, timed, monkeypatch):
+    monkeypatch.setattr(region_timing, "MARGIN", 5.0)  # the rival's form takes as long as the original: on a busy machine 1.05 is noise
     pattern = Alternatives(seconds)
     temporary_pattern(pattern)
     torch._dynamo.reset()
