@@ -75,10 +75,10 @@ class Ranks:
         _asked[key] += 1
         name = f"{key} {_asked[key]}"
         if not self._is_first(name):
-            message = self._received(name)
+            message = self._received(name, kind)
             if message is not None:
                 self._budget.spent += message["seconds"]
-                return kept_files.decoded(kind | None, message["found"]), message["rank"]
+                return message["found"], message["rank"]
         found, spent_before = None, self._budget.spent
         try:
             found = find()
@@ -102,7 +102,7 @@ class Ranks:
         except Exception as error:  # a store that is gone must not cost a compile
             log.debug("the decision did not reach the other ranks: %s", error)
 
-    def _received(self, name: str) -> dict[str, Any] | None:
+    def _received(self, name: str, kind: type[T]) -> dict[str, Any] | None:
         """Looks again and again, since waiting would keep other threads of this process, NCCL's among them, from the store."""
         began, pause = time.perf_counter(), _FIRST_PAUSE
         try:
@@ -113,7 +113,8 @@ class Ranks:
                     raise TimeoutError(f"nobody answered within {self._patience:g} s")
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
-            return dict(json.loads(self._store.get(name)))
+            message = json.loads(self._store.get(name))
+            return {**message, "found": kept_files.decoded(kind | None, message["found"])}
         except Exception as error:
             self._go_on_alone(str(error))
             return None

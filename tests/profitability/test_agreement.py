@@ -88,7 +88,7 @@ def test_a_rank_waits_for_the_one_that_is_timing(ranks):
     thread.join()
 
 
-@pytest.mark.parametrize("fault", ["silent", "gone", "garbled"])
+@pytest.mark.parametrize("fault", ["silent", "gone", "garbled", "of another version"])
 def test_nobody_waits_for_ever_or_fails(ranks, fault):
     own, store = Answer(None, "own"), ranks[0]._store
     ranks[1]._patience = 0.05
@@ -98,6 +98,8 @@ def test_nobody_waits_for_ever_or_fails(ranks, fault):
         store.add("k 1 asked", 1)
         if fault == "garbled":
             store.set("k 1", "half a mess")
+        if fault == "of another version":
+            store.set("k 1", '{"found": {"measured": 1}, "rank": 0, "seconds": 0}')
     assert ranks[1].agreed("k", lambda: own) == (own, None)
     assert ranks[1].agreed("more", lambda: own) == (own, None) and not store.check(["more 1"]), "it goes on by itself"
     assert (ranks[1]._budget.spent >= 0.05) is (fault == "silent")
