@@ -37,6 +37,7 @@ _SPEAKS_AGAINST = 2.0
 #: What Inductor generates computes in every kind of kernel as fast, but for so many times. A rate that a fit finds lower is another
 #: quantity's, which went with it in the sites that were drawn, and others would seem to take a hundred times what they do.
 _GENERATED, _ARITHMETIC, _SLOWER = "triton", ("operations", "divisions", "functions"), 2.0
+_ANY_RATES: Mapping[str, float] = {}
 
 #: How often the time of different kernels is divided among them anew.
 _DIVISIONS = 5
@@ -186,7 +187,7 @@ def _tells_more(old: TimeModel, fitted: TimeModel, found: Sequence[Sample]) -> b
     return bool(errors) and math.fsum(errors) / len(errors) < _SPEAKS_AGAINST * fitted.error
 
 
-def fit(found: Sequence[Sample], bases: Sequence[TimeModel] = (), least: Mapping[str, float] | None = None) -> TimeModel:
+def fit(found: Sequence[Sample], bases: Sequence[TimeModel] = (), least: Mapping[str, float] = _ANY_RATES) -> TimeModel:
     """The model of one kind: with one of the bases or without, whichever errs least on sites that it was not fitted to.
 
     Args:
@@ -233,7 +234,7 @@ def _shuffled(count: int) -> Any:
     return folds
 
 
-def _fit_once(found: Sequence[Sample], basis: TimeModel | None = None, least: Mapping[str, float] | None = None) -> TimeModel:
+def _fit_once(found: Sequence[Sample], basis: TimeModel | None = None, least: Mapping[str, float] = _ANY_RATES) -> TimeModel:
     numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
     ensemble: Any = optional("sklearn.ensemble", "fitting a calibration", "calibrate")
     physical = _fit_rates(found, basis, least)
@@ -255,7 +256,7 @@ def _as_lists(tree: Any, node: int) -> Any:
     return [int(tree.feature[node]), float(f"{tree.threshold[node]:.5g}"), low, high]
 
 
-def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None, least: Mapping[str, float] | None = None) -> TimeModel:
+def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None, least: Mapping[str, float] = _ANY_RATES) -> TimeModel:
     """The rates alone, none below ``least``: with a basis near its own, and times its correction."""
     numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
     optimize: Any = optional("scipy.optimize", "fitting a calibration", "calibrate")
@@ -292,7 +293,7 @@ def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None, least: M
     limits = begin - 12, begin + 12
     limits[1][0] = max(math.log(us.min()), begin[0])
     for k, name in enumerate(names):
-        if least is not None and name in least:
+        if name in least:
             limits[0][2 + k] = math.log(least[name])
             limits[1][2 + k] = max(limits[1][2 + k], limits[0][2 + k] + 1)
     begin_within = numpy.clip(begin, limits[0] + 1e-6, limits[1] - 1e-6)

@@ -7,7 +7,6 @@ joint graphs, before forward and backward are partitioned, have been raced then 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,7 +73,7 @@ class _Race:
             key, device = self.key()
             known = self.gate.measurements
             kept = known.are_identified(self.ours.patterns)
-            answer = known.agreed(key, functools.partial(self.asked, key, device, kept), kept=kept)
+            answer = known.ask_once(key, lambda: self.timed(device), self.gate.budget.why_spent, kept=kept)
         except Exception as error:
             answer = Answer(None, self.gate.measurements.why_failed("racing", error))
         substituted = answer.measurement is None or answer.measurement.kept
@@ -105,11 +104,6 @@ class _Race:
         device = device_of(nodes[:-1])
         compiled_as = (self.cudagraphs, self.kwargs.get("is_backward"), self.kwargs.get("is_inference"), self.ours.names)
         return cache_keys.race(self.gate.measurements.measured_with(device, *self.ours.patterns), text, compiled_as), device
-
-    def asked(self, key: str, device: torch.device, kept: bool) -> Answer:
-        """What is known of both forms of the graph, or becomes known now."""
-        timed = functools.partial(self.timed, device)
-        return self.gate.measurements.ask(key, timed, self.gate.budget.why_spent(), kept=kept)
 
     def timed(self, device: torch.device) -> Measurement:
         """Compiles both ways and times them on random inputs."""

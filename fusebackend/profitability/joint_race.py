@@ -115,14 +115,12 @@ class JointRace:
         """Whether the graph with the substitutions is kept, which is reported. ``forms`` compile it, and then the one without."""
         device = device_of([n for n in plain.nodes if n.op != "output"])
         key = self._key(ours, plain, device)
-        known = self._gate.measurements
-        kept = known.are_identified(self._ours.patterns)
-
-        def find() -> Answer:
-            timed = functools.partial(self._timed, original.name, ours, plain, device, forms)
-            return known.ask(key, timed, self._gate.budget.why_spent(), kept=kept)
-
-        answer = known.agreed(key, find, kept=kept)
+        answer = self._gate.measurements.ask_once(
+            key,
+            lambda: self._timed(original.name, ours, plain, device, forms),
+            self._gate.budget.why_spent,
+            kept=self._gate.measurements.are_identified(self._ours.patterns),
+        )
         return self._report(original.name, key, answer)
 
     def _key(self, ours: fx.Graph, plain: fx.Graph, device: torch.device) -> str:

@@ -74,6 +74,12 @@ class Measurements:
             measurement_store.save(its_key, measurement)
         return dataclasses.replace(answer, why=f"{answer.why}, by rank {rank}" if answer.why else "")
 
+    def ask_once(
+        self, key: str, timed: Callable[[], Measurement], why_not_timed: Callable[[], str | None], *, calls: bool = False, kept: bool
+    ) -> Answer:
+        """What :meth:`ask` finds, on the first of several ranks to ask. ``why_not_timed`` is called there."""
+        return self.agreed(key, lambda: self.ask(key, timed, why_not_timed(), calls=calls, kept=kept), kept=kept)
+
     def ask(
         self, key: str, timed: Callable[[], Measurement], why_not_timed: str | None, *, calls: bool = False, kept: bool = True
     ) -> Answer:

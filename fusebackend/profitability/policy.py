@@ -21,7 +21,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -61,10 +61,9 @@ _PATIENCE = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class _Unbuilt:
-    """Whether a replacement is not even built, since nothing is measured of it, and why nothing will be."""
+    """Why a replacement, of which nothing is measured, is not even built: why nothing will be. None where it is built."""
 
-    refused: bool
-    why_not_timed: str
+    why_not_timed: str | None
 
 
 class Gate:
@@ -142,14 +141,14 @@ class Gate:
                 found = find()
         except Exception:
             return None  # raised again, and reported, once the replacement is built
-        if found is None or not found.refused:
+        if found is None or found.why_not_timed is None:
             return None
         self.record.add_refused_unbuilt(site)
         return _refusal(proposal.estimate, found.why_not_timed)
 
     def _unbuilt(self, site: str, proposal: Proposal, device: torch.device) -> _Unbuilt:
         why_not_timed = self._by_default.why_not(proposal.match.nodes, device, proposal.estimate)
-        return _Unbuilt(why_not_timed is not None and not self._is_measured(site), why_not_timed or "")
+        return _Unbuilt(None if why_not_timed is None or self._is_measured(site) else why_not_timed)
 
     def building(self, proposal: Proposal) -> AbstractContextManager[None]:
         """Where the replacement is built only to be timed, and nobody asked for it, that counts as timing."""
@@ -229,8 +228,7 @@ class Gate:
             device, calls = device_of(convolutions), channels_last.calls_of(convolutions)
             key = cache_keys.memory_order(self.measurements.measured_with(device), str(calls))
             timed = functools.partial(self._time_orders, calls, device)
-            find = functools.partial(self._asked_orders, key, timed)
-            answer = self.measurements.agreed(key, find, kept=True)
+            answer = self.measurements.ask_once(key, timed, self._why_no_order_is_timed, calls=True, kept=True)
         except Exception as error:
             answer = Answer(None, self.measurements.why_failed("timing", error))
         applied = answer.measurement is not None and answer.measurement.kept
@@ -239,9 +237,6 @@ class Gate:
         if answer.measurement is not None:
             answer = dataclasses.replace(answer, why=f"{answer.why}: the library's calls, and what else takes longer channels last")
         return verdict_of(CHANNELS_LAST, "forward", describe.source_of(convolutions[0]), answer, applied)
-
-    def _asked_orders(self, key: str, timed: Callable[[], Measurement]) -> Answer:
-        return self.measurements.ask(key, timed, self._why_no_order_is_timed(), calls=True)
 
     def _time_orders(self, calls: channels_last.Calls, device: torch.device) -> Measurement:
         if self.mode != "auto":
