@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from fusebackend.log import log
@@ -44,6 +45,13 @@ def first_calls() -> AbstractContextManager[None]:
     return nullcontext() if has_several_ranks() else clock_standing()
 
 
+def _finish_work(device: torch.device) -> None:
+    """Waits for what the stream was given, as timing does. Where that is what another stage of a pipeline has yet to send, and that stage
+    waits for this rank's answer first, both would wait: so nobody is asked, or asks, before its stream is idle."""
+    if device.type == "cuda" and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream(device).synchronize()
+
+
 class Ranks:
     """The ranks of this process's default group, during one compile.
 
@@ -56,24 +64,27 @@ class Ranks:
     def __init__(self, budget: Budget, patience: float, *, silent: bool = False):
         self._budget = budget
         self._patience = patience
+        self._asked = _asked
         self._store: Any = None
         self._rank = 0
         if has_several_ranks() and not silent:
             self._store = dist.PrefixStore("fusebackend/gate", dist.distributed_c10d._get_default_store())
             self._rank = dist.get_rank()
 
-    def agreed(self, key: str, find: Callable[[], T], kind: type[T]) -> tuple[T | None, int | None]:
+    def agreed(self, key: str, device: torch.device, find: Callable[[], T], kind: type[T]) -> tuple[T | None, int | None]:
         """What the first rank to ask about a key finds, and its number where it is another: None if ``find`` raised an exception there.
 
         Args:
             key: the same on all ranks.
+            device: that things may be timed on.
             find: called where nobody has asked before.
             kind: the dataclass that ``find`` returns, of what :mod:`fusebackend.native.kept_files` decodes.
         """
         if self._store is None:
             return find(), None
-        _asked[key] += 1
-        name = f"{key} {_asked[key]}"
+        _finish_work(device)
+        self._asked[key] += 1
+        name = f"{key} {self._asked[key]}"
         if not self._is_first(name):
             message = self._received(name, kind)
             if message is not None:

@@ -73,7 +73,7 @@ class _Race:
             key, device = self.key()
             known = self.gate.measurements
             kept = known.are_identified(self.ours.patterns)
-            answer = known.ask_once(key, lambda: self.timed(device), self.gate.budget.why_spent, kept=kept)
+            answer = known.ask_once(key, device, lambda: self.timed(device), self.gate.budget.why_spent, kept=kept)
         except Exception as error:
             answer = Answer(None, self.gate.measurements.why_failed("racing", error))
         substituted = answer.measurement is None or answer.measurement.kept

@@ -117,6 +117,7 @@ class JointRace:
         key = self._key(ours, plain, device)
         answer = self._gate.measurements.ask_once(
             key,
+            device,
             lambda: self._timed(original.name, ours, plain, device, forms),
             self._gate.budget.why_spent,
             kept=self._gate.measurements.are_identified(self._ours.patterns),

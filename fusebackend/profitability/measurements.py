@@ -60,13 +60,13 @@ class Measurements:
         self._contexts: dict[tuple, str] = {}
         self._identities: dict[Pattern, str | None] = {}
 
-    def agreed(self, key: str, find: Callable[[], Answer], *, kept: bool) -> Answer:
+    def agreed(self, key: str, device: torch.device, find: Callable[[], Answer], *, kept: bool) -> Answer:
         """What the first of several ranks to ask finds.
 
         Args:
             kept: whether measurements are written: what another rank measured is for this machine's next process too.
         """
-        answer, rank = self._ranks.agreed(key, find, Answer)
+        answer, rank = self._ranks.agreed(key, device, find, Answer)
         if rank is None or answer is None:
             return answer or Answer(None, "")
         its_key, measurement = (answer.key, answer.kept) if answer.key else (key, answer.measurement)
@@ -75,10 +75,17 @@ class Measurements:
         return dataclasses.replace(answer, why=f"{answer.why}, by rank {rank}" if answer.why else "")
 
     def ask_once(
-        self, key: str, timed: Callable[[], Measurement], why_not_timed: Callable[[], str | None], *, calls: bool = False, kept: bool
+        self,
+        key: str,
+        device: torch.device,
+        timed: Callable[[], Measurement],
+        why_not_timed: Callable[[], str | None],
+        *,
+        calls: bool = False,
+        kept: bool,
     ) -> Answer:
         """What :meth:`ask` finds, on the first of several ranks to ask. ``why_not_timed`` is called there."""
-        return self.agreed(key, lambda: self.ask(key, timed, why_not_timed(), calls=calls, kept=kept), kept=kept)
+        return self.agreed(key, device, lambda: self.ask(key, timed, why_not_timed(), calls=calls, kept=kept), kept=kept)
 
     def ask(
         self, key: str, timed: Callable[[], Measurement], why_not_timed: str | None, *, calls: bool = False, kept: bool = True

@@ -136,7 +136,7 @@ class Gate:
             find = functools.partial(self._unbuilt, site, proposal, device)
             found: _Unbuilt | None
             if self._by_default.is_open(device, proposal.estimate):
-                found, _ = self._ranks.agreed(f"unbuilt {site}", find, _Unbuilt)
+                found, _ = self._ranks.agreed(f"unbuilt {site}", device, find, _Unbuilt)
             else:
                 found = find()
         except Exception:
@@ -181,7 +181,7 @@ class Gate:
                 kept = self.measurements.are_identified([proposal.pattern])
                 find = functools.partial(self._asked, key, names, region, proposal, subject, kept)
                 is_alike = self.mode == "auto" and not self._by_default.is_open(region.device, estimate)  # on every rank, without a word
-                answer = find() if is_alike else self.measurements.agreed(key, find, kept=kept)
+                answer = find() if is_alike else self.measurements.agreed(key, region.device, find, kept=kept)
                 self._answers[key] = answer
                 if answer.measurement is not None:
                     self._answers[key] = dataclasses.replace(answer, why="as above")
@@ -228,7 +228,7 @@ class Gate:
             device, calls = device_of(convolutions), channels_last.calls_of(convolutions)
             key = cache_keys.memory_order(self.measurements.measured_with(device), str(calls))
             timed = functools.partial(self._time_orders, calls, device)
-            answer = self.measurements.ask_once(key, timed, self._why_no_order_is_timed, calls=True, kept=True)
+            answer = self.measurements.ask_once(key, device, timed, self._why_no_order_is_timed, calls=True, kept=True)
         except Exception as error:
             answer = Answer(None, self.measurements.why_failed("timing", error))
         applied = answer.measurement is not None and answer.measurement.kept
