@@ -34,10 +34,10 @@ _MUCH_MORE, _LEAST_MORE = 3.0, 1.3
 #: What was found speaks against an older model that errs by so many times what a fit to others of it does.
 _SPEAKS_AGAINST = 2.0
 
-#: What Inductor generates computes in every kind of kernel as fast, but for so many times. A rate that a fit finds lower is another
-#: quantity's, which went with it in the sites that were drawn, and others would seem to take a hundred times what they do.
+#: In one kind of generated kernel arithmetic is as fast as in another, up to this factor. A lower rate means that something slow went with
+#: the quantity in all sites that were drawn; where that is absent, the model would be wrong by a hundred times.
 _GENERATED, _ARITHMETIC, _SLOWER = "triton", ("operations", "divisions", "functions"), 2.0
-_ANY_RATES: Mapping[str, float] = {}
+_NO_LIMITS: Mapping[str, float] = {}
 
 #: How often the time of different kernels is divided among them anew.
 _DIVISIONS = 5
@@ -187,11 +187,11 @@ def _tells_more(old: TimeModel, fitted: TimeModel, found: Sequence[Sample]) -> b
     return bool(errors) and math.fsum(errors) / len(errors) < _SPEAKS_AGAINST * fitted.error
 
 
-def fit(found: Sequence[Sample], bases: Sequence[TimeModel] = (), least: Mapping[str, float] = _ANY_RATES) -> TimeModel:
+def fit(found: Sequence[Sample], bases: Sequence[TimeModel] = (), least: Mapping[str, float] = _NO_LIMITS) -> TimeModel:
     """The model of one kind: with one of the bases or without, whichever errs least on sites that it was not fitted to.
 
     Args:
-        least: rates that are not lower.
+        least: lower limits of rates.
     """
     ways: list[Callable[[Sequence[Sample]], TimeModel]] = [functools.partial(_fit_once, least=least)]
     for basis in bases:  # few sites tell how fast the device is, but not how that depends on shapes
@@ -234,7 +234,7 @@ def _shuffled(count: int) -> Any:
     return folds
 
 
-def _fit_once(found: Sequence[Sample], basis: TimeModel | None = None, least: Mapping[str, float] = _ANY_RATES) -> TimeModel:
+def _fit_once(found: Sequence[Sample], basis: TimeModel | None = None, least: Mapping[str, float] = _NO_LIMITS) -> TimeModel:
     numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
     ensemble: Any = optional("sklearn.ensemble", "fitting a calibration", "calibrate")
     physical = _fit_rates(found, basis, least)
@@ -256,7 +256,7 @@ def _as_lists(tree: Any, node: int) -> Any:
     return [int(tree.feature[node]), float(f"{tree.threshold[node]:.5g}"), low, high]
 
 
-def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None, least: Mapping[str, float] = _ANY_RATES) -> TimeModel:
+def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None, least: Mapping[str, float] = _NO_LIMITS) -> TimeModel:
     """The rates alone, none below ``least``: with a basis near its own, and times its correction."""
     numpy: Any = optional("numpy", "fitting a calibration", "calibrate")
     optimize: Any = optional("scipy.optimize", "fitting a calibration", "calibrate")
@@ -281,6 +281,8 @@ def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None, least: M
         for k, name in enumerate(names):
             if name in basis.rates:
                 begin[2 + k], near[2 + k] = math.log(basis.rates[name]), 1.0
+    lowest = numpy.array([math.log(least[name]) if name in least else -math.inf for name in names])
+    begin[2:] = numpy.maximum(begin[2:], lowest + 1e-6)
 
     def errors(parameters: Any) -> Any:
         start, power = numpy.exp(parameters[0]), 1 + numpy.exp(parameters[1])
@@ -292,11 +294,8 @@ def _fit_rates(found: Sequence[Sample], basis: TimeModel | None = None, least: M
 
     limits = begin - 12, begin + 12
     limits[1][0] = max(math.log(us.min()), begin[0])
-    for k, name in enumerate(names):
-        if name in least:
-            limits[0][2 + k] = math.log(least[name])
-            limits[1][2 + k] = max(limits[1][2 + k], limits[0][2 + k] + 1)
-    begin_within = numpy.clip(begin, limits[0] + 1e-6, limits[1] - 1e-6)
+    limits[0][2:] = numpy.maximum(limits[0][2:], lowest)
+    begin_within = numpy.minimum(begin, limits[1] - 1e-6)
     best = optimize.least_squares(errors, begin_within, bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=200)
     start, power = math.exp(best.x[0]), 1 + math.exp(best.x[1])
     rates = {n: float(f"{math.exp(r):.5g}") for n, r in zip(names, best.x[2:])}

@@ -40,14 +40,14 @@ def has_several_ranks() -> bool:
 
 
 def first_calls() -> AbstractContextManager[None]:
-    """A block of calls that load a library's code or let it choose kernels. They cost no compile its share of timing, since the program's
-    first step would wait for them otherwise, unless other ranks wait for them too: their first steps wait for their own."""
+    """For a library's first calls, which load its code or choose kernels. Their time is not charged to timing, since the program's first
+    step would spend it otherwise. With several ranks it is: the others wait for these calls, and then for their own in their first step."""
     return nullcontext() if has_several_ranks() else clock_standing()
 
 
 def _finish_work(device: torch.device) -> None:
-    """Waits for what the stream was given, as timing does. Where that is what another stage of a pipeline has yet to send, and that stage
-    waits for this rank's answer first, both would wait: so nobody is asked, or asks, before its stream is idle."""
+    """Waits until the current stream is idle, as timing would. A pipeline stage's stream may wait for data of another stage. If such a rank
+    were the first to ask, the other stage would wait for its answer before it sends the data, and neither would go on."""
     if device.type == "cuda" and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         torch.cuda.current_stream(device).synchronize()
 
@@ -56,9 +56,9 @@ class Ranks:
     """The ranks of this process's default group, during one compile.
 
     Args:
-        budget: what a rank spends on an answer, those that wait for it have spent too.
+        budget: of this compile. The seconds that a rank spends on an answer are charged to all that wait for it.
         patience: seconds for which a rank waits for another's answer.
-        silent: whether this compile asks by itself, as where nothing is compiled in earnest: the others may not be about to ask the same.
+        silent: exchange nothing: this compile only inspects (:func:`fusebackend.explain`), and the other ranks may not make it.
     """
 
     def __init__(self, budget: Budget, patience: float, *, silent: bool = False):

@@ -55,13 +55,13 @@ CHANNELS_LAST = "channels_last"
 # Where so many sites of a pattern in a row were left to Inductor although it was asked for each, it is not asked for others of the compile.
 _ASKED_IN_VAIN = 4
 
-# For how long a rank waits for another that is timing, in seconds, besides what that may take.
+# How many seconds a rank waits for another's answer: in modes in which the other may spend ``gate_seconds`` on it, after these.
 _PATIENCE = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class _Unbuilt:
-    """Why a replacement, of which nothing is measured, is not even built: why nothing will be. None where it is built."""
+    """Why a replacement is not even built: no measurement of it is kept, and this is why none will be taken. None where it is built."""
 
     why_not_timed: str | None
 
@@ -180,8 +180,10 @@ class Gate:
                 subject = f"{proposal.pattern.name} {describe.shapes(match.outputs, emitted)}"
                 kept = self.measurements.are_identified([proposal.pattern])
                 find = functools.partial(self._asked, key, names, region, proposal, subject, kept)
-                is_alike = self.mode == "auto" and not self._by_default.is_open(region.device, estimate)  # on every rank, without a word
-                answer = find() if is_alike else self.measurements.agreed(key, region.device, find, kept=kept)
+                if self.mode == "auto" and not self._by_default.is_open(region.device, estimate):
+                    answer = find()  # nothing will be timed, and every rank makes the same estimate
+                else:
+                    answer = self.measurements.agreed(key, region.device, find, kept=kept)
                 self._answers[key] = answer
                 if answer.measurement is not None:
                     self._answers[key] = dataclasses.replace(answer, why="as above")

@@ -73,8 +73,8 @@ def time_replacement(region: Region, subject: str) -> Measurement:
 
 
 def _call_first(samples: Samples, form: Callable[[list[Any]], Any]) -> None:
-    """Calls the original's library calls once, without counting. A library's first call loads its code, the first with other sizes chooses
-    a kernel: of cuDNN's convolutions that takes 1.7 s and half a second, for which the program's first step would wait otherwise."""
+    """Calls the original's library calls once, before they are timed. A library's first call loads its code, the first with other sizes
+    chooses a kernel: of cuDNN's convolutions that takes 1.7 s and half a second, for which the program's first step would wait else."""
     with first_calls():
         samples.settle(form)
 
