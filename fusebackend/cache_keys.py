@@ -357,9 +357,9 @@ def native_library(sources: str, architectures: Sequence[str], flags: Iterable[S
 
     Args:
         sources: :func:`content_hash` of the sources.
-        flags: of each compiler. Include folders do not enter: what they hold does.
+        flags: of each compiler, and of the linker. Folders do not enter: what included ones hold does.
     """
-    chosen = [repr([f for f in each if not f.startswith(("-I", "-isystem"))]) for each in flags]
+    chosen = [repr([f for f in each if not f.startswith(("-I", "-isystem", "-L"))]) for each in flags]
     return _digest(sources, repr(tuple(architectures)), *chosen, *compiler_versions, torch.__version__, length=24)
 
 

@@ -57,6 +57,7 @@ class Plan:
         """Hash of sources, flags, compilers and torch's version."""
         kinds = ("any_python.cpp", "any_cuda.cpp", "any.cu") if self.cuda else ("any_python.cpp", "any_cuda.cpp")
         flags = [compile_flags(Path(kind), self.architectures, self.toolchain) for kind in kinds]
+        flags.append(link_flags(self.cuda, self.toolchain))
         compilers = [c for c in (self.toolchain.cxx, self.toolchain.nvcc if self.cuda else None) if c]
         sources = cache_keys.content_hash(self.root)
         if self.root != sources_root():  # a user's kernel, which includes our headers

@@ -108,7 +108,10 @@ def stand_ins(toolchain: Toolchain) -> list[str]:
 
 def link_flags(cuda: bool, toolchain: Toolchain) -> list[str]:
     folder = next((Path(library).parent for library in stand_ins(toolchain)), Path(torch.__file__).parent / "lib")
-    flags = ["-shared", "-Wl,-s", f"-L{folder}", "-Wl,--no-as-needed", *(f"-l{name}" for name in _TORCH_LIBRARIES)]
+    # A C++ runtime that is linked statically, by a compiler that finds no other, stays private. Where its symbols are seen, the loader
+    # takes some of them and some of torch's, and a stream reads no number or calls what is no function.
+    private = "-Wl,--exclude-libs,ALL"
+    flags = ["-shared", "-Wl,-s", private, f"-L{folder}", "-Wl,--no-as-needed", *(f"-l{name}" for name in _TORCH_LIBRARIES)]
     if cuda:
         libraries = cuda_library_folders(toolchain)
         flags += [*(f"-L{p}" for p in libraries), "-lcudart_static", "-ldl", "-lrt", "-lpthread"]

@@ -152,6 +152,30 @@ def test_a_compiler_that_is_not_there_is_not_used(monkeypatch, words):
     assert toolchain.Toolchain.find().cxx is None
 
 
+READS_A_NUMBER = """
+#include <locale>
+#include <sstream>
+extern "C" __attribute__((visibility("default"))) double read_number(const char* text) {
+  std::istringstream in(text);
+  in.imbue(std::locale::classic());
+  double number = 0;
+  in >> number;
+  return number;
+}
+"""
+
+
+def test_a_c_plus_plus_runtime_that_is_linked_statically_stays_private(tmp_path, cache_dir, monkeypatch):
+    """Found on a machine whose compiler has no other: beside torch's runtime the library's read no numbers, or crashed."""
+    static = subprocess.run(["g++", "-print-file-name=libstdc++.a"], capture_output=True, text=True, check=True).stdout.strip()
+    if not Path(static).is_absolute():
+        pytest.skip("there is no libstdc++.a")
+    monkeypatch.setenv("CXX", "g++ -static-libstdc++")
+    library = ctypes.CDLL(str(build.build(fake_sources(tmp_path, READS_A_NUMBER)) / manifest.LIBRARY))
+    library.read_number.restype = ctypes.c_double
+    assert library.read_number(b"1.5") == 1.5
+
+
 def test_two_processes_build_once(tmp_path, cache_dir):
     fake_sources(tmp_path)
     program = (
