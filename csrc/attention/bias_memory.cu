@@ -8,20 +8,86 @@ namespace {
 
 constexpr int kThreads = 256;
 
+constexpr int kVectorBytes = 16;
+
+// 16 bytes that begin at any element, of which `bytes` are the row's: zeros take the place of the others. They are read as the aligned vectors
+// in which they lie, so up to 15 bytes beside the row are read too, never from a vector that has none of it.
 template <typename E>
-__global__ __launch_bounds__(kThreads) void attention_align_bias(const __grid_constant__ BiasCopy copy) {
-  const int64_t count = copy.size[0] * copy.size[1] * copy.size[2] * copy.size[3] * copy.pitch;
-  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < count; i += int64_t(gridDim.x) * kThreads) {
-    int64_t rest = i / copy.pitch;
-    const int64_t s = i - rest * copy.pitch;
-    int64_t from = s * copy.stride[4];
+__device__ __forceinline__ uint4 load_anywhere(const char* from, int bytes) {
+  const int offset = int(reinterpret_cast<uintptr_t>(from) % kVectorBytes);
+  const uint4* const aligned = reinterpret_cast<const uint4*>(from - offset);
+  const uint4 low = __ldcs(aligned), high = offset + bytes > kVectorBytes ? __ldcs(aligned + 1) : uint4{};
+  uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  if (offset & 8) {
 #pragma unroll
-    for (int d = 3; d >= 0; --d) {
-      from += rest % copy.size[d] * copy.stride[d];
-      rest /= copy.size[d];
-    }
-    static_cast<E*>(copy.to)[i] = s < copy.size[4] ? static_cast<const E*>(copy.from)[from] : E{};
+    for (int w = 0; w < 6; ++w) words[w] = words[w + 2];
   }
+  if (offset & 4) {
+#pragma unroll
+    for (int w = 0; w < 5; ++w) words[w] = words[w + 1];
+  }
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (sizeof(E) < 4) words[w] = __funnelshift_r(words[w], words[w + 1], offset % 4 * 8);
+    const int kept = bytes - 4 * w;
+    if (kept < 4) words[w] &= kept > 0 ? (1u << 8 * kept) - 1 : 0u;
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+// A warp copies up to 32 rows: each of its threads finds out where one of them begins, which takes divisions. Of rows whose elements are adjacent
+// a thread copies 16 bytes at once, whichever row they are of.
+template <typename E, bool kAdjacent>
+__global__ __launch_bounds__(kThreads) void attention_align_bias(const __grid_constant__ BiasCopy copy, int rows_of_warp, FastDiv vectors) {
+  const int64_t rows = copy.size[0] * copy.size[1] * copy.size[2] * copy.size[3];
+  const int lane = threadIdx.x % 32;
+  const int64_t first = (blockIdx.x * int64_t(kThreads / 32) + threadIdx.x / 32) * rows_of_warp;
+  if (first >= rows) return;
+  int64_t rest = first + lane, begins = 0;
+#pragma unroll
+  for (int d = 3; d >= 0; --d) {
+    begins += rest % copy.size[d] * copy.stride[d];
+    rest /= copy.size[d];
+  }
+  const int count = int(rows - first < rows_of_warp ? rows - first : rows_of_warp);
+  const E* const from = static_cast<const E*>(copy.from);
+  E* const to = static_cast<E*>(copy.to) + first * copy.pitch;
+  if constexpr (kAdjacent) {
+    constexpr int kElements = kVectorBytes / sizeof(E);
+    const int length = int(copy.size[4]);
+#pragma unroll 4
+    for (int i = 0; i < count * int(vectors.d); i += 32) {
+      const int row = int(vectors.div(uint32_t(i + lane))), column = (i + lane - row * int(vectors.d)) * kElements;
+      const int64_t begin = __shfl_sync(0xffffffff, begins, row % 32);
+      if (row >= count) continue;
+      uint4 vector{};
+      if (column < length) {
+        const int bytes = min(length - column, kElements) * int(sizeof(E));
+        vector = load_anywhere<E>(reinterpret_cast<const char*>(from + begin + column), bytes);
+      }
+      reinterpret_cast<uint4*>(to)[i + lane] = vector;
+    }
+  } else {
+    for (int row = 0; row < count; ++row) {
+      const E* const begin = from + __shfl_sync(0xffffffff, begins, row);
+#pragma unroll 4
+      for (int64_t s = lane; s < copy.pitch; s += 32) to[row * copy.pitch + s] = s < copy.size[4] ? begin[s * copy.stride[4]] : E{};
+    }
+  }
+}
+
+template <typename E>
+cudaError_t align_bias(const BiasCopy& copy, cudaStream_t stream) {
+  constexpr int64_t kEnough = 1 << 14;  // warps, for any GPU
+  const int64_t rows = copy.size[0] * copy.size[1] * copy.size[2] * copy.size[3];
+  const bool is_adjacent = copy.stride[4] == 1 && copy.pitch <= INT32_MAX / 64;
+  const int rows_of_warp = int(std::clamp<int64_t>(rows / kEnough, 1, 32));
+  const int64_t blocks = ceil_div(rows, int64_t(kThreads / 32) * rows_of_warp);
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const auto kernel = is_adjacent ? attention_align_bias<E, true> : attention_align_bias<E, false>;
+  const FastDiv vectors(is_adjacent ? uint32_t(copy.pitch * int64_t(sizeof(E)) / kVectorBytes) : 1);
+  kernel<<<unsigned(blocks), kThreads, 0, stream>>>(copy, rows_of_warp, vectors);
+  return cudaGetLastError();
 }
 
 // Sums of matrices (outer, parts, inner) over their parts: elements that are adjacent in memory stay adjacent.
@@ -139,11 +205,7 @@ cudaError_t add_partial_sums(const PartialSums& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_align_bias(const BiasCopy& copy, bool is_fp32, cudaStream_t stream) {
-  const int64_t count = copy.size[0] * copy.size[1] * copy.size[2] * copy.size[3] * copy.pitch;
-  const unsigned blocks = unsigned(std::min<int64_t>(ceil_div(count, int64_t(kThreads)), 1 << 16));
-  if (is_fp32) attention_align_bias<float><<<blocks, kThreads, 0, stream>>>(copy);
-  else attention_align_bias<uint16_t><<<blocks, kThreads, 0, stream>>>(copy);
-  return cudaGetLastError();
+  return is_fp32 ? align_bias<float>(copy, stream) : align_bias<uint16_t>(copy, stream);
 }
 
 cudaError_t launch_add_partial_sums(const PartialSums& p, DType dtype, cudaStream_t stream) {

@@ -186,6 +186,22 @@ def test_any_strides_and_alignment(order, length, device, library):
     check(q, k, v, [bias.mT], grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("sizes, keys", [((1, 2, 72), 72), ((2, 2, 200), 200), ((60, 3, 130), 131)])
+def test_a_bias_at_any_address_gives_what_an_aligned_one_gives(sizes, keys, dtype, device, library):
+    """Of the last shape there are so many rows that a warp of the kernel that aligns them copies several."""
+    q, k, v, grad = arguments(device, torch.bfloat16, (*sizes, 32), keys=keys)
+    bias = torch.randn(*sizes, keys).to(device, dtype)
+    expected = by_kernels(q, k, v, [bias], 0.2, False, grad, [True])
+    for offset in range(9):
+        rows = torch.empty(*sizes, keys + 8 + offset % 3, device=device, dtype=dtype)[..., offset : offset + keys].copy_(bias)
+        flat = torch.empty(offset + bias.numel(), device=device, dtype=dtype)[offset:].view_as(bias).copy_(bias)
+        for same in (rows, flat):
+            assert all(map(torch.equal, by_kernels(q, k, v, [same], 0.2, False, grad, [True]), expected))
+    columns = bias.mT.contiguous().mT
+    assert all(map(torch.equal, by_kernels(q, k, v, [columns], 0.2, False, grad, [True]), expected))
+
+
 @pytest.mark.parametrize("length", [40, 100])
 def test_biases_of_two_dtypes_and_gradients_of_some(length, device, library):
     q, k, v, grad = arguments(device, torch.bfloat16, (2, 2, length, 32))
