@@ -25,7 +25,7 @@ from fusebackend.profitability.calibration import Calibration
 from fusebackend.profitability.region_timing import MARGIN
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.progress import progress_line
-from fusebackend.rewriting.pattern import Work
+from fusebackend.rewriting.pattern import Interval, Work
 from fusebackend.rewriting.registry import families
 from fusebackend.tools.command_line import check_file_to_write
 from fusebackend.tools.object_reference import CommandError, UsageError
@@ -203,7 +203,8 @@ class Judged:
     Attributes:
         ours, inductor: the times of both forms, in microseconds.
         applied: whether it would have been rewritten; None where the estimate does not tell.
-        applied_by_default: the same with what the default gate times on a GPU, but for regions compiled both ways.
+        applied_by_default: the same with what the default gate times on a GPU in a short compile: of regions only those whose compiling
+            pays for itself soon.
     """
 
     site: str
@@ -235,11 +236,18 @@ def judged(measured: Iterable[Measured], by: Calibration) -> dict[str, list[Judg
         with contextlib.suppress(Unfit):
             estimates = estimating.replacement(by, _as_known(by, ours)), estimating.total(by, _as_known(by, inductor))
             applied = estimating.pays(*estimates)
+            alone = estimating.measured(by, ours.us / 1e3, math.log(MARGIN))
             if not ours.is_called and estimating.ours_decides(*estimates):
-                alone = estimating.measured(by, ours.us / 1e3, math.log(MARGIN))
                 timed = estimating.pays(alone, estimates[1]) is True
+            if applied is None and not ours.is_called and not timed and _is_compiled(alone, estimates[1]):
+                timed = ours.us * MARGIN <= inductor.us
         found.setdefault(family, []).append(Judged(site, ours.us, inductor.us, applied, timed if applied is None else applied))
     return found
+
+
+def _is_compiled(ours: Interval, inductor: Interval) -> bool:
+    """Whether a region is compiled both ways however short the compile is."""
+    return estimating.inductor_decides(ours, inductor) and estimating.pays_soon(ours, inductor, estimating.COMPILE_SECONDS)
 
 
 def _as_known(by: Calibration, m: Measured) -> list[list[Work]]:

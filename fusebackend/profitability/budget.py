@@ -13,6 +13,7 @@ from fusebackend.progress import progress_line
 _DEFAULT_SHARE, _DEFAULT_SECONDS = 0.1, 10.0
 # Of that, what may go into compiling regions, each of which takes seconds: a call takes a twentieth of one, and its site may stand behind.
 _COMPILED_SHARE = 0.5
+_TOO_LITTLE = "compiling both forms takes {:.2g} s, more than is left of what a compile may spend on that by default"
 
 
 _stood = 0.0  # seconds
@@ -44,6 +45,7 @@ class Budget:
 
     def __init__(self, seconds: float):
         self.spent = 0.0
+        self.spent_apart = 0.0
         self._seconds = seconds
         self._began = clock()
         self._line = contextlib.ExitStack()
@@ -63,8 +65,12 @@ class Budget:
         if share <= self.spent:
             return f"the part of a compile that may go into timing by default is spent ({self.spent:.2g} s)"
         if seconds and _COMPILED_SHARE * share - self.spent < seconds:
-            return f"compiling both forms takes {seconds:.2g} s, more than is left of what a compile may spend on that by default"
+            return _TOO_LITTLE.format(seconds)
         return None
+
+    def why_spent_apart(self, seconds: float) -> str | None:
+        """The same for compiling regions that pay for it soon: they have as many seconds to themselves, however short a compile is."""
+        return None if self.spent_apart + seconds <= min(self._seconds, _DEFAULT_SECONDS) else _TOO_LITTLE.format(seconds)
 
     @contextlib.contextmanager
     def spending(self) -> Iterator[None]:
@@ -83,6 +89,16 @@ class Budget:
             yield
         finally:
             self.spent -= clock() - began
+
+    @contextlib.contextmanager
+    def spending_apart(self) -> Iterator[None]:
+        """Within :meth:`spending`, the time of the block is counted apart."""
+        began = clock()
+        try:
+            with self.not_spending():
+                yield
+        finally:
+            self.spent_apart += clock() - began
 
     def show(self, subject: str) -> None:
         """Shows what is timed."""

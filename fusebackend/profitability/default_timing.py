@@ -4,7 +4,7 @@ Library calls are called both ways, unless the estimate is clear. Where Inductor
 itself, and so are the library calls among what it replaces: it pays if it takes less than these alone, or less than these and the estimate
 of what Inductor generates beside them, or less than the estimate of the original. Where the estimate of the original leaves it open,
 or the replacement was not calibrated, so that nothing is known of what it costs around it, the region is compiled both ways, if there is so
-much to gain that it is worth the time.
+much to gain that it is worth the time; and besides that tenth, if so much is expected that it pays for itself soon.
 
 A replacement that was not calibrated, beside another of the same site that was, is called by itself: it is taken if it takes less than the
 other is estimated to take.
@@ -12,6 +12,7 @@ other is estimated to take.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -23,15 +24,22 @@ from torch import fx
 
 from fusebackend.profitability import calibration
 from fusebackend.profitability.budget import clock
-from fusebackend.profitability.estimating import RUNS, inductor_decides, is_clear, measured, ours_decides, pays, with_library_calls
+from fusebackend.profitability.estimating import (
+    COMPILE_SECONDS,
+    RUNS,
+    inductor_decides,
+    is_clear,
+    measured,
+    ours_decides,
+    pays,
+    pays_soon,
+    with_library_calls,
+)
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.measurements import Answer, Measurements
 from fusebackend.profitability.region import Region, are_nearly_calls, library_calls
 from fusebackend.profitability.region_timing import MARGIN, time_region, time_replacement
 from fusebackend.rewriting.pattern import Estimate, Interval
-
-# What compiling a region both ways may take, until it was done once.
-_COMPILE_SECONDS = 2.0
 
 
 class DefaultTiming:
@@ -46,7 +54,7 @@ class DefaultTiming:
         self._measurements = measurements
         self._patches = patches
         self._allowed = allowed
-        self._compile_seconds = _COMPILE_SECONDS
+        self._compile_seconds = COMPILE_SECONDS
         self._called: dict[str, Answer] = {}  # measurements without neighbours, of this compile
 
     def is_open(self, device: torch.device, estimate: Estimate) -> bool:
@@ -63,7 +71,7 @@ class DefaultTiming:
         if are_nearly_calls(core) or (estimate.pays is None and (estimate.rival is not None or _may_be_told_alone(core, estimate))):
             return budget.why_default_spent()
         if estimate.pays is None and (_lacks_a_form(estimate) or self._is_worth_compiling(estimate.ours, estimate.inductor)):
-            return budget.why_default_spent(self._compile_seconds)
+            return self._why_not_compiled(estimate.ours, estimate.inductor)
         return ""
 
     def ask(self, key: str, names: tuple[str, str], region: Region, estimate: Estimate, subject: str, kept: bool) -> Answer:
@@ -99,8 +107,8 @@ class DefaultTiming:
                 return judged
         if why_not is not None or not self._is_worth_compiling(ours, inductor):
             return judged
-        spent = self._measurements.budget.why_default_spent(self._compile_seconds)
-        compiled = self._of_region(key, region, subject, spent, kept)
+        spent, apart = self._why_not_compiled(ours, inductor), self._pays_soon(ours, inductor)
+        compiled = self._of_region(key, region, subject, spent, kept, apart=apart)
         if compiled.measurement is not None:
             return compiled
         return dataclasses.replace(judged, why="; ".join(filter(None, (judged.why, compiled.why))))
@@ -121,9 +129,10 @@ class DefaultTiming:
         judged = _as_estimated(answer.measurement, ours, rival.inductor, kept=faster)
         return dataclasses.replace(answer, measurement=judged, why=f"{answer.why}; replaced otherwise it takes {rival.ours} as estimated")
 
-    def _of_region(self, key: str, region: Region, subject: str, why_not_timed: str | None, kept: bool) -> Answer:
-        """What is known of both forms compiled, or becomes known now."""
-        return self._measurements.ask(key, functools.partial(self._time_compiled, region, subject), why_not_timed, kept=kept)
+    def _of_region(self, key: str, region: Region, subject: str, why_not_timed: str | None, kept: bool, *, apart: bool = False) -> Answer:
+        """What is known of both forms compiled, or becomes known now; ``apart`` says whether that is counted apart."""
+        timed = functools.partial(self._time_compiled, region, subject, apart)
+        return self._measurements.ask(key, timed, why_not_timed, kept=kept)
 
     def _ask_called(
         self, what: str, names: tuple[str, str], region: Region, timed: Callable[[], Measurement], why_not_timed: str | None, kept: bool
@@ -147,12 +156,22 @@ class DefaultTiming:
         gain_us = ours.expected if inductor is None else inductor.high - ours.expected
         return gain_us * RUNS >= self._compile_seconds * 1e6
 
+    def _pays_soon(self, ours: Interval | None, inductor: Interval | None) -> bool:
+        return ours is not None and inductor is not None and pays_soon(ours, inductor, self._compile_seconds)
+
+    def _why_not_compiled(self, ours: Interval | None, inductor: Interval | None) -> str | None:
+        """None where there is time to compile both forms, for what may be gained."""
+        budget = self._measurements.budget
+        in_time = budget.why_spent_apart if self._pays_soon(ours, inductor) else budget.why_default_spent
+        return in_time(self._compile_seconds)
+
     def _time_calls(self, region: Region, subject: str, estimate: Estimate) -> Measurement:
         return time_region(region, subject, calls=True, brief=True, patches=self._patches, is_lighter=estimate.is_lighter)
 
-    def _time_compiled(self, region: Region, subject: str) -> Measurement:
+    def _time_compiled(self, region: Region, subject: str, apart: bool) -> Measurement:
         began = clock()
-        measurement = time_region(region, subject, calls=False, brief=False, patches=self._patches)
+        with self._measurements.budget.spending_apart() if apart else contextlib.nullcontext():
+            measurement = time_region(region, subject, calls=False, brief=False, patches=self._patches)
         self._compile_seconds = max(self._compile_seconds, clock() - began)
         return measurement
 

@@ -51,6 +51,10 @@ _SURE = 2.0
 
 #: How often a user may run what was compiled, at the least: by then what it took to find out what is faster must have paid for itself.
 RUNS = 10_000
+#: What pays for itself within so many is worth its time in however short a compile.
+_SOON = 1_000
+#: What compiling a region both ways may take, until it was done once.
+COMPILE_SECONDS = 2.0
 # What it takes to ask Inductor. It is not measured: several ranks must decide alike.
 _QUESTION_SECONDS = 0.25
 
@@ -354,6 +358,11 @@ def pays(ours: Interval, inductor: Interval, errors: float = 1.0) -> bool | None
     """Whether two times are so far apart, ``errors`` times their error, that ours is less; None where they are too close to tell."""
     gain, error = math.log(inductor.expected / ours.expected), errors * math.hypot(inductor.half_width, ours.half_width)
     return True if gain > error else None if gain > -error else False
+
+
+def pays_soon(ours: Interval, inductor: Interval, seconds: float) -> bool:
+    """Whether the replacement is expected to gain ``seconds`` soon, which it takes to find out."""
+    return (inductor.expected - ours.expected) * _SOON >= seconds * 1e6
 
 
 def _asks(works: Sequence[Work | Generated]) -> bool:
