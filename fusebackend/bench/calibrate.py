@@ -25,7 +25,7 @@ from fusebackend.profitability.calibration import Calibration
 from fusebackend.profitability.region_timing import MARGIN
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.progress import progress_line
-from fusebackend.rewriting.pattern import Interval, Work
+from fusebackend.rewriting.pattern import Work
 from fusebackend.rewriting.registry import families
 from fusebackend.tools.command_line import check_file_to_write
 from fusebackend.tools.object_reference import CommandError, UsageError
@@ -231,23 +231,28 @@ def judged(measured: Iterable[Measured], by: Calibration) -> dict[str, list[Judg
     for (family, site), ways in both.items():
         if set(ways) != {"ours", "inductor"} or family == HOST:
             continue
-        ours, inductor = ways["ours"], ways["inductor"]
-        applied, timed = None, ours.is_called and ours.us * MARGIN <= inductor.us
-        with contextlib.suppress(Unfit):
-            estimates = estimating.replacement(by, _as_known(by, ours)), estimating.total(by, _as_known(by, inductor))
-            applied = estimating.pays(*estimates)
-            alone = estimating.measured(by, ours.us / 1e3, math.log(MARGIN))
-            if not ours.is_called and estimating.ours_decides(*estimates):
-                timed = estimating.pays(alone, estimates[1]) is True
-            if applied is None and not ours.is_called and not timed and _is_compiled(alone, estimates[1]):
-                timed = ours.us * MARGIN <= inductor.us
-        found.setdefault(family, []).append(Judged(site, ours.us, inductor.us, applied, timed if applied is None else applied))
+        found.setdefault(family, []).append(_judge(site, ways["ours"], ways["inductor"], by))
     return found
 
 
-def _is_compiled(ours: Interval, inductor: Interval) -> bool:
-    """Whether a region is compiled both ways however short the compile is."""
-    return estimating.inductor_decides(ours, inductor) and estimating.pays_soon(ours, inductor, estimating.COMPILE_SECONDS)
+def _judge(site: str, ours: Measured, inductor: Measured, by: Calibration) -> Judged:
+    is_faster = ours.us * MARGIN <= inductor.us
+    try:
+        estimates = estimating.replacement(by, _as_known(by, ours)), estimating.total(by, _as_known(by, inductor))
+    except Unfit:
+        return Judged(site, ours.us, inductor.us, None, ours.is_called and is_faster)
+    applied = estimating.pays(*estimates)
+    by_default = applied is True
+    if ours.is_called:
+        if applied is not False and not estimating.clearly_pays(*estimates):
+            by_default = is_faster
+    elif applied is None:
+        alone, theirs = estimating.measured(by, ours.us / 1e3, math.log(MARGIN)), estimates[1]
+        if estimating.ours_decides(*estimates) and estimating.pays(alone, theirs) is True:
+            by_default = True
+        elif estimating.inductor_decides(alone, theirs) and estimating.pays_soon(alone, theirs, estimating.COMPILE_SECONDS):
+            by_default = is_faster  # compiled both ways
+    return Judged(site, ours.us, inductor.us, applied, by_default)
 
 
 def _as_known(by: Calibration, m: Measured) -> list[list[Work]]:

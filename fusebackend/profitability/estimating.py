@@ -394,8 +394,13 @@ def _is_like(node: fx.Node, other: fx.Node) -> bool:
 
 def is_clear(estimate: Estimate) -> bool:
     """Whether a match pays by so much that its time need not be measured."""
-    known = estimate.pays is True and estimate.ours is not None and estimate.inductor is not None
-    return known and pays(estimate.ours, estimate.inductor, _CLEAR) is True  # type: ignore[arg-type]
+    ours, inductor = estimate.ours, estimate.inductor
+    return estimate.pays is True and ours is not None and inductor is not None and clearly_pays(ours, inductor)
+
+
+def clearly_pays(ours: Interval, inductor: Interval) -> bool:
+    """The same of its times."""
+    return pays(ours, inductor, _CLEAR) is True
 
 
 def _own_kernels(calibration: Calibration, workload: Workload) -> Interval | None:

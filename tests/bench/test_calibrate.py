@@ -260,6 +260,21 @@ def test_what_the_default_gate_times_where_the_estimate_does_not_tell():
     assert row.split()[-2:] == ["2", f"{51 / 39.9:.3f}"]
 
 
+def test_the_default_gate_calls_both_ways_unless_the_estimate_is_clear():
+    """It says that ours takes 2 % less, or half."""
+    close, clear = both("close", (9.8, 10), (12, 10), is_called=True), both("clear", (5, 10), (12, 10), is_called=True)
+    found = {s.site: (s.chosen, s.chosen_by_default) for s in calibrate.judged([*close, *clear], KNOWN)["f"]}
+    assert found == {"close": (12, 10), "clear": (12, 12)}
+
+
+def test_the_default_gate_compiles_what_pays_soon():
+    """Ours takes a millisecond, and Inductor's form four more, as a model estimates that knows little: in 1,000 runs 4 s. Or under two."""
+    unsure = dataclasses.replace(KNOWN, models={"k": TimeModel(0.0, {"us": 1.0}, 1.0, noise=2.0)})
+    measured = [*both("faster", (1e3, 5e3), (1e3, 9e3)), *both("slower", (1e3, 5e3), (1e3, 8e2)), *both("less", (1e3, 2.9e3), (1e3, 9e3))]
+    found = {s.site: (s.chosen, s.chosen_by_default) for s in calibrate.judged(measured, unsure)["f"]}
+    assert found == {"faster": (9e3, 1e3), "slower": (8e2, 8e2), "less": (9e3, 9e3)}
+
+
 def test_a_kind_that_was_not_calibrated_is_judged_by_the_more_general_one(tmp_path):
     """As the estimates are: also in sites that were written to a file."""
     measured = both("a", (5, 10), (5, 10))
