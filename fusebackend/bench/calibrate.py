@@ -203,7 +203,7 @@ class Judged:
     Attributes:
         ours, inductor: the times of both forms, in microseconds.
         applied: whether it would have been rewritten; None where the estimate does not tell.
-        applied_by_default: the same with what the default gate times on a GPU in a short compile: of regions only those whose compiling
+        applied_by_default: the same with what the default gate times in a short compile: of regions only those whose compiling
             pays for itself soon.
     """
 
@@ -261,7 +261,7 @@ def _as_known(by: Calibration, m: Measured) -> list[list[Work]]:
 
 def judgement(measured: Iterable[Measured], by: Calibration) -> str:
     """A table: how much time is lost by what the calibration would decide, against the better of both forms of each site; and by what the
-    default gate would on a GPU, which times what the estimate leaves open."""
+    default gate would, which times what the estimate leaves open."""
     rows = [
         f"{'family':16} {'sites':>6} {'applied':>8} {'regret':>7} {'of the gain':>12}"
         + "".join(f" {f'< {b}':>7}" for b in _BELOW)

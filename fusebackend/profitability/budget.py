@@ -13,7 +13,7 @@ from fusebackend.progress import progress_line
 _DEFAULT_SHARE, _DEFAULT_SECONDS = 0.1, 10.0
 # Of that, what may go into compiling regions, each of which takes seconds: a call takes a twentieth of one, and its site may stand behind.
 _COMPILED_SHARE = 0.5
-_TOO_LITTLE = "compiling both forms takes {:.2g} s, more than is left of what a compile may spend on that by default"
+_TOO_LITTLE = "{} both forms takes {:.2g} s, more than is left of what a compile may spend on that by default"
 
 
 _stood = 0.0  # seconds
@@ -55,22 +55,29 @@ class Budget:
         """None while there is time left, then why nothing more is timed."""
         return None if self.spent < self._seconds else f"not timed: the {self._seconds:g} s of fuse.gate_seconds are spent"
 
-    def why_default_spent(self, seconds: float = 0.0) -> str | None:
+    def why_default_spent(self, seconds: float = 0.0, *, calling: float = 0.0) -> str | None:
         """None while there is time left for what nobody asked for, then why nothing more is timed.
 
         Args:
             seconds: how much is needed to compile what is timed; 0 where it is called as it is.
+            calling: how much is needed to call it, where that may be much.
         """
         share = min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (clock() - self._began))
         if share <= self.spent:
             return f"the part of a compile that may go into timing by default is spent ({self.spent:.2g} s)"
         if seconds and _COMPILED_SHARE * share - self.spent < seconds:
-            return _TOO_LITTLE.format(seconds)
+            return _TOO_LITTLE.format("compiling", seconds)
+        if share - self.spent < calling:
+            return _TOO_LITTLE.format("calling", calling)
         return None
 
-    def why_spent_apart(self, seconds: float) -> str | None:
-        """The same for compiling regions that pay for it soon: they have as many seconds to themselves, however short a compile is."""
-        return None if self.spent_apart + seconds <= min(self._seconds, _DEFAULT_SECONDS) else _TOO_LITTLE.format(seconds)
+    def why_spent_apart(self, seconds: float, doing: str) -> str | None:
+        """The same for what pays for itself soon: it has as many seconds to itself, however short a compile is.
+
+        Args:
+            doing: ``"compiling"`` or ``"calling"``.
+        """
+        return None if self.spent_apart + seconds <= min(self._seconds, _DEFAULT_SECONDS) else _TOO_LITTLE.format(doing, seconds)
 
     @contextlib.contextmanager
     def spending(self) -> Iterator[None]:

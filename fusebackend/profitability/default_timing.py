@@ -1,10 +1,11 @@
-"""What ``fuse.gate="auto"`` times, for which nobody asked, in a tenth of the time that the compile took so far.
+"""What ``fuse.gate="auto"`` times, for which nobody asked, in a tenth of the time that the compile took so far; and besides that tenth what
+is expected to pay for itself soon: a region that is compiled both ways, and calls on a CPU, which may be long.
 
 Library calls are called both ways, unless the estimate is clear. Where Inductor would generate code too, the replacement is called by
 itself, and so are the library calls among what it replaces: it pays if it takes less than these alone, or less than these and the estimate
 of what Inductor generates beside them, or less than the estimate of the original. Where the estimate of the original leaves it open,
 or the replacement was not calibrated, so that nothing is known of what it costs around it, the region is compiled both ways, if there is so
-much to gain that it is worth the time; and besides that tenth, if so much is expected that it pays for itself soon.
+much to gain that it is worth the time.
 
 A replacement that was not calibrated, beside another of the same site that was, is called by itself: it is taken if it takes less than the
 other is estimated to take.
@@ -12,7 +13,6 @@ other is estimated to take.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -41,6 +41,9 @@ from fusebackend.profitability.region import Region, are_nearly_calls, library_c
 from fusebackend.profitability.region_timing import MARGIN, time_region, time_replacement
 from fusebackend.rewriting.pattern import Estimate, Interval
 
+# How often each form is called to be timed, about, where a call takes long.
+_CALLS = 6
+
 
 class DefaultTiming:
     """The timing of one compile in mode ``"auto"``.
@@ -59,7 +62,9 @@ class DefaultTiming:
 
     def is_open(self, device: torch.device, estimate: Estimate) -> bool:
         """Whether something of a match may be timed if there is time for it."""
-        if not self._allowed or estimate.pays is False or device.type != "cuda":  # a call on the CPU may take seconds
+        if not self._allowed or estimate.pays is False or device.type not in ("cuda", "cpu"):
+            return False
+        if device.type == "cpu" and _lacks_a_form(estimate):  # a call may take seconds
             return False
         return not estimate.untimed and not is_clear(estimate)
 
@@ -67,9 +72,8 @@ class DefaultTiming:
         """None where something of a match may be timed; otherwise why not, empty where that goes without saying."""
         if not self.is_open(device, estimate):
             return ""
-        budget = self._measurements.budget
         if are_nearly_calls(core) or (estimate.pays is None and (estimate.rival is not None or _may_be_told_alone(core, estimate))):
-            return budget.why_default_spent()
+            return self._why_not_called(device, estimate)
         if estimate.pays is None and (_lacks_a_form(estimate) or self._is_worth_compiling(estimate.ours, estimate.inductor)):
             return self._why_not_compiled(estimate.ours, estimate.inductor)
         return ""
@@ -91,12 +95,12 @@ class DefaultTiming:
             return answer
         if region.is_nearly_calls and not estimate.untimed:
             timed = functools.partial(self._time_calls, region, subject, estimate)
-            return self._ask_called("calls", names, region, timed, unmentioned, kept)
+            return self._ask_called("calls", names, region, estimate, timed, unmentioned, kept)
         if why_not == "":
             return answer
         ours, inductor, judged = estimate.ours, estimate.inductor, Answer(None, unmentioned or "")
         if _may_be_told_alone(region.core, estimate) or _lacks_a_form(estimate):
-            alone = self._ask_called("alone", names, region, lambda: time_replacement(region, subject), unmentioned, kept)
+            alone = self._ask_called("alone", names, region, estimate, lambda: time_replacement(region, subject), unmentioned, kept)
             if alone.measurement is None:
                 return alone
             ours = measured(calibration.of_device(region.device), alone.measurement.replaced_ms, math.log(MARGIN)) + estimate.around
@@ -107,7 +111,7 @@ class DefaultTiming:
                 return judged
         if why_not is not None or not self._is_worth_compiling(ours, inductor):
             return judged
-        spent, apart = self._why_not_compiled(ours, inductor), self._pays_soon(ours, inductor)
+        spent, apart = self._why_not_compiled(ours, inductor), pays_soon(ours, inductor, self._compile_seconds)
         compiled = self._of_region(key, region, subject, spent, kept, apart=apart)
         if compiled.measurement is not None:
             return compiled
@@ -121,7 +125,7 @@ class DefaultTiming:
         if whole.measurement is not None:
             return whole
         why_not = self.why_not(region.core, region.device, estimate)
-        answer = self._ask_called("alone", names, region, lambda: time_replacement(region, subject), why_not, kept)
+        answer = self._ask_called("alone", names, region, estimate, lambda: time_replacement(region, subject), why_not, kept)
         if answer.measurement is None:
             return answer
         ours = measured(calibration.of_device(region.device), answer.measurement.replaced_ms, math.log(MARGIN)) + estimate.around
@@ -131,22 +135,40 @@ class DefaultTiming:
 
     def _of_region(self, key: str, region: Region, subject: str, why_not_timed: str | None, kept: bool, *, apart: bool = False) -> Answer:
         """What is known of both forms compiled, or becomes known now; ``apart`` says whether that is counted apart."""
-        timed = functools.partial(self._time_compiled, region, subject, apart)
-        return self._measurements.ask(key, timed, why_not_timed, kept=kept)
+        timed = functools.partial(self._time_compiled, region, subject)
+        return self._measurements.ask(key, self._counted(timed, apart), why_not_timed, kept=kept)
 
     def _ask_called(
-        self, what: str, names: tuple[str, str], region: Region, timed: Callable[[], Measurement], why_not_timed: str | None, kept: bool
+        self,
+        what: str,
+        names: tuple[str, str],
+        region: Region,
+        estimate: Estimate,
+        timed: Callable[[], Measurement],
+        why_not_timed: str | None,
+        kept: bool,
     ) -> Answer:
         """The same of what is called. The other modes want to know more, so the key is not theirs."""
         key = f"{region.without_neighbours().key(*names)}-{what}"
         known = self._called.get(key)
         if known is not None:
             return known
-        answer = self._measurements.ask(key, timed, why_not_timed, kept=kept)
+        seconds = _calling_seconds(region.device, estimate)
+        apart = seconds > 0 and pays_soon(estimate.ours, estimate.inductor, seconds)
+        answer = self._measurements.ask(key, self._counted(timed, apart), why_not_timed, kept=kept)
         answer = dataclasses.replace(answer, key=key, kept=answer.measurement)
         if answer.measurement is not None:
             self._called[key] = dataclasses.replace(answer, why="as above")
         return answer
+
+    def _counted(self, timed: Callable[[], Measurement], apart: bool) -> Callable[[], Measurement]:
+        """What pays for itself soon is counted apart."""
+
+        def timed_apart() -> Measurement:
+            with self._measurements.budget.spending_apart():
+                return timed()
+
+        return timed_apart if apart else timed
 
     def _is_worth_compiling(self, ours: Interval | None, inductor: Interval | None) -> bool:
         """Whether compiling both forms may tell that the replacement pays, and so much may be gained."""
@@ -156,24 +178,37 @@ class DefaultTiming:
         gain_us = ours.expected if inductor is None else inductor.high - ours.expected
         return gain_us * RUNS >= self._compile_seconds * 1e6
 
-    def _pays_soon(self, ours: Interval | None, inductor: Interval | None) -> bool:
-        return ours is not None and inductor is not None and pays_soon(ours, inductor, self._compile_seconds)
+    def _why_not_called(self, device: torch.device, estimate: Estimate) -> str | None:
+        """None where there is time to call both forms."""
+        budget, seconds = self._measurements.budget, _calling_seconds(device, estimate)
+        if not seconds:
+            return budget.why_default_spent()
+        if pays_soon(estimate.ours, estimate.inductor, seconds):
+            return budget.why_spent_apart(seconds, "calling")
+        return budget.why_default_spent(calling=seconds)
 
     def _why_not_compiled(self, ours: Interval | None, inductor: Interval | None) -> str | None:
         """None where there is time to compile both forms, for what may be gained."""
-        budget = self._measurements.budget
-        in_time = budget.why_spent_apart if self._pays_soon(ours, inductor) else budget.why_default_spent
-        return in_time(self._compile_seconds)
+        budget, seconds = self._measurements.budget, self._compile_seconds
+        if pays_soon(ours, inductor, seconds):
+            return budget.why_spent_apart(seconds, "compiling")
+        return budget.why_default_spent(seconds)
 
     def _time_calls(self, region: Region, subject: str, estimate: Estimate) -> Measurement:
         return time_region(region, subject, calls=True, brief=True, patches=self._patches, is_lighter=estimate.is_lighter)
 
-    def _time_compiled(self, region: Region, subject: str, apart: bool) -> Measurement:
+    def _time_compiled(self, region: Region, subject: str) -> Measurement:
         began = clock()
-        with self._measurements.budget.spending_apart() if apart else contextlib.nullcontext():
-            measurement = time_region(region, subject, calls=False, brief=False, patches=self._patches)
+        measurement = time_region(region, subject, calls=False, brief=False, patches=self._patches)
         self._compile_seconds = max(self._compile_seconds, clock() - began)
         return measurement
+
+
+def _calling_seconds(device: torch.device, estimate: Estimate) -> float:
+    """What calling both forms to time them takes on a CPU, as estimated: there it may be long."""
+    if device.type != "cpu" or estimate.ours is None or estimate.inductor is None:
+        return 0.0
+    return _CALLS * 1e-6 * (estimate.ours.expected + estimate.inductor.expected)
 
 
 def _may_be_told_alone(core: Sequence[fx.Node], estimate: Estimate) -> bool:

@@ -360,9 +360,9 @@ def pays(ours: Interval, inductor: Interval, errors: float = 1.0) -> bool | None
     return True if gain > error else None if gain > -error else False
 
 
-def pays_soon(ours: Interval, inductor: Interval, seconds: float) -> bool:
-    """Whether the replacement is expected to gain ``seconds`` soon, which it takes to find out."""
-    return (inductor.expected - ours.expected) * _SOON >= seconds * 1e6
+def pays_soon(ours: Interval | None, inductor: Interval | None, seconds: float) -> bool:
+    """Whether the replacement is expected to gain ``seconds`` soon, which it takes to find out; not where a time is not known."""
+    return ours is not None and inductor is not None and (inductor.expected - ours.expected) * _SOON >= seconds * 1e6
 
 
 def _asks(works: Sequence[Work | Generated]) -> bool:

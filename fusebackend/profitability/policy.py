@@ -3,8 +3,8 @@
 The user's choice comes first (``"off"`` applies every legal match, and none of this is asked), then a measurement that is kept, then the
 pattern's estimate, then a new measurement, and where there is none the site is left to Inductor.
 
-``"auto"``     Kept measurements and estimates decide. On CUDA what the estimates leave open may be timed, as long as that stays under a
-               tenth of the compile so far (:mod:`fusebackend.profitability.default_timing`).
+``"auto"``     Kept measurements and estimates decide. What the estimates leave open may be timed, as long as that stays under a tenth of
+               the compile so far, or pays for itself soon (:mod:`fusebackend.profitability.default_timing`).
 ``"measure"``  Every region, with the neighbours that Inductor could fuse, is compiled by Inductor both ways and timed. Where both forms
                are library calls, with which Inductor fuses nothing, they are called as they are.
 ``"race"``     In addition every graph that was rewritten is compiled both ways: before the partitioner forward and backward as one step

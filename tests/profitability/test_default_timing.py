@@ -163,7 +163,7 @@ def test_what_was_timed_is_known_of_like_sites_when_no_time_is_left(temporary_pa
     """Of a model's layers the first is timed. Before it there was no time for another site."""
     asked = []
     monkeypatch.setattr(
-        Budget, "why_default_spent", lambda self, seconds=0.0: asked.append(seconds) or ("none" if timed or len(asked) == 1 else None)
+        Budget, "why_default_spent", lambda self, seconds=0.0, **_: asked.append(seconds) or ("none" if timed or len(asked) == 1 else None)
     )
     temporary_pattern(Open(0.0, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
     fn = compiled(lambda w, x, y, z: (w.sin() + 1, x.sin() + 1, y.sin().exp(), z.sin() * 2), "auto", ["test_open"])
@@ -221,7 +221,7 @@ def test_times_that_do_not_tell_of_this_graph_are_not_looked_up(temporary_patter
 
 
 def test_where_nothing_may_be_timed_the_rival_is_taken(temporary_pattern, timed, monkeypatch):
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: "it is too short")
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0, **_: "it is too short")
     temporary_pattern(Alternatives(0.0))
     (made,) = report_of().substitutions
     assert made.note == "otherwise" and made.estimated_us == 30e3 and not timed
@@ -261,7 +261,7 @@ def compiling(timed, monkeypatch):
         regions.append(subject)
         return time_region(region, subject, **kwargs)
 
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: None)
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0, **_: None)
     monkeypatch.setattr(default_timing, "time_region", counted)
     return regions
 
@@ -309,7 +309,7 @@ def test_a_region_with_little_to_gain_is_not_compiled(temporary_pattern, compili
 def test_what_compiling_took_is_expected_of_the_next(temporary_pattern, compiling, monkeypatch):
     """The second site is left where the rest of the budget is less than the first took."""
     asked = []
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0: asked.append(seconds))
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0, **_: asked.append(seconds))
     monkeypatch.setattr(default_timing, "COMPILE_SECONDS", 0.01)
     temporary_pattern(Open(0.02, (30e3, 5e3, 60e3), (20e3, 10e3, 40e3)))
     torch._dynamo.reset()
@@ -358,7 +358,8 @@ def test_less_time_than_is_needed_is_no_time(monkeypatch):
     now[0] = 1000.0
     assert budget.why_default_spent(1.9) is None and budget.why_default_spent(2.1) is not None, "10 s in all, 5 of them compiling"
     budget.spent_apart = 7.0
-    assert budget.why_spent_apart(3.0) is None and "takes 3.1 s" in budget.why_spent_apart(3.1), "and 10 s for what pays soon"
+    assert budget.why_spent_apart(3.0, "calling") is None, "and 10 s for what pays soon"
+    assert "calling both forms takes 3.1 s" in budget.why_spent_apart(3.1, "calling")
 
 
 @pytest.mark.parametrize(
