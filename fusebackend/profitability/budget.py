@@ -41,6 +41,10 @@ class Budget:
 
     Args:
         seconds: the option ``fuse.gate_seconds``.
+
+    Attributes:
+        spent: seconds, but for those that were spent apart.
+        spent_apart: on what pays for itself soon.
     """
 
     def __init__(self, seconds: float):
@@ -78,6 +82,11 @@ class Budget:
             doing: ``"compiling"`` or ``"calling"``.
         """
         return None if self.spent_apart + seconds <= min(self._seconds, _DEFAULT_SECONDS) else _TOO_LITTLE.format(doing, seconds)
+
+    def charge(self, seconds: float, apart: float) -> None:
+        """Counts what another rank spent."""
+        self.spent += seconds
+        self.spent_apart += apart
 
     @contextlib.contextmanager
     def spending(self) -> Iterator[None]:

@@ -41,8 +41,8 @@ from fusebackend.profitability.region import Region, are_nearly_calls, library_c
 from fusebackend.profitability.region_timing import MARGIN, time_region, time_replacement
 from fusebackend.rewriting.pattern import Estimate, Interval
 
-# How often each form is called to be timed, about, where a call takes long.
-_CALLS = 6
+# To time calls that take long each form is called about six times, and drawing the inputs takes about as long.
+_CALLS = 12
 
 
 class DefaultTiming:

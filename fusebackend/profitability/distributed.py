@@ -88,14 +88,14 @@ class Ranks:
         if not self._is_first(name):
             message = self._received(name, kind)
             if message is not None:
-                self._budget.spent += message["seconds"]
+                self._budget.charge(*message["seconds"])
                 return message["found"], message["rank"]
-        found, spent_before = None, self._budget.spent
+        found, spent, spent_apart = None, self._budget.spent, self._budget.spent_apart
         try:
             found = find()
             return found, None
         finally:
-            seconds = self._budget.spent - spent_before
+            seconds = self._budget.spent - spent, self._budget.spent_apart - spent_apart
             self._send(name, {"found": found and dataclasses.asdict(found), "rank": self._rank, "seconds": seconds})
 
     def _is_first(self, name: str) -> bool:
@@ -120,12 +120,13 @@ class Ranks:
             while not self._store.check([name]):
                 waited = time.perf_counter() - began
                 if waited > self._patience:
-                    self._budget.spent += waited
+                    self._budget.charge(waited, 0.0)
                     raise TimeoutError(f"nobody answered within {self._patience:g} s")
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             message = json.loads(self._store.get(name))
-            return {**message, "found": kept_files.decoded(kind | None, message["found"])}
+            spent, spent_apart = message["seconds"]
+            return {**message, "found": kept_files.decoded(kind | None, message["found"]), "seconds": (spent, spent_apart)}
         except Exception as error:
             self._go_on_alone(str(error))
             return None

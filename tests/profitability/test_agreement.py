@@ -42,13 +42,14 @@ def test_the_first_to_ask_finds_out_for_all(ranks):
 
 def test_what_one_spends_all_have_spent(ranks):
     def find():
-        ranks[0]._budget.spent += 7.0
+        ranks[0]._budget.charge(7.0, 2.0)
         return Answer(None, "no time left")
 
     ranks[1]._budget.spent = 1.0
     ranks[0].agreed("k", CPU, find, Answer)
     ranks[1].agreed("k", CPU, never, Answer)
     assert (ranks[0]._budget.spent, ranks[1]._budget.spent) == (7.0, 8.0)
+    assert ranks[0]._budget.spent_apart == ranks[1]._budget.spent_apart == 2.0
 
 
 def test_the_next_compile_may_have_time(ranks):
@@ -118,7 +119,7 @@ def test_nobody_waits_for_ever_or_fails(ranks, fault):
         if fault == "garbled":
             store.set("k 1", "half a mess")
         if fault == "of another version":
-            store.set("k 1", '{"found": {"measured": 1}, "rank": 0, "seconds": 0}')
+            store.set("k 1", '{"found": {"measured": 1}, "rank": 0, "seconds": [0, 0]}')
     assert ranks[1].agreed("k", CPU, lambda: own, Answer) == (own, None)
     assert ranks[1].agreed("more", CPU, lambda: own, Answer) == (own, None) and not store.check(["more 1"]), "it goes on by itself"
     assert (ranks[1]._budget.spent >= 0.05) is (fault == "silent")

@@ -344,6 +344,40 @@ def test_a_region_that_pays_soon_is_compiled_in_however_short_a_compile(temporar
     assert sum(b.spent_apart for b in budgets) > sum(b.spent for b in budgets)
 
 
+@pytest.fixture
+def asked(own_cache, monkeypatch):
+    """What time calls were said to take, of which there is none: as on a CPU, where that is estimated first."""
+    seconds = []
+
+    def none_left(self, compiling=0.0, *, calling=0.0):
+        seconds.append(calling)
+        return "it is too short"
+
+    monkeypatch.setattr(Budget, "why_default_spent", none_left)
+    return seconds
+
+
+def test_on_a_cpu_calls_that_take_long_wait_for_a_long_compile(temporary_pattern, asked):
+    temporary_pattern(Open(0.0, (300e3, 5e3, 9e6), (300e3, 5e3, 9e6)))
+    found = report_of()
+    assert set(asked) == {7.2} and not found.substitutions, "12 calls of 0.3 s, both ways"
+    assert "not timed, since it is too short" in found.rejections[0].reason
+
+
+def test_on_a_cpu_nothing_is_called_of_which_it_is_not_known_how_long_it_takes(temporary_pattern, asked):
+    unknown = Open(0.0, (0, 0, 0), (20e3, 10e3, 40e3))
+    unknown.ours = None
+    temporary_pattern(unknown)
+    assert not report_of().substitutions and not asked
+
+
+def test_on_a_cpu_calls_that_pay_soon_are_made_in_however_short_a_compile(temporary_pattern, asked):
+    temporary_pattern(Open(0.0, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
+    found = report_of()
+    assert found.counts() == {"test_open": 1} and not asked
+    assert {m.how for _, m in measurement_store.stored()} == {"replacement"}
+
+
 def test_less_time_than_is_needed_is_no_time(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
