@@ -10,13 +10,30 @@ constexpr int kThreads = 256;
 
 constexpr int kVectorBytes = 16;
 
-// 16 bytes that begin at any element, of which `bytes` are the row's: zeros take the place of the others. They are read as the aligned vectors
-// in which they lie, so up to 15 bytes beside the row are read too, never from a vector that has none of it.
+// An aligned vector, of which nothing behind `end` is read.
 template <typename E>
-__device__ __forceinline__ uint4 load_anywhere(const char* from, int bytes) {
+__device__ __forceinline__ uint4 load_up_to(const uint4* from, const char* end) {
+  if (reinterpret_cast<const char*>(from + 1) <= end) return __ldcs(from);
+  constexpr int kElements = kVectorBytes / sizeof(E);
+  union {
+    E elements[kElements];
+    uint4 vector;
+  } read{};
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) {
+    const E* const element = reinterpret_cast<const E*>(from) + e;
+    if (reinterpret_cast<const char*>(element + 1) <= end) read.elements[e] = *element;
+  }
+  return read.vector;
+}
+
+// 16 bytes that begin at any element, of which `bytes` are the row's: zeros take the place of the others. They are read as the aligned vectors
+// in which they lie, and so is what lies beside the row there, but nothing behind `end`, the tensor's.
+template <typename E>
+__device__ __forceinline__ uint4 load_anywhere(const char* from, int bytes, const char* end) {
   const int offset = int(reinterpret_cast<uintptr_t>(from) % kVectorBytes);
   const uint4* const aligned = reinterpret_cast<const uint4*>(from - offset);
-  const uint4 low = __ldcs(aligned), high = offset + bytes > kVectorBytes ? __ldcs(aligned + 1) : uint4{};
+  const uint4 low = load_up_to<E>(aligned, end), high = offset + bytes > kVectorBytes ? load_up_to<E>(aligned + 1, end) : uint4{};
   uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   if (offset & 8) {
 #pragma unroll
@@ -55,6 +72,10 @@ __global__ __launch_bounds__(kThreads) void attention_align_bias(const __grid_co
   if constexpr (kAdjacent) {
     constexpr int kElements = kVectorBytes / sizeof(E);
     const int length = int(copy.size[4]);
+    int64_t last = length;
+#pragma unroll
+    for (int d = 0; d < 4; ++d) last += (copy.size[d] - 1) * copy.stride[d];
+    const char* const end = reinterpret_cast<const char*>(from + last);
 #pragma unroll 4
     for (int i = 0; i < count * int(vectors.d); i += 32) {
       const int row = int(vectors.div(uint32_t(i + lane))), column = (i + lane - row * int(vectors.d)) * kElements;
@@ -63,7 +84,7 @@ __global__ __launch_bounds__(kThreads) void attention_align_bias(const __grid_co
       uint4 vector{};
       if (column < length) {
         const int bytes = min(length - column, kElements) * int(sizeof(E));
-        vector = load_anywhere<E>(reinterpret_cast<const char*>(from + begin + column), bytes);
+        vector = load_anywhere<E>(reinterpret_cast<const char*>(from + begin + column), bytes, end);
       }
       reinterpret_cast<uint4*>(to)[i + lane] = vector;
     }
