@@ -250,8 +250,9 @@ def _judge(site: str, ours: Measured, inductor: Measured, by: Calibration) -> Ju
         alone, theirs = estimating.measured(by, ours.us / 1e3, math.log(MARGIN)), estimates[1]
         if estimating.ours_decides(*estimates) and estimating.pays(alone, theirs) is True:
             by_default = True
-        elif estimating.inductor_decides(alone, theirs) and estimating.pays_soon(alone, theirs, estimating.COMPILE_SECONDS):
-            by_default = is_faster  # compiled both ways
+        elif estimating.inductor_decides(alone, theirs):
+            seconds = estimating.COMPILE_SECONDS + estimating.calling_seconds(alone, theirs)
+            by_default = is_faster and estimating.pays_soon(alone, theirs, seconds)  # compiled both ways
     return Judged(site, ours.us, inductor.us, applied, by_default)
 
 

@@ -27,6 +27,7 @@ from fusebackend.profitability.budget import clock
 from fusebackend.profitability.estimating import (
     COMPILE_SECONDS,
     RUNS,
+    calling_seconds,
     inductor_decides,
     is_clear,
     measured,
@@ -40,9 +41,6 @@ from fusebackend.profitability.measurements import Answer, Measurements
 from fusebackend.profitability.region import Region, are_nearly_calls, library_calls
 from fusebackend.profitability.region_timing import MARGIN, time_region, time_replacement
 from fusebackend.rewriting.pattern import Estimate, Interval
-
-# To time calls that take long each form is called about six times, and drawing the inputs takes about as long.
-_CALLS = 12
 
 
 class DefaultTiming:
@@ -111,7 +109,7 @@ class DefaultTiming:
                 return judged
         if why_not is not None or not self._is_worth_compiling(ours, inductor):
             return judged
-        spent, apart = self._why_not_compiled(ours, inductor), pays_soon(ours, inductor, self._compile_seconds)
+        spent, apart = self._why_not_compiled(ours, inductor), pays_soon(ours, inductor, self._region_seconds(ours, inductor))
         compiled = self._of_region(key, region, subject, spent, kept, apart=apart)
         if compiled.measurement is not None:
             return compiled
@@ -189,10 +187,13 @@ class DefaultTiming:
 
     def _why_not_compiled(self, ours: Interval | None, inductor: Interval | None) -> str | None:
         """None where there is time to compile both forms, for what may be gained."""
-        budget, seconds = self._measurements.budget, self._compile_seconds
+        budget, seconds = self._measurements.budget, self._region_seconds(ours, inductor)
         if pays_soon(ours, inductor, seconds):
             return budget.why_spent_apart(seconds, "compiling")
         return budget.why_default_spent(seconds)
+
+    def _region_seconds(self, ours: Interval | None, inductor: Interval | None) -> float:
+        return self._compile_seconds + calling_seconds(ours, inductor)
 
     def _time_calls(self, region: Region, subject: str, estimate: Estimate) -> Measurement:
         return time_region(region, subject, calls=True, brief=True, patches=self._patches, is_lighter=estimate.is_lighter)
@@ -205,10 +206,8 @@ class DefaultTiming:
 
 
 def _calling_seconds(device: torch.device, estimate: Estimate) -> float:
-    """What calling both forms to time them takes on a CPU, as estimated: there it may be long."""
-    if device.type != "cpu" or estimate.ours is None or estimate.inductor is None:
-        return 0.0
-    return _CALLS * 1e-6 * (estimate.ours.expected + estimate.inductor.expected)
+    """What calling both forms to time them takes on a CPU, where it may be long."""
+    return calling_seconds(estimate.ours, estimate.inductor) if device.type == "cpu" else 0.0
 
 
 def _may_be_told_alone(core: Sequence[fx.Node], estimate: Estimate) -> bool:

@@ -55,6 +55,8 @@ RUNS = 10_000
 _SOON = 1_000
 #: What compiling a region both ways may take, until it was done once.
 COMPILE_SECONDS = 2.0
+# To be timed each form is called about six times, and drawing the inputs takes about as long.
+_CALLS = 12
 # What it takes to ask Inductor. It is not measured: several ranks must decide alike.
 _QUESTION_SECONDS = 0.25
 
@@ -363,6 +365,11 @@ def pays(ours: Interval, inductor: Interval, errors: float = 1.0) -> bool | None
 def pays_soon(ours: Interval | None, inductor: Interval | None, seconds: float) -> bool:
     """Whether the replacement is expected to gain ``seconds`` soon, which it takes to find out; not where a time is not known."""
     return ours is not None and inductor is not None and (inductor.expected - ours.expected) * _SOON >= seconds * 1e6
+
+
+def calling_seconds(ours: Interval | None, inductor: Interval | None) -> float:
+    """What timing calls of both forms takes at the most, as far as that is known."""
+    return _CALLS * 1e-6 * sum(form.high for form in (ours, inductor) if form is not None)
 
 
 def _asks(works: Sequence[Work | Generated]) -> bool:
