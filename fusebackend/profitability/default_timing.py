@@ -160,7 +160,7 @@ class DefaultTiming:
         return answer
 
     def _counted(self, timed: Callable[[], Measurement], apart: bool) -> Callable[[], Measurement]:
-        """What pays for itself soon is counted apart."""
+        """``timed``, with its time counted apart from the compile's tenth if ``apart`` says so."""
 
         def timed_apart() -> Measurement:
             with self._measurements.budget.spending_apart():
@@ -206,7 +206,7 @@ class DefaultTiming:
 
 
 def _calling_seconds(device: torch.device, estimate: Estimate) -> float:
-    """What calling both forms to time them takes on a CPU, where it may be long."""
+    """Seconds that calling both forms to time them may take on a CPU; 0 on a GPU, where a call is short."""
     return calling_seconds(estimate.ours, estimate.inductor) if device.type == "cpu" else 0.0
 
 

@@ -406,7 +406,7 @@ def is_clear(estimate: Estimate) -> bool:
 
 
 def clearly_pays(ours: Interval, inductor: Interval) -> bool:
-    """The same of its times."""
+    """Whether ours is so much less than Inductor's time that it need not be measured."""
     return pays(ours, inductor, _CLEAR) is True
 
 
