@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from fusebackend.progress import progress_line
 
@@ -15,6 +16,7 @@ _DEFAULT_SHARE, _DEFAULT_SECONDS = 0.1, 10.0
 _COMPILED_SHARE = 0.5
 _TOO_LITTLE = "{} both forms takes {:.2g} s, more than is left of what a compile may spend on that by default"
 
+Doing = Literal["calling", "compiling"]
 
 _stood = 0.0  # seconds
 
@@ -59,28 +61,22 @@ class Budget:
         """None while there is time left, then why nothing more is timed."""
         return None if self.spent < self._seconds else f"not timed: the {self._seconds:g} s of fuse.gate_seconds are spent"
 
-    def why_default_spent(self, seconds: float = 0.0, *, calling: float = 0.0) -> str | None:
+    def why_default_spent(self, doing: Doing = "calling", seconds: float = 0.0) -> str | None:
         """None while there is time left for what nobody asked for, then why nothing more is timed.
 
         Args:
-            seconds: how much is needed to compile what is timed; 0 where it is called as it is.
-            calling: how much is needed to call it, where that may be much.
+            doing: what is done with both forms: calling them as they are, or compiling them first.
+            seconds: that it takes, where they may be many.
         """
         share = min(self._seconds, _DEFAULT_SECONDS, _DEFAULT_SHARE * (clock() - self._began))
         if share <= self.spent:
             return f"the part of a compile that may go into timing by default is spent ({self.spent:.2g} s)"
-        if seconds and _COMPILED_SHARE * share - self.spent < seconds:
-            return _TOO_LITTLE.format("compiling", seconds)
-        if share - self.spent < calling:
-            return _TOO_LITTLE.format("calling", calling)
-        return None
+        if doing == "compiling":
+            share *= _COMPILED_SHARE
+        return _TOO_LITTLE.format(doing, seconds) if share - self.spent < seconds else None
 
-    def why_spent_apart(self, seconds: float, doing: str) -> str | None:
-        """The same for what pays for itself soon: it has as many seconds to itself, however short a compile is.
-
-        Args:
-            doing: ``"compiling"`` or ``"calling"``.
-        """
+    def why_spent_apart(self, doing: Doing, seconds: float) -> str | None:
+        """The same for what pays for itself soon: it has as many seconds to itself, however short a compile is."""
         return None if self.spent_apart + seconds <= min(self._seconds, _DEFAULT_SECONDS) else _TOO_LITTLE.format(doing, seconds)
 
     def charge(self, seconds: float, apart: float) -> None:

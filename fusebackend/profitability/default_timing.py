@@ -23,7 +23,7 @@ import torch
 from torch import fx
 
 from fusebackend.profitability import calibration
-from fusebackend.profitability.budget import clock
+from fusebackend.profitability.budget import Doing, clock
 from fusebackend.profitability.estimating import (
     COMPILE_SECONDS,
     RUNS,
@@ -41,6 +41,19 @@ from fusebackend.profitability.measurements import Answer, Measurements
 from fusebackend.profitability.region import Region, are_nearly_calls, library_calls
 from fusebackend.profitability.region_timing import MARGIN, time_region, time_replacement
 from fusebackend.rewriting.pattern import Estimate, Interval
+
+
+@dataclasses.dataclass(frozen=True)
+class _Room:
+    """What a compile has left for a timing.
+
+    Attributes:
+        why_not: None where it is enough.
+        apart: whether the timing is counted apart from the compile's tenth, since it pays for itself soon.
+    """
+
+    why_not: str | None
+    apart: bool
 
 
 class DefaultTiming:
@@ -71,9 +84,9 @@ class DefaultTiming:
         if not self.is_open(device, estimate):
             return ""
         if are_nearly_calls(core) or (estimate.pays is None and (estimate.rival is not None or _may_be_told_alone(core, estimate))):
-            return self._why_not_called(device, estimate)
+            return self._room_to_call(device, estimate).why_not
         if estimate.pays is None and (_lacks_a_form(estimate) or self._is_worth_compiling(estimate.ours, estimate.inductor)):
-            return self._why_not_compiled(estimate.ours, estimate.inductor)
+            return self._room_to_compile(estimate.ours, estimate.inductor).why_not
         return ""
 
     def ask(self, key: str, names: tuple[str, str], region: Region, estimate: Estimate, subject: str, kept: bool) -> Answer:
@@ -109,8 +122,8 @@ class DefaultTiming:
                 return judged
         if why_not is not None or not self._is_worth_compiling(ours, inductor):
             return judged
-        spent, apart = self._why_not_compiled(ours, inductor), pays_soon(ours, inductor, self._region_seconds(ours, inductor))
-        compiled = self._of_region(key, region, subject, spent, kept, apart=apart)
+        room = self._room_to_compile(ours, inductor)
+        compiled = self._of_region(key, region, subject, room.why_not, kept, apart=room.apart)
         if compiled.measurement is not None:
             return compiled
         return dataclasses.replace(judged, why="; ".join(filter(None, (judged.why, compiled.why))))
@@ -151,9 +164,8 @@ class DefaultTiming:
         known = self._called.get(key)
         if known is not None:
             return known
-        seconds = _calling_seconds(region.device, estimate)
-        apart = seconds > 0 and pays_soon(estimate.ours, estimate.inductor, seconds)
-        answer = self._measurements.ask(key, self._counted(timed, apart), why_not_timed, kept=kept)
+        timed = self._counted(timed, self._room_to_call(region.device, estimate).apart)
+        answer = self._measurements.ask(key, timed, why_not_timed, kept=kept)
         answer = dataclasses.replace(answer, key=key, kept=answer.measurement)
         if answer.measurement is not None:
             self._called[key] = dataclasses.replace(answer, why="as above")
@@ -176,24 +188,19 @@ class DefaultTiming:
         gain_us = ours.expected if inductor is None else inductor.high - ours.expected
         return gain_us * RUNS >= self._compile_seconds * 1e6
 
-    def _why_not_called(self, device: torch.device, estimate: Estimate) -> str | None:
-        """None where there is time to call both forms."""
-        budget, seconds = self._measurements.budget, _calling_seconds(device, estimate)
-        if not seconds:
-            return budget.why_default_spent()
-        if pays_soon(estimate.ours, estimate.inductor, seconds):
-            return budget.why_spent_apart(seconds, "calling")
-        return budget.why_default_spent(calling=seconds)
+    def _room_to_call(self, device: torch.device, estimate: Estimate) -> _Room:
+        """For calls of both forms. On a GPU a call is short."""
+        if device.type != "cpu":
+            return _Room(self._measurements.budget.why_default_spent(), apart=False)
+        return self._room("calling", calling_seconds(estimate.ours, estimate.inductor), estimate.ours, estimate.inductor)
 
-    def _why_not_compiled(self, ours: Interval | None, inductor: Interval | None) -> str | None:
-        """None where there is time to compile both forms, for what may be gained."""
-        budget, seconds = self._measurements.budget, self._region_seconds(ours, inductor)
-        if pays_soon(ours, inductor, seconds):
-            return budget.why_spent_apart(seconds, "compiling")
-        return budget.why_default_spent(seconds)
+    def _room_to_compile(self, ours: Interval | None, inductor: Interval | None) -> _Room:
+        """For compiling both forms and calling them."""
+        return self._room("compiling", self._compile_seconds + calling_seconds(ours, inductor), ours, inductor)
 
-    def _region_seconds(self, ours: Interval | None, inductor: Interval | None) -> float:
-        return self._compile_seconds + calling_seconds(ours, inductor)
+    def _room(self, doing: Doing, seconds: float, ours: Interval | None, inductor: Interval | None) -> _Room:
+        budget, apart = self._measurements.budget, pays_soon(ours, inductor, seconds)
+        return _Room(budget.why_spent_apart(doing, seconds) if apart else budget.why_default_spent(doing, seconds), apart)
 
     def _time_calls(self, region: Region, subject: str, estimate: Estimate) -> Measurement:
         return time_region(region, subject, calls=True, brief=True, patches=self._patches, is_lighter=estimate.is_lighter)
@@ -203,11 +210,6 @@ class DefaultTiming:
         measurement = time_region(region, subject, calls=False, brief=False, patches=self._patches)
         self._compile_seconds = max(self._compile_seconds, clock() - began)
         return measurement
-
-
-def _calling_seconds(device: torch.device, estimate: Estimate) -> float:
-    """Seconds that calling both forms to time them may take on a CPU; 0 on a GPU, where a call is short."""
-    return calling_seconds(estimate.ours, estimate.inductor) if device.type == "cpu" else 0.0
 
 
 def _may_be_told_alone(core: Sequence[fx.Node], estimate: Estimate) -> bool:

@@ -61,14 +61,13 @@ from slow_product import compiled
 from timed_patterns import Open
 import fusebackend, ranks
 from fusebackend.profitability.budget import Budget
-from fusebackend.profitability import default_timing
 from fusebackend.profitability.default_timing import DefaultTiming
 
 dist.init_process_group("gloo")
-rank, is_open = dist.get_rank(), DefaultTiming.is_open
+rank, is_open, room_to_call = dist.get_rank(), DefaultTiming.is_open, DefaultTiming._room_to_call
 DefaultTiming.is_open = lambda self, _, estimate: is_open(self, torch.device("cuda"), estimate)
-default_timing._calling_seconds = lambda device, estimate: 0.0
-Budget.why_default_spent = lambda self, seconds=0.0, **_: "there is none" if seconds or rank != {with_time} else None
+DefaultTiming._room_to_call = lambda self, _, estimate: room_to_call(self, torch.device("cuda"), estimate)
+Budget.why_default_spent = lambda self, *what: "there is none" if "compiling" in what or rank != {with_time} else None
 fusebackend.register(Open(0.0, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
 if rank == 1:
     dist.barrier()  # rank 0 asks first

@@ -48,7 +48,8 @@ def timed(own_cache, monkeypatch):
     is_open = DefaultTiming.is_open
     on_a_gpu = torch.device("cuda")
     monkeypatch.setattr(DefaultTiming, "is_open", lambda self, _, estimate: is_open(self, on_a_gpu, estimate))
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0, **_: "it is too short" if seconds else None)
-    monkeypatch.setattr(default_timing, "_calling_seconds", lambda device, estimate: 0.0)
+    room_to_call = DefaultTiming._room_to_call
+    monkeypatch.setattr(DefaultTiming, "_room_to_call", lambda self, _, estimate: room_to_call(self, on_a_gpu, estimate))
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, *what: "it is too short" if "compiling" in what else None)
     monkeypatch.setattr(default_timing, "time_replacement", counted)
     return subjects

@@ -163,7 +163,7 @@ def test_what_was_timed_is_known_of_like_sites_when_no_time_is_left(temporary_pa
     """Of a model's layers the first is timed. Before it there was no time for another site."""
     asked = []
     monkeypatch.setattr(
-        Budget, "why_default_spent", lambda self, seconds=0.0, **_: asked.append(seconds) or ("none" if timed or len(asked) == 1 else None)
+        Budget, "why_default_spent", lambda self, *what: asked.append(what) or ("none" if timed or len(asked) == 1 else None)
     )
     temporary_pattern(Open(0.0, (30e3, 5e3, 60e3), (40e3, 30e3, 50e3)))
     fn = compiled(lambda w, x, y, z: (w.sin() + 1, x.sin() + 1, y.sin().exp(), z.sin() * 2), "auto", ["test_open"])
@@ -221,7 +221,7 @@ def test_times_that_do_not_tell_of_this_graph_are_not_looked_up(temporary_patter
 
 
 def test_where_nothing_may_be_timed_the_rival_is_taken(temporary_pattern, timed, monkeypatch):
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0, **_: "it is too short")
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, *_: "it is too short")
     temporary_pattern(Alternatives(0.0))
     (made,) = report_of().substitutions
     assert made.note == "otherwise" and made.estimated_us == 30e3 and not timed
@@ -261,7 +261,7 @@ def compiling(timed, monkeypatch):
         regions.append(subject)
         return time_region(region, subject, **kwargs)
 
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0, **_: None)
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, *_: None)
     monkeypatch.setattr(default_timing, "time_region", counted)
     return regions
 
@@ -309,7 +309,7 @@ def test_a_region_with_little_to_gain_is_not_compiled(temporary_pattern, compili
 def test_what_compiling_took_is_expected_of_the_next(temporary_pattern, compiling, monkeypatch):
     """The second site is left where the rest of the budget is less than the first took."""
     asked = []
-    monkeypatch.setattr(Budget, "why_default_spent", lambda self, seconds=0.0, **_: asked.append(seconds))
+    monkeypatch.setattr(Budget, "why_default_spent", lambda self, doing="calling", seconds=0.0: asked.append(seconds))
     monkeypatch.setattr(default_timing, "COMPILE_SECONDS", 0.01)
     monkeypatch.setattr(default_timing, "calling_seconds", lambda ours, inductor: 0.0)
     temporary_pattern(Open(0.02, (30e3, 5e3, 60e3), (20e3, 10e3, 40e3)))
@@ -350,8 +350,9 @@ def asked(own_cache, monkeypatch):
     """What time calls were said to take, of which there is none: as on a CPU, where that is estimated first."""
     seconds = []
 
-    def none_left(self, compiling=0.0, *, calling=0.0):
-        seconds.append(calling)
+    def none_left(self, doing="calling", needed=0.0):
+        if doing == "calling":
+            seconds.append(needed)
         return "it is too short"
 
     monkeypatch.setattr(Budget, "why_default_spent", none_left)
@@ -384,17 +385,20 @@ def test_less_time_than_is_needed_is_no_time(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     budget = Budget(60.0)
     now[0] = 30.0
-    assert budget.why_default_spent() is None and budget.why_default_spent(1.4) is None
-    assert "compiling both forms takes 1.6 s" in budget.why_default_spent(1.6), "half is left to what is called"
+    assert budget.why_default_spent() is None and budget.why_default_spent("compiling", 1.4) is None
+    assert "compiling both forms takes 1.6 s" in budget.why_default_spent("compiling", 1.6), "half is left to what is called"
+    assert budget.why_default_spent("calling", 2.9) is None
+    assert "calling both forms takes 3.1 s" in budget.why_default_spent("calling", 3.1)
     budget.spent = 2.9
-    assert budget.why_default_spent() is None and budget.why_default_spent(0.1) is not None
+    assert budget.why_default_spent() is None and budget.why_default_spent("compiling", 0.1) is not None
     budget.spent = 3.0
     assert "is spent (3 s)" in budget.why_default_spent()
     now[0] = 1000.0
-    assert budget.why_default_spent(1.9) is None and budget.why_default_spent(2.1) is not None, "10 s in all, 5 of them compiling"
+    assert budget.why_default_spent("compiling", 1.9) is None, "10 s in all, 5 of them compiling"
+    assert budget.why_default_spent("compiling", 2.1) is not None
     budget.spent_apart = 7.0
-    assert budget.why_spent_apart(3.0, "calling") is None, "and 10 s for what pays soon"
-    assert "calling both forms takes 3.1 s" in budget.why_spent_apart(3.1, "calling")
+    assert budget.why_spent_apart("calling", 3.0) is None, "and 10 s for what pays soon"
+    assert "calling both forms takes 3.1 s" in budget.why_spent_apart("calling", 3.1)
 
 
 @pytest.mark.parametrize(
