@@ -34,6 +34,7 @@ from fusebackend import fx_utils as g
 from fusebackend.native import loader
 from fusebackend.profitability import calibration, channels_last, measurement_store
 from fusebackend.profitability.budget import Budget
+from fusebackend.profitability.concatenations import copies_of_parts
 from fusebackend.profitability.decision_record import DecisionRecord
 from fusebackend.profitability.default_timing import DefaultTiming
 from fusebackend.profitability.distributed import Ranks
@@ -117,6 +118,7 @@ class Gate:
             kept = KeptAnswers(functools.partial(self.measurements.measured_with, device))
             self._estimators[device] = Estimator(calibration.of_device(device), kept)
         workloads, estimator = [answer] if isinstance(answer, Workload) else answer, self._estimators[device]
+        workloads = [dataclasses.replace(w, ours=(*w.ours, *copies_of_parts((w.match or match).nodes))) for w in workloads]
         questions, why_not_asked = estimator.questions, ""
         if self._in_vain[pattern.name] >= _ASKED_IN_VAIN:
             why_not_asked = f"for {_ASKED_IN_VAIN} sites of this pattern in a row Inductor was asked in vain, and is not for the rest"

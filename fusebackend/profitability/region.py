@@ -20,6 +20,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from fusebackend import cache_keys
 from fusebackend import fx_utils as g
 from fusebackend.native import ops, user_kernels
+from fusebackend.profitability.concatenations import concatenations
 from fusebackend.profitability.fresh_inputs import fresh_inputs, symbols_of
 from fusebackend.profitability.unfit import Unfit
 
@@ -225,7 +226,7 @@ def _can_be_input(node: fx.Node) -> bool:
 
 
 def _neighbours(core: set[fx.Node], emitted: set[fx.Node]) -> set[fx.Node]:
-    """The nodes that Inductor could fuse with the match, transitively, with the views in between."""
+    """The nodes that Inductor could fuse with the match, transitively, with the views in between, and concatenations of what it reads."""
     region = set(core)
     for step in (_producers, _consumers):
         queue, count = sorted(core | emitted), 0
@@ -236,6 +237,9 @@ def _neighbours(core: set[fx.Node], emitted: set[fx.Node]) -> set[fx.Node]:
                     region.update(chain)
                     queue.append(neighbour)
                     count += 1
+    for concatenation in concatenations(core):
+        if _joins([concatenation], region | emitted):
+            region.add(concatenation)
     return region - core
 
 
