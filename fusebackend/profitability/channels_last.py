@@ -209,7 +209,7 @@ def time_both_orders(calls: Calls, device: torch.device) -> Measurement:
         if roughly[0] > _CLEARLY * roughly[1]:
             last_ms, planes_ms = roughly
         else:
-            last_ms, planes_ms = timer.medians_ms([last, planes], _NoInputs(), device, seconds=0.03, draws=1)
+            last_ms, planes_ms = timer.times_ms([last, planes], _NoInputs(), device, seconds=0.03, draws=1)
     subject = f"{sum(calls.counts.values())} convolutions and gradients, channels last"
     return Measurement(last_ms * MARGIN <= planes_ms, last_ms, planes_ms, "calls", subject, cache_keys.machine(device))
 

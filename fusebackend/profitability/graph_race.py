@@ -120,7 +120,7 @@ class _Race:
         forms = [ours, self.compile(False, timing=True)]
         with timer.undisturbed(device):
             # With CUDA graphs the CPU launches nothing, so what launching takes does not count.
-            replaced_ms, inductor_ms = timer.medians_ms(forms, samples, device, seconds=1.0, launches=not self.cudagraphs)
+            replaced_ms, inductor_ms = timer.times_ms(forms, samples, device, seconds=1.0, launches=not self.cudagraphs)
         check_believable(self.outcome, replaced_ms, inductor_ms)
         subject = f"{self.name}, {len(self.gm.graph.nodes)} nodes"
         return Measurement(replaced_ms <= inductor_ms, replaced_ms, inductor_ms, "race", subject, cache_keys.machine(device))

@@ -143,7 +143,7 @@ class JointRace:
         with timer.undisturbed(device):
             # With CUDA graphs the CPU launches nothing, so what launching takes does not count.
             launches = not inductor_config.triton.cudagraphs
-            ours_ms, plain_ms = timer.medians_ms([form() for form in forms], samples, device, seconds=1.0, launches=launches)
+            ours_ms, plain_ms = timer.times_ms([form() for form in forms], samples, device, seconds=1.0, launches=launches)
         check_believable(self._ours.outcomes[name], ours_ms, plain_ms)
         subject = f"{name}, {len(plain.nodes)} nodes"
         return Measurement(ours_ms <= plain_ms, ours_ms, plain_ms, "race", subject, cache_keys.machine(device))

@@ -24,7 +24,7 @@ class Measurement:
 
     Attributes:
         kept: whether the substitution pays.
-        replaced_ms, inductor_ms: median times with the replacement and without, in milliseconds.
+        replaced_ms, inductor_ms: times with the replacement and without, in milliseconds (:func:`.timer.times_ms`).
         how: ``"region"``, both compiled by Inductor with their neighbours; ``"calls"``, library calls one against the other;
             ``"replacement"``, the replacement, and of the original its library calls alone (0 ms without any); ``"estimate"``, the
             replacement, with what is estimated around it, where Inductor's form takes what is estimated; ``"race"``, two whole graphs.

@@ -45,7 +45,7 @@ def time_region(
         if calls:
             _call_first(samples, forms[-1])
         seconds, draws = (0.03, 1) if brief else (0.3, 3)
-        ours, theirs = timer.medians_ms(forms, samples, region.device, seconds=seconds, draws=draws)
+        ours, theirs = timer.times_ms(forms, samples, region.device, seconds=seconds, draws=draws)
     how, margin = ("calls", 1.0 if is_lighter else MARGIN) if calls else ("region", MARGIN)
     return Measurement(ours * margin <= theirs, ours, theirs, how, subject, cache_keys.machine(region.device))
 
@@ -80,7 +80,7 @@ def _call_first(samples: Samples, form: Callable[[list[Any]], Any]) -> None:
 
 
 def _one_ms(module: fx.GraphModule, samples: Samples, device: torch.device) -> float:
-    return timer.medians_ms([_called(module)], samples, device, seconds=0.03, draws=1)[0]
+    return timer.times_ms([_called(module)], samples, device, seconds=0.03, draws=1)[0]
 
 
 def refuse_where_nothing_can_run(device: torch.device) -> None:

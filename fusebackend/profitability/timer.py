@@ -52,7 +52,7 @@ def undisturbed(device: torch.device) -> Iterator[None]:
         yield
 
 
-def medians_ms(
+def times_ms(
     ways: Sequence[Callable[[list[Any]], Any]],
     samples: Inputs,
     device: torch.device,
@@ -61,9 +61,10 @@ def medians_ms(
     draws: int = 3,
     launches: bool = False,
 ) -> list[float]:
-    """The median time of each function in milliseconds, over several draws of random inputs.
+    """The time of each function in milliseconds: the median, over several draws of random inputs, of the shortest run with each.
 
-    On CUDA the L2 cache is flushed before each run.
+    Whatever else the machine does makes a run longer: another process may use the GPU too, and a busy CPU may launch late. On CUDA the L2
+    cache is flushed before each run.
 
     Args:
         ways: functions of a list of inputs, which they may empty. The last decides how inputs are drawn.
@@ -100,7 +101,7 @@ def medians_ms(
             for kept, way in zip(times, ways):
                 kept.append(run(way))
         for kept, of_draw in zip(found, times):
-            kept.append(statistics.median(of_draw))
+            kept.append(min(of_draw))
         del inputs, pristine
     return [statistics.median(of_way) for of_way in found]
 

@@ -131,13 +131,13 @@ def test_measuring_excludes_other_processes_and_running_a_graph_does_not(tmp_pat
 
     monkeypatch.setattr(gpu_locks.CompiledFxGraph, "__call__", run)
     monkeypatch.setattr(gpu_locks.torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(gpu_locks.timer, "medians_ms", lambda: taken.append(others_may(tmp_path / "timing", fcntl.LOCK_SH)))
+    monkeypatch.setattr(gpu_locks.timer, "times_ms", lambda: taken.append(others_may(tmp_path / "timing", fcntl.LOCK_SH)))
     locks, graph = gpu_locks.GpuLocks(tmp_path), types.SimpleNamespace()
     with locks.preparing():
         kept = gpu_locks.CompiledFxGraph.__call__
         kept(graph, [])
         kept(graph, [])
-        gpu_locks.timer.medians_ms()
+        gpu_locks.timer.times_ms()
     kept(graph, [])
     assert taken == [[False, True], [False, False], False, [True, True]]
     with locks.measuring():

@@ -411,7 +411,7 @@ def test_calls_that_take_less_of_the_host_are_taken_where_both_take_as_long(
         def estimate(self, match):
             return Estimate(None, "?", "unmeasured", is_lighter=is_lighter)
 
-    monkeypatch.setattr(timer, "medians_ms", lambda *_, **__: [ours_ms, 1.0])
+    monkeypatch.setattr(timer, "times_ms", lambda *_, **__: [ours_ms, 1.0])
     temporary_pattern(Product(mm, slow_mm, None))
     torch._dynamo.reset()
     compiled(torch.mm, "auto", ["test_exchanged"])(*square())

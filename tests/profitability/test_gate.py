@@ -134,8 +134,8 @@ def test_symbolic_sizes_are_timed_at_their_hints(slow):
 
 def test_equal_regions_are_timed_once(slow, monkeypatch):
     runs = []
-    real = timer.medians_ms
-    monkeypatch.setattr(timer, "medians_ms", lambda *a, **k: runs.append(1) or real(*a, **k))
+    real = timer.times_ms
+    monkeypatch.setattr(timer, "times_ms", lambda *a, **k: runs.append(1) or real(*a, **k))
     x, y = square()
     compiled(lambda x, y: (x @ y, y @ x), "measure", ["test_slow"])(x, y)
     assert len(runs) == 1 and len(fusebackend.last_report().rejections) == 2
@@ -237,7 +237,7 @@ def test_a_failure_leaves_the_decision_to_the_estimate(fast, monkeypatch):
 
 
 def test_the_time_is_bounded(slow, monkeypatch):
-    monkeypatch.setattr(timer, "medians_ms", lambda *_, **__: pytest.fail("timed"))
+    monkeypatch.setattr(timer, "times_ms", lambda *_, **__: pytest.fail("timed"))
     compiled(torch.mm, "measure", ["test_slow"], **{"fuse.gate_seconds": 0})(*square())
     found = fusebackend.last_report()
     assert found.counts() == {"test_slow": 1} and "the 0 s of fuse.gate_seconds are spent" in str(found)
@@ -246,7 +246,7 @@ def test_the_time_is_bounded(slow, monkeypatch):
 def test_explain_times_nothing_and_uses_kept_verdicts(slow, monkeypatch):
     fn, inputs = compiled(torch.mm, "measure", ["test_slow"]), square()
     with monkeypatch.context() as patch:
-        patch.setattr(timer, "medians_ms", lambda *_, **__: pytest.fail("timed"))
+        patch.setattr(timer, "times_ms", lambda *_, **__: pytest.fail("timed"))
         assert fusebackend.explain(fn, *inputs).counts() == {"test_slow": 1}
     fn(*inputs)
     assert "gated out" in str(fusebackend.explain(fn, *inputs))
@@ -268,7 +268,7 @@ SCRIPT = textwrap.dedent(
     if "cached" in sys.argv:
         def fail(*_, **__):
             raise AssertionError("timed again")
-        timer.medians_ms = fail
+        timer.times_ms = fail
     found = {}
     for name, old in ("test_slow", mm), ("test_fast", slow_mm):
         compiled(lambda x, y, old=old: old(x, y), "race", [name])(*square())

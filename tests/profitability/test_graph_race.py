@@ -55,13 +55,13 @@ def test_a_race_in_training_leaves_no_trace(slow, monkeypatch):
 
 
 def test_a_race_that_contradicts_its_regions_is_not_believed(fast, monkeypatch):
-    real = timer.medians_ms
+    real = timer.times_ms
 
-    def medians_ms(*a, launches=None, **k):  # only a race says whether launches count
+    def times_ms(*a, launches=None, **k):  # only a race says whether launches count
         times = real(*a, launches=bool(launches), **k)
         return times if launches is None else [100.0, times[1] / 100]
 
-    monkeypatch.setattr(timer, "medians_ms", medians_ms)
+    monkeypatch.setattr(timer, "times_ms", times_ms)
     x, y = square()
     torch.testing.assert_close(compiled(slow_mm, "race", ["test_fast"])(x, y), x @ y)
     found = fusebackend.last_report()

@@ -122,7 +122,7 @@ def test_equal_steps_are_raced_once_and_the_code_comes_from_the_cache(temporary_
         return fusebackend.last_report()
 
     assert not step().from_cache
-    monkeypatch.setattr(timer, "medians_ms", lambda *_, **__: pytest.fail("timed again"))
+    monkeypatch.setattr(timer, "times_ms", lambda *_, **__: pytest.fail("timed again"))
     second = step()
     assert second.from_cache and not second.substitutions
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "another"))
@@ -163,14 +163,14 @@ def test_the_users_partitioner_partitions_both_forms(temporary_pattern):
 
 def test_what_cannot_be_raced_is_left_to_its_regions_with_the_reason(temporary_pattern, monkeypatch):
     temporary_pattern(Product("test_slow", mm, slow_mm))
-    real = timer.medians_ms
+    real = timer.times_ms
 
-    def medians_ms(*a, launches=None, **k):  # only a race says whether launches count
+    def times_ms(*a, launches=None, **k):  # only a race says whether launches count
         if launches is not None:
             raise RuntimeError("no timer today")
         return real(*a, **k)
 
-    monkeypatch.setattr(timer, "medians_ms", medians_ms)
+    monkeypatch.setattr(timer, "times_ms", times_ms)
     inputs = square()
     fn = compiled(torch.mm, ["test_slow"], **{"fuse.strict": False})
     torch.testing.assert_close(trained(fn, *inputs), trained(torch.mm, *inputs))

@@ -73,7 +73,7 @@ def test_inputs_that_are_mutated_are_restored_before_each_run():
         inputs[1].add_(1)
 
     assert found.mutated == [1]
-    timer.medians_ms([way, way], found, torch.device("cpu"), seconds=0.001, draws=1)
+    timer.times_ms([way, way], found, torch.device("cpu"), seconds=0.001, draws=1)
     assert all(torch.equal(i, seen[1]) for i in seen[1:]), "after the first, which settles how numbers are drawn"
 
 
