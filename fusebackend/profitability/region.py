@@ -215,7 +215,9 @@ def _region(core: Sequence[fx.Node], emitted: Sequence[fx.Node], renamed: dict[f
 
 def _can_be_input(node: fx.Node) -> bool:
     value = g.value(node)
-    if node.op == "get_attr" or not isinstance(value, (torch.Tensor, torch.SymInt, int)):
+    if node.op == "get_attr":  # a number that the program made a tensor of may be another; a table of indices may not
+        return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() == 0
+    if not isinstance(value, (torch.Tensor, torch.SymInt, int)):
         return False
     if not isinstance(value, torch.Tensor):
         return True

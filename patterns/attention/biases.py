@@ -12,7 +12,7 @@ from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.arrange import arrange, contiguous, converted, has_rows
 from fusebackend.patterns.attention.conditions import chosen_everywhere
 from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, before, broadcast, is_cast, is_expansion, is_view
-from fusebackend.patterns.attention.numbers import rounded
+from fusebackend.patterns.attention.numbers import is_of_positions, rounded, uniform
 from fusebackend.patterns.attention.scores import Bias, Mask
 from fusebackend.rewriting.pattern import Emitter, Reject
 
@@ -29,14 +29,16 @@ _DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 
 @dataclasses.dataclass(frozen=True)
 class Addend:
-    """One of the operator's biases: a term of the scores, or a mask with the terms before it, which it overrides.
+    """One of the operator's biases: a term of the scores, or a mask with terms before it, which it overrides.
 
     Attributes:
         expanded: whether it is taken as it is added, since the gradient of that is used; not as it was before it was expanded.
+        exchanged: whether one number that hides may stand for another.
     """
 
     terms: tuple[Bias | Mask, ...]
     expanded: bool = False
+    exchanged: bool = False
 
     @property
     def axes(self) -> frozenset[Axis]:
@@ -45,6 +47,29 @@ class Addend:
     def source_of(self, term: Bias | Mask) -> tuple[fx.Node, Dims]:
         """What is read for ``term``."""
         return (term.node, term.dims) if self.expanded and isinstance(term, Bias) else source_of(term)
+
+    def held(self, number: float, dtype: torch.dtype) -> float | None:
+        """What stands for a number in a tensor of that dtype; None where nothing does."""
+        if self.exchanged and -math.inf < number < ABSORBS and not _holds(dtype, number):
+            number = _LOWEST
+        return number if _holds(dtype, number) else None
+
+    def choice(self, term: Bias, dtype: torch.dtype) -> Choice | None:
+        """A bias that is one of two numbers, which 16 bits hold though the program adds more."""
+        found = _choice(term, *self.source_of(term))
+        if found is None or dtype not in (torch.bfloat16, torch.float16):
+            return None
+        numbers = [self.held(number, dtype) for number in found.numbers]
+        return None if None in numbers else dataclasses.replace(found, numbers=tuple(numbers))
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The first of the ``numbers`` where ``condition``, which has these dims, is true, and the second where it is not."""
+
+    condition: fx.Node
+    dims: Dims
+    numbers: tuple[float, float]
 
 
 def addends(terms: tuple[Bias | Mask, ...]) -> list[Addend] | Reject:
@@ -67,8 +92,42 @@ def addends(terms: tuple[Bias | Mask, ...]) -> list[Addend] | Reject:
             reason = f"a mask that fills in {term.fill}, beside scores to which a number was added: they may be as low"
             return Reject(reason, term.node, "illegal")
         else:
-            found = [Addend((*(t for a in found for t in a.terms), term))]
-    return found
+            apart = [a for a in found if _stays_apart(a, term)]
+            found = [*apart, Addend((*(t for a in found if a not in apart for t in a.terms), term))]
+    exchanged = _is_exchangeable(terms)
+    return [dataclasses.replace(addend, exchanged=exchanged) for addend in found]
+
+
+def _stays_apart(addend: Addend, mask: Mask) -> bool:
+    """Whether what a mask overrides is added to it instead: it hides nothing itself, and together they would be larger than either, as
+    ALiBi's bias of keys is beside a causal mask. The number that is filled in absorbs it."""
+    both = addend.axes | Addend((mask,)).axes
+    return both not in (addend.axes, Addend((mask,)).axes) and not any(map(_may_hide, addend.terms))
+
+
+def _may_hide(term: Bias | Mask) -> bool:
+    return isinstance(term, Mask) or not is_of_positions(term.node)
+
+
+def _is_exchangeable(terms: tuple[Bias | Mask, ...]) -> bool:
+    """Whether another number that absorbs a score may stand for the one that hides: nothing else does, and in rows that are hidden wholly
+    weights are equal either way."""
+    hiding = list(filter(_may_hide, terms))
+    return len(hiding) == 1 and (isinstance(hiding[0], Mask) or _choice(hiding[0], *source_of(hiding[0])) is not None)
+
+
+def _choice(term: Bias, source: fx.Node, dims: Dims) -> Choice | None:
+    node = term.node
+    while node is not source and is_view(node):  # a cast may round
+        node = node.args[0]  # type: ignore[assignment]
+    if node is not source or source.target is not aten.where.self or term.factor != 1.0:
+        return None
+    condition, *numbers = source.args
+    first, second = map(uniform, numbers)
+    if first is None or second is None or not isinstance(condition, fx.Node):
+        return None
+    of_condition = broadcast(dims, condition)
+    return None if of_condition is None else Choice(condition, of_condition, (first, second))
 
 
 def source_of(term: Bias | Mask) -> tuple[fx.Node, Dims]:
@@ -99,7 +158,9 @@ def dtype_of(addend: Addend, dtype: torch.dtype) -> torch.dtype:
     held: torch.dtype | None = None
     for term in addend.terms:
         if isinstance(term, Mask):
-            fits = held in (None, dtype) and _holds(dtype, fill_of(term))  # it overrides, which rounds nothing
+            fits = held in (None, dtype) and addend.held(fill_of(term), dtype) is not None  # it overrides, which rounds nothing
+        elif addend.choice(term, dtype) is not None:
+            fits = held is None
         else:
             fits = held is None and _bias_dtype(term, addend.source_of(term)[0], dtype) == dtype and _is_exact(term.factor)
         held = dtype if fits else torch.float32
@@ -135,9 +196,9 @@ def emit_addend(e: Emitter, addend: Addend, layout: tuple[Dim, ...], dtype: torc
     total: fx.Node | None = None
     for term in addend.terms:
         if isinstance(term, Mask):
-            total = _emit_mask(e, term, addend.source_of(term), total, layout, dtype)
+            total = _emit_mask(e, addend, term, total, layout, dtype)
             continue
-        node = _emit_bias(e, term, addend.source_of(term), layout, dtype)
+        node = _emit_bias(e, addend, term, layout, dtype)
         if total is not None:
             total = e.call(aten.add.Tensor, converted(e, total, torch.float32), converted(e, node, torch.float32))
         else:
@@ -151,22 +212,24 @@ def with_contiguous_rows(e: Emitter, bias: fx.Node) -> fx.Node:
     return bias if has_rows(g.value(bias)) else contiguous(e, bias)
 
 
-def _emit_bias(e: Emitter, term: Bias, source: tuple[fx.Node, Dims], layout: tuple[Dim, ...], dtype: torch.dtype) -> fx.Node:
-    node = arrange(e, *source, layout, repeat=False)
-    node = converted(e, node, _bias_dtype(term, source[0], dtype))
+def _emit_bias(e: Emitter, addend: Addend, term: Bias, layout: tuple[Dim, ...], dtype: torch.dtype) -> fx.Node:
+    choice = addend.choice(term, dtype)
+    if choice is not None:
+        condition = arrange(e, choice.condition, choice.dims, layout, repeat=False)
+        return e.call(aten.where.self, condition, *(number(e, condition, n, dtype) for n in choice.numbers))
+    source, dims = addend.source_of(term)
+    node = converted(e, arrange(e, source, dims, layout, repeat=False), _bias_dtype(term, source, dtype))
     if term.factor != 1.0:
         node = e.call(aten.mul.Tensor, node if _is_exact(term.factor) else converted(e, node, torch.float32), term.factor)
     return node
 
 
-def _emit_mask(
-    e: Emitter, term: Mask, source: tuple[fx.Node, Dims], below: fx.Node | None, layout: tuple[Dim, ...], dtype: torch.dtype
-) -> fx.Node:
-    condition = arrange(e, *source, layout, repeat=False)
-    fill = fill_of(term)
-    held = dtype if (below is None or g.value(below).dtype == dtype) and _holds(dtype, fill) else torch.float32
+def _emit_mask(e: Emitter, addend: Addend, term: Mask, below: fx.Node | None, layout: tuple[Dim, ...], dtype: torch.dtype) -> fx.Node:
+    condition = arrange(e, *addend.source_of(term), layout, repeat=False)
+    fill = addend.held(fill_of(term), dtype)
+    held = dtype if fill is not None and (below is None or g.value(below).dtype == dtype) else torch.float32
     shown = number(e, condition, 0.0, held) if below is None else converted(e, below, held)
-    hidden = number(e, condition, fill, held)
+    hidden = number(e, condition, fill if fill is not None else fill_of(term), held)
     return e.call(aten.where.self, condition, *((hidden, shown) if term.hides else (shown, hidden)))
 
 

@@ -86,16 +86,19 @@ def _constant(node: fx.Node) -> float | None:
 _ARITHMETIC = frozenset(
     {
         *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.neg.default, aten.abs.default, aten.pow.Scalar, aten.cat.default),
-        *(aten.minimum.default, aten.maximum.default, aten.slice.Tensor, aten.select.int, aten.full.default),
-        *(prims.convert_element_type.default, prims.iota.default),
+        *(aten.minimum.default, aten.maximum.default, aten.slice.Tensor, aten.select.int, aten.full.default, aten.pow.Tensor_Tensor),
+        *(prims.convert_element_type.default, prims.iota.default, aten.cumsum.default),
     }
 )
 
 
 def is_of_positions(node: fx.Node) -> bool:
-    """Whether ``node`` is computed from positions alone, by arithmetic that gives no infinities, as ALiBi is: it is no mask."""
+    """Whether ``node`` is computed from positions and other integers alone, by arithmetic that gives no infinities, as ALiBi is: it is no
+    mask."""
     reached = [node]
     for each in reached:
+        if _holds_integers(each):
+            continue
         if each.op != "call_function" or not (each.target in _ARITHMETIC or is_view(each) or _divides_by_a_power(each)):
             return False
         if any(isinstance(a, float) and not abs(a) <= 1e4 for a in each.args):
@@ -104,6 +107,10 @@ def is_of_positions(node: fx.Node) -> bool:
         if len(reached) > 64:
             return False
     return True
+
+
+def _holds_integers(node: fx.Node) -> bool:
+    return g.is_tensor(node) and not g.value(node).dtype.is_floating_point and not g.value(node).dtype.is_complex
 
 
 def _divides_by_a_power(node: fx.Node) -> bool:

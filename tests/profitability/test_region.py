@@ -132,6 +132,20 @@ def replaced_sum(view):
     return region.extract((total,), (new,), {total: new}, {}), order
 
 
+def test_a_number_that_is_a_tensor_of_the_program_is_an_input_and_a_table_of_indices_is_not():
+    def fn(x, y):
+        return (x @ y) * torch.tensor(2.0), (x @ y)[torch.tensor([1, 0])]
+
+    x, y = two(8)
+    traced = make_fx(fn, tracing_mode="fake")(x, y).graph
+    numbers = [n for n in traced.nodes if n.op == "get_attr"]
+    scaled, indexed = (n for n in traced.nodes if n.target in (aten.mul.Tensor, aten.index.Tensor))
+    found = region.cut_out([scaled, *scaled.all_input_nodes[1:]])
+    assert numbers[0] in found.inputs
+    with pytest.raises(Unfit, match="can't be cut off"):
+        region.cut_out([indexed, *(n for n in traced.nodes if numbers[1] in n.all_input_nodes)])
+
+
 def test_what_an_operator_of_ours_computed_is_computed_again_and_never_random():
     """Nor do the two forms see different numbers where one reads a view of what the other reads."""
     found, order = replaced_sum(lambda index: index.select(1, 0))

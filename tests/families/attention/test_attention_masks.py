@@ -216,15 +216,77 @@ def filled_in_wide(q, k, v, b, seen):
     return scores.masked_fill(~seen, torch.finfo(torch.float32).min).softmax(-1).to(q.dtype) @ v
 
 
-@pytest.mark.parametrize(("fn", "held", "training"), [(filled(LOWEST), torch.bfloat16, True), (filled_in_wide, torch.float32, False)])
-def test_a_bias_under_a_mask_keeps_its_dtype_where_that_holds_the_number(fn, held, training):
-    """As in DeBERTa. A bias in fp32 is twice as much memory, and on GPUs not for the fastest kernels."""
-    args = [*heads(), randn(2, 4, 9, 9), visible(2, 1, 9, 9)]
-    graph = traced_joint(fn, args, (0, 1, 2, 3) if training else (), device="cpu")
+def hidden_in_wide(q, k, v, seen):
+    return ((q @ k.mT).float() * 0.25).masked_fill(~seen, LOWEST_IN_WIDE).softmax(-1).to(q.dtype) @ v
+
+
+def added_in_wide(q, k, v, seen):
+    """As in transformers under autocast, where masks have the parameters' dtype."""
+    mask = torch.where(seen, torch.tensor(0.0), LOWEST_IN_WIDE).expand(2, 1, 9, 9)
+    return ((q @ k.mT).float() * 0.25 + mask).softmax(-1).to(q.dtype) @ v
+
+
+def added_beside_what_may_hide(q, k, v, b, seen):
+    return ((q @ k.mT).float() * 0.25 + b + torch.where(seen, 0.0, LOWEST_IN_WIDE)).softmax(-1).to(q.dtype) @ v
+
+
+def added_as_infinity(q, k, v, seen):
+    """What a conversion rounds to it."""
+    mask = torch.where(seen, 0.0, LOWEST_IN_WIDE).to(q.dtype)
+    return ((q @ k.mT).float() * 0.25 + mask).softmax(-1).to(q.dtype) @ v
+
+
+def alibi_of_keys(slope):
+    return (torch.arange(9).view(1, 1, 9) * torch.pow(slope, torch.arange(1, 5)).view(4, 1, 1))[None]
+
+
+def added_beside_alibi(q, k, v, seen):
+    """As in BLOOM."""
+    bias = alibi_of_keys(torch.full((), 0.7))
+    return ((q @ k.mT).float() * 0.25 + bias + torch.where(seen, 0.0, LOWEST_IN_WIDE)).softmax(-1).to(q.dtype) @ v
+
+
+def filled_over_alibi(q, k, v, seen):
+    """As in MPT. Together they were larger than either."""
+    return ((q @ k.mT).float() * 0.25 + alibi_of_keys(torch.full((), 0.7))).masked_fill(~seen, LOWEST_IN_WIDE).softmax(-1).to(q.dtype) @ v
+
+
+def filled_twice_over_alibi(q, k, v, seen):
+    """A row may be hidden by two masks, each of which hides a part, and all of them override the bias."""
+    scores = (q @ k.mT).float() * 0.25 + alibi_of_keys(torch.full((), 0.7))
+    scores = scores.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), LOWEST_IN_WIDE)
+    return scores.masked_fill(~seen, LOWEST_IN_WIDE).softmax(-1).to(q.dtype) @ v
+
+
+LOWEST_IN_WIDE = torch.finfo(torch.float32).min
+NARROW, WIDE = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("fn", "held", "training"),
+    [
+        (filled(LOWEST), [NARROW], True),
+        (filled_in_wide, [WIDE], False),
+        *[(fn, [NARROW], training) for fn in (hidden_in_wide, added_in_wide, added_as_infinity) for training in (False, True)],
+        *[(added_beside_what_may_hide, [WIDE, WIDE], training) for training in (False, True)],
+        *[(fn, [WIDE, NARROW], training) for fn in (added_beside_alibi, filled_over_alibi) for training in (False, True)],
+        (filled_twice_over_alibi, [WIDE, WIDE], False),
+    ],
+)
+def test_what_hides_has_the_dtype_of_queries_where_that_holds_a_number_that_hides(fn, held, training):
+    """A bias in fp32 is twice as much memory, and on GPUs not for the fastest kernels."""
+    with_bias = fn in (filled_in_wide, added_beside_what_may_hide) or held == [NARROW] and fn.__name__ == "fn"
+    seen = visible(2, 1, 9, 9)
+    seen[0, 0, 3] = fn is added_as_infinity  # or it is hidden wholly
+    seen[1, 0, 2] = torch.arange(9) > 4
+    seen[1, 0, 2, 0] |= fn is added_as_infinity
+    biases = [randn(2, 4, 9, 9, dtype=WIDE if fn is added_beside_what_may_hide else NARROW)] if with_bias else []
+    args = [*heads(), *biases, seen]
+    graph = traced_joint(fn, args, range(len(args) - 1) if training else (), device="cpu")
     (match,) = (m for n in graph.nodes if n.op == "call_function" and n.target in Attention.anchors and (m := Attention().match(n)))
-    assert [b.itemsize for b in attended(match.site).biases] == [held.itemsize]
+    assert [b.itemsize for b in attended(match.site).biases] == [dtype.itemsize for dtype in held]
     assert rewrite(graph, [Attention()], "joint", strict=True).substitutions
     (forward,) = graph.find_nodes(op="call_function", target=attention)
-    (bias,) = forward.args[3]
-    assert bias.meta["val"].dtype == held
+    assert [bias.meta["val"].dtype for bias in forward.args[3]] == held
+    assert sum(bias.meta["val"].numel() for bias in forward.args[3]) < 4 * 81 or with_bias
     check(fn, tuple(args), training=training)
