@@ -1,4 +1,4 @@
-"""Random inputs for timing a graph: of the right shapes, strides and dtypes, and with indices that are in range.
+"""Random inputs for timing a graph: of the right shapes, strides and dtypes, and with indices that are in range, or known.
 
 An index out of range does not only give a wrong time: on a GPU it ends the process's CUDA context. So each index is traced back to the
 graph's integer inputs, those are drawn below the size of the dimension that they index, and the integer part of the graph is evaluated on
@@ -8,7 +8,7 @@ the CPU to check that every index is in range. A graph for which this can't be s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch._inductor import inductor_prims  # noqa: F401  defines torch.ops.prim
 from fusebackend import fx_utils as g
 from fusebackend.native import ops
 from fusebackend.profitability.unfit import Unfit
+from fusebackend.rewriting.known_indices import Known
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -75,14 +76,23 @@ class Samples:
         replaced: a graph with the same inputs that computes the same in another way. Its operators may be anybody's: the integers that
             they read must be indices in ``graph`` already, which says how large they may be.
         copies: how many times the inputs must fit into the memory that is free.
+        known: the inputs that are not random, by their positions.
 
     Raises:
         Unfit: why no inputs can be drawn.
     """
 
-    def __init__(self, graph: fx.Graph, fakes: Sequence[Any], replaced: fx.Graph | None = None, copies: float = 3.0):
+    def __init__(
+        self,
+        graph: fx.Graph,
+        fakes: Sequence[Any],
+        replaced: fx.Graph | None = None,
+        copies: float = 3.0,
+        known: Mapping[int, Known] | None = None,
+    ):
         placeholders = graph.find_nodes(op="placeholder")
         self._fakes = list(fakes)
+        self._known = known or {}
         self._forms = [_Indexing(graph)] + ([] if replaced is None else [_Indexing(replaced)])
         _check_integer_consumers(graph)
         if replaced is not None:
@@ -97,6 +107,8 @@ class Samples:
         for position, fake in enumerate(self._fakes):
             high = min([form.highs[position] for form in self._forms if position in form.highs], default=_BOUND_WITHOUT_INDEX)
             drawn.append(_random(fake, high, *self._style) if isinstance(fake, torch.Tensor) else _number(fake))
+            if position in self._known:
+                drawn[-1].copy_(self._known[position].compute())
         for form in self._forms:
             form.verify(drawn)
         return drawn

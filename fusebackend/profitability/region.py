@@ -23,6 +23,7 @@ from fusebackend.native import ops, user_kernels
 from fusebackend.profitability.concatenations import concatenations
 from fusebackend.profitability.fresh_inputs import fresh_inputs, symbols_of
 from fusebackend.profitability.unfit import Unfit
+from fusebackend.rewriting import known_indices
 
 aten = torch.ops.aten
 
@@ -64,11 +65,18 @@ class Region:
     def symbols(self) -> dict[Any, int]:
         return symbols_of(self.inputs)
 
+    @functools.cached_property
+    def known(self) -> dict[int, known_indices.Known]:
+        """The indices among the inputs that are known before run time, by their positions among the inputs of :meth:`modules`."""
+        found = ((i, known_indices.noted(n)) for i, n in enumerate(self.inputs, len(self.symbols)))
+        return {i: known for i, known in found if known is not None}
+
     def key(self, site: str, measured_with: str) -> str:
         """Names the region's measurement (:func:`fusebackend.cache_keys.region`)."""
         outputs = [*self.outputs, *self.renamed.values()]
         both_forms = cache_keys.graph_text(self.inputs, [*self.original, *self.emitted], outputs, self.symbols)
         both_forms += "".join(f"\ninput {i} in order {self.orders[n]}" for i, n in enumerate(self.inputs) if n in self.orders)
+        both_forms += "".join(f"\ninput {i} of {known.digest}" for i, known in self.known.items())
         builds = [user_kernels.library_key(n.target) for n in self.emitted if isinstance(n.target, torch._ops.OpOverload)]
         return cache_keys.region(site, measured_with, both_forms, [o in self.visible for o in self.outputs], builds)
 

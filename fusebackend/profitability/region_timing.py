@@ -15,7 +15,7 @@ from fusebackend.profitability.compile_apart import compile_apart
 from fusebackend.profitability.distributed import first_calls
 from fusebackend.profitability.measurement_store import Measurement
 from fusebackend.profitability.random_inputs import Samples
-from fusebackend.profitability.region import Region, alone, library_calls
+from fusebackend.profitability.region import Region, alone, cut_out, library_calls
 from fusebackend.profitability.unfit import Unfit
 
 #: A replacement is kept if it is this many times as fast: a smaller difference may be noise.
@@ -39,8 +39,9 @@ def time_region(
     """
     refuse_where_nothing_can_run(region.device)
     with timer.undisturbed(region.device):
-        original, replaced, fakes = (region.without_neighbours() if calls else region).modules()
-        samples = Samples(original.graph, fakes, replaced.graph)
+        timed = region.without_neighbours() if calls else region
+        original, replaced, fakes = timed.modules()
+        samples = Samples(original.graph, fakes, replaced.graph, known=timed.known)
         forms = [_called(m) if calls else compile_apart(m, fakes, patches) for m in (replaced, original)]
         if calls:
             _call_first(samples, forms[-1])
@@ -60,13 +61,14 @@ def time_replacement(region: Region, subject: str) -> Measurement:
     """
     refuse_where_nothing_can_run(region.device)
     with timer.undisturbed(region.device):
-        original, replaced, fakes = region.without_neighbours().modules()
-        ours = _one_ms(replaced, Samples(original.graph, fakes, replaced.graph), region.device)
+        apart = region.without_neighbours()
+        original, replaced, fakes = apart.modules()
+        ours = _one_ms(replaced, Samples(original.graph, fakes, replaced.graph, known=apart.known), region.device)
         theirs = 0.0
         calls = library_calls(region.core)
         if calls:
             module, fakes, _ = alone(calls)
-            samples = Samples(module.graph, fakes)
+            samples = Samples(module.graph, fakes, known=cut_out(calls).known)
             _call_first(samples, _called(module))
             theirs = _one_ms(module, samples, region.device)
     return Measurement(ours * MARGIN <= theirs, ours, theirs, "replacement", subject, cache_keys.machine(region.device))

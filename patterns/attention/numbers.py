@@ -77,7 +77,9 @@ def _constant(node: fx.Node) -> float | None:
         return None
     held = getattr(node.graph.owning_module, str(attribute.target), None)
     held = getattr(held, "constant", None) if isinstance(held, torch._subclasses.FakeTensor) else held
-    if not isinstance(held, torch.Tensor) or held.numel() != 1 or held.device.type != "cpu":
+    if not isinstance(held, torch.Tensor) or held.numel() != 1:
+        return None
+    if held.device.type != "cpu" and (not held.is_cuda or torch.cuda.is_current_stream_capturing()):
         return None
     with _disable_current_modes():
         return float(held.item())

@@ -7,6 +7,8 @@ import torch
 from families.traced_graphs import traced
 
 from fusebackend.patterns.index_add.amounts import Amounts
+from fusebackend.profitability import region
+from fusebackend.profitability.random_inputs import Samples
 from fusebackend.rewriting import known_indices
 
 f32, i64 = torch.float32, torch.int64
@@ -118,3 +120,20 @@ def test_a_backward_graph_knows_it_too(dynamic, interpreted, monkeypatch):
     fn = interpreted(Relative(), dynamic=dynamic, options={"fuse.gate": "auto"})
     fn(torch.randn(2, TOKENS, 8)).sum().backward()
     assert shares and set(shares) == {("placeholder", expected(positions(TOKENS)))}
+
+
+def test_what_is_known_is_timed_as_it_is():
+    """Instead of random numbers, to which threads would add in another order, and with other collisions."""
+    graph = traced(lambda t, x: added(t, positions(TOKENS), x), (73, 4, f32), (TOKENS, TOKENS, 4, f32), device="cpu")
+    known_indices.note(graph)
+    (put,) = [n for n in graph.nodes if "index_put" in str(n.target)]
+    found = region.cut_out([put])
+    module, fakes, _ = region.alone([put])
+    (position,) = found.known
+    for _ in range(2):
+        drawn = Samples(module.graph, fakes, known=found.known).draw()
+        assert torch.equal(drawn[position], positions(TOKENS))
+    other = traced(lambda t, x: added(t, positions(TOKENS) // 2, x), (73, 4, f32), (TOKENS, TOKENS, 4, f32), device="cpu")
+    known_indices.note(other)
+    (put,) = [n for n in other.nodes if "index_put" in str(n.target)]
+    assert region.cut_out([put]).key("", "") != found.key("", "")

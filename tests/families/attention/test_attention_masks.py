@@ -290,3 +290,18 @@ def test_what_hides_has_the_dtype_of_queries_where_that_holds_a_number_that_hide
     assert [bias.meta["val"].dtype for bias in forward.args[3]] == held
     assert sum(bias.meta["val"].numel() for bias in forward.args[3]) < 4 * 81 or with_bias
     check(fn, tuple(args), training=training)
+
+
+@pytest.mark.cuda
+def test_a_number_that_the_program_made_a_tensor_of_on_the_gpu_is_read():
+    """As transformers' masks have it."""
+
+    def fn(q, k, v, seen):
+        mask = torch.where(seen, torch.tensor(0.0, device=q.device), LOWEST_IN_WIDE)
+        return ((q @ k.mT).float() * 0.25 + mask).softmax(-1).to(q.dtype) @ v
+
+    args = [a.detach().cuda() for a in (*heads(), visible(2, 1, 9, 9))]
+    ours, report = compiled(fn, tuple(args), False)
+    (made,) = report.substitutions
+    assert "aten.where.self" in made.replacement, "made anew, in 16 bits"
+    torch.testing.assert_close(ours[0], fn(*args), rtol=0.02, atol=0.02)
