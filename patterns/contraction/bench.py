@@ -65,10 +65,10 @@ def cases() -> list[Case]:
 
 
 def random_cases(draw: random.Random, scale: float) -> Iterator[Case]:
-    """Products of 2^18 to 2^30 elements (2^30 times ``scale`` at most) with up to two dims of each sort, in any order, of factors in any
+    """Products of 2^12 to 2^30 elements (2^30 times ``scale`` at most) with up to two dims of each sort, in any order, of factors in any
     memory order, some of which are computed first."""
     while True:
-        most = 2 ** draw.uniform(18, 30 + math.log2(scale))
+        most = 2 ** draw.uniform(12, 30 + math.log2(scale))
         sorts, sizes = _between(draw, most) if draw.random() < 0.4 else _any_dims(draw)
         if not most / 4 <= math.prod(sizes) <= most:
             continue
