@@ -130,6 +130,20 @@ def _choice(term: Bias, source: fx.Node, dims: Dims) -> Choice | None:
     return None if of_condition is None else Choice(condition, of_condition, (first, second))
 
 
+def hidden_by(addend: Addend) -> tuple[fx.Node, Dims, bool] | None:
+    """(condition, its dims, its value where keys are hidden) of an addend that does nothing else; None for others."""
+    if len(addend.terms) != 1:
+        return None
+    (term,) = addend.terms
+    if isinstance(term, Mask):
+        return *source_of(term), term.hides
+    choice = _choice(term, *addend.source_of(term))
+    for shown, hides in ((0, False), (1, True)):
+        if choice is not None and choice.numbers[shown] == 0.0 and choice.numbers[1 - shown] < ABSORBS:
+            return choice.condition, choice.dims, hides
+    return None
+
+
 def source_of(term: Bias | Mask) -> tuple[fx.Node, Dims]:
     """Of what the bias or the condition is a view: before it was expanded, if it was; where it was last copied, if not."""
     node, dims = (term.node, term.dims) if isinstance(term, Bias) else (term.condition, term.dims)

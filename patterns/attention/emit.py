@@ -17,6 +17,7 @@ from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, lea
 from fusebackend.patterns.attention.gradients import Backward
 from fusebackend.patterns.attention.operands import Link
 from fusebackend.patterns.attention.ops import attention, attention_backward, attention_mask_bits, limits
+from fusebackend.patterns.attention.scores import Mask
 from fusebackend.patterns.attention.site import Forward, Result
 from fusebackend.rewriting.pattern import Emitter
 
@@ -34,6 +35,7 @@ class Site:
         addends: the operators' biases.
         out: the node that the forward's result takes the place of.
         slots: for each of the backward's bias gradients, which of the addends it belongs to.
+        causal: whether query i sees keys 0 to i alone, besides what the addends say.
     """
 
     forward: Forward
@@ -46,6 +48,7 @@ class Site:
     batch: tuple[Dim, ...]
     addends: tuple[Addend, ...]
     slots: tuple[int, ...]
+    causal: bool = False
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -142,7 +145,7 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
     if forward.dropout is not None:
         mask = arrange(e, forward.dropout.mask, forward.dropout.dims, site.scores_layout, repeat=True)
         dropped = e.call(attention_mask_bits, mask), forward.dropout.scale
-    made = e.call(attention, query, key, value, biases, site.scale, False, *dropped)
+    made = e.call(attention, query, key, value, biases, site.scale, site.causal, *dropped)
     out, statistics = e.call(operator.getitem, made, 0), e.call(operator.getitem, made, 1)
     if forward.softmax.is_safe and site.addends:
         out, statistics = without_hidden_rows(e, out, statistics)
@@ -151,10 +154,11 @@ def emit(e: Emitter, site: Site) -> list[fx.Node]:
         return found
     assert site.grad is not None
     grad = in_rows(e, _padded(e, operand(e, site, site.grad, (rows, forward.width))))
-    if any(not math.isinf(m.fill) for m in forward.masks):
+    if any(isinstance(term, Mask) and not math.isinf(term.fill) for addend in site.addends for term in addend.terms):
         statistics = _without_score_gradients(e, statistics, emit_hidden_rows(e, site.addends[-1], site.scores_layout))
     wanted, wide = ([i in slots for i in range(len(biases))] for slots in (site.slots, site.wide_slots))
-    gradients = e.call(attention_backward, grad, query, key, value, biases, out, statistics, site.scale, False, wanted, wide, *dropped)
+    of_forward = out, statistics, site.scale, site.causal
+    gradients = e.call(attention_backward, grad, query, key, value, biases, *of_forward, wanted, wide, *dropped)
     for i, result in enumerate((backward.queries, backward.keys, backward.values)):
         if result is not None:
             gradient = _without_padding(e, e.call(operator.getitem, gradients, i), forward.width if i == 2 else forward.depth)

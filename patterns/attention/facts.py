@@ -37,7 +37,7 @@ def attended(site: Site) -> Attended | None:
     return Attended(
         (b, inner, heads, queries, keys, depth, width),
         [_bias(site, i, addend) for i, addend in enumerate(site.addends)],
-        causal=False,
+        causal=site.causal,
         device=g.value(forward.product).device,
         itemsize=forward.dtype.itemsize,
         drops=forward.dropout is not None,

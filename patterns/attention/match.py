@@ -20,6 +20,7 @@ from fusebackend.patterns.attention.estimate import workload
 from fusebackend.patterns.attention.facts import attended, computed_terms, factored_gradients, passes
 from fusebackend.patterns.attention.gradients import Backward, BiasGradient, read_backward
 from fusebackend.patterns.attention.inductor_patterns import is_taken_by_inductor
+from fusebackend.patterns.attention.known_masks import without_causal_masks
 from fusebackend.patterns.attention.numbers import is_of_positions
 from fusebackend.patterns.attention.ops import unavailable
 from fusebackend.patterns.attention.site import DTYPES, Forward, Result, read_forward
@@ -42,6 +43,7 @@ class Attention(Pattern):
         unlike = None if site.backward is None else _why_gradients_differ(site.forward, site.backward)
         if unlike is not None:
             return unlike
+        site = without_causal_masks(site)
         device = g.value(site.forward.product).device
         no_kernel = unavailable(device)
         if no_kernel:
@@ -206,4 +208,5 @@ def describe_biases(site: Site) -> str:
     count = len(site.addends)
     what = "without a bias" if not count else f"with {count} bias{'es' if count > 1 else ''}"
     learned = sum(i in site.slots for i in range(count))
-    return f"{what}, {learned} of them with a gradient" if learned else what
+    what += f", {learned} of them with a gradient" if learned else ""
+    return f"causal, {what}" if site.causal else what

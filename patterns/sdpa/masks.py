@@ -12,20 +12,15 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fusebackend import fx_utils as g
-from fusebackend.patterns.attention.arrange import converted, steps
+from fusebackend.patterns.attention.arrange import converted
 from fusebackend.patterns.attention.biases import ABSORBS, emit_addend, fill_of
-from fusebackend.patterns.attention.dims import Dim
 from fusebackend.patterns.attention.emit import Site
-from fusebackend.patterns.attention.numbers import uniform
+from fusebackend.patterns.attention.known_masks import Computer, arranged
 from fusebackend.patterns.attention.scores import Bias
 from fusebackend.patterns.sdpa.ops import LEAST
 from fusebackend.rewriting.pattern import Emitter
 
-aten, prims = torch.ops.aten, torch.ops.prims
-
-#: The largest tensor, in elements, and the most nodes, that are computed while compiling.
-_MOST_ELEMENTS, _MOST_NODES = 2**22, 200
+aten = torch.ops.aten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,60 +63,16 @@ def _computed(site: Site) -> torch.Tensor | None:
         value = torch.zeros(1, 1, 1, 1)
         for term in addend.terms:
             node, dims = addend.source_of(term)
-            found = _Computer().value(node)
+            found = Computer().value(node)
             if found is None:
                 return None
-            found = _arranged(node, found, dims, site.scores_layout)
+            found = arranged(node, found, dims, site.scores_layout)
             if isinstance(term, Bias):
                 value = value + found.float() * term.factor
             else:
                 value = torch.where(found == term.hides, fill_of(term), value)
         total = total + value
     return None if total.isnan().any() else total
-
-
-def _arranged(node: fx.Node, value: torch.Tensor, dims: tuple[Dim, ...], layout: tuple[Dim, ...]) -> torch.Tensor:
-    for target, given in steps(g.value(node), dims, layout, repeat=False):
-        value = target(value, *given)
-    return value
-
-
-class _Computer:
-    """Computes nodes that depend on no input."""
-
-    def __init__(self) -> None:
-        self.values: dict[fx.Node, torch.Tensor] = {}
-
-    def value(self, last: fx.Node) -> torch.Tensor | None:
-        order, stack = list[fx.Node](), [last]
-        while stack:
-            node = stack.pop()
-            number = uniform(node) if node.target is aten.lift_fresh_copy.default else None  # a tensor that the program made of a number
-            if number is not None:
-                self.values[node] = torch.full((), number, dtype=g.value(node).dtype).expand(g.value(node).shape)
-                continue
-            if not _is_computable(node) or len(order) > _MOST_NODES:
-                return None
-            order.append(node)
-            stack += node.all_input_nodes
-        for node in sorted(set(order)):
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
-            device = {"device": torch.device("cpu")} if kwargs.get("device") is not None else {}
-            try:
-                self.values[node] = node.target(*args, **{**kwargs, **device})  # type: ignore[operator]
-            except Exception:
-                return None
-        return self.values[last]
-
-
-def _is_computable(node: fx.Node) -> bool:
-    """Whether ``node`` is a small tensor of known sizes that an operator without effects and without chance computes."""
-    if not g.may_be_called_early(node):
-        return False
-    value, symbolic = g.value(node), list[object]()
-    fx.node.map_aggregate((node.args, node.kwargs), lambda a: symbolic.append(a) if isinstance(a, torch.SymInt) else None)
-    sizes = [s for s in (*value.shape, *value.stride()) if not isinstance(s, int)]
-    return not sizes and not symbolic and value.numel() <= _MOST_ELEMENTS
 
 
 def emit_mask(e: Emitter, site: Site) -> fx.Node:

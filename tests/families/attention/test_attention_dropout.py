@@ -56,24 +56,26 @@ SHAPES = {
 }
 
 
-def eager(q, k, v, biases, mask):
+def eager(q, k, v, biases, mask, causal):
     scores = q @ k.mT * q.shape[-1] ** -0.5
     for bias in biases:
         scores = scores + bias
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -torch.inf)
     return (scores.float().softmax(-1).to(q.dtype) if q.dtype != torch.float64 else scores.softmax(-1)) * mask * SCALE @ v
 
 
-def differentiated(operands, biases, learned, mask, grad, dtype):
+def differentiated(operands, biases, learned, mask, causal, grad, dtype):
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in operands)
     biases = [b.detach().to(dtype).requires_grad_(w) for b, w in zip(biases, learned)]
-    out = eager(q, k, v, biases, mask)
+    out = eager(q, k, v, biases, mask, causal)
     return [out.detach(), *torch.autograd.grad(out, [q, k, v, *(b for b in biases if b.requires_grad)], grad.to(dtype))]
 
 
-@pytest.mark.parametrize("wide_gradients", [False, True])
+@pytest.mark.parametrize(("wide_gradients", "causal"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_error_is_no_larger_than_eagers(name, dtype, wide_gradients, device):
+def test_the_error_is_no_larger_than_eagers(name, dtype, wide_gradients, causal, device):
     torch.manual_seed(0)
     shape, keys, sizes, learned = SHAPES[name]
     q, grad = (torch.randn(shape).to(device, dtype) for _ in range(2))
@@ -83,13 +85,13 @@ def test_the_error_is_no_larger_than_eagers(name, dtype, wide_gradients, device)
     dropped = ops.attention_mask_bits(mask), SCALE
 
     def by_kernels():
-        out, statistics = ops.attention(q, k, v, biases, shape[-1] ** -0.5, False, *dropped)
+        out, statistics = ops.attention(q, k, v, biases, shape[-1] ** -0.5, causal, *dropped)
         flags = learned, learned if wide_gradients else []
-        return [out, *ops.attention_backward(grad, q, k, v, biases, out, statistics, shape[-1] ** -0.5, False, *flags, *dropped)]
+        return [out, *ops.attention_backward(grad, q, k, v, biases, out, statistics, shape[-1] ** -0.5, causal, *flags, *dropped)]
 
     found = by_kernels()
     assert all(map(torch.equal, found, by_kernels()))  # the same bits in every run
-    exact, theirs = (differentiated((q, k, v), biases, learned, mask, grad, d) for d in (torch.float64, dtype))
+    exact, theirs = (differentiated((q, k, v), biases, learned, mask, causal, grad, d) for d in (torch.float64, dtype))
     assert all(d.dtype == (torch.float32 if wide_gradients else dtype) for d in found[4:])
     for ours, reference, other in zip(found, exact, theirs, strict=True):
         assert ours.shape == reference.shape

@@ -292,6 +292,95 @@ def test_what_hides_has_the_dtype_of_queries_where_that_holds_a_number_that_hide
     check(fn, tuple(args), training=training)
 
 
+def seen_before(count, offset=0, batch=None):
+    """As transformers computes it: of positions, in every batch."""
+    positions = torch.arange(count)
+    seen = (positions[None] <= positions[:, None] + offset) & torch.ones((), dtype=torch.bool)
+    return seen if batch is None else seen[None, None].expand(batch, -1, -1, -1)
+
+
+def causal_by_where(q, k, v):
+    return torch.where(seen_before(9), q @ k.mT * 0.25, -math.inf).softmax(-1) @ v
+
+
+def causal_by_a_finite_number(q, k, v):
+    return (q @ k.mT * 0.25).masked_fill(~seen_before(9), LOWEST).softmax(-1) @ v
+
+
+def causal_by_addition(q, k, v):
+    mask = torch.where(seen_before(9, batch=2), torch.tensor(0.0), LOWEST_IN_WIDE)
+    return ((q @ k.mT).float() * 0.25 + mask).softmax(-1).to(q.dtype) @ v
+
+
+def causal_by_infinity_elsewhere(q, k, v):
+    mask = torch.where(~seen_before(9, batch=2), -math.inf, 0.0)
+    return ((q @ k.mT).float() * 0.25 + mask).softmax(-1).to(q.dtype) @ v
+
+
+def causal_over_alibi(q, k, v):
+    scores = (q @ k.mT).float() * 0.25 + alibi_of_keys(torch.full((), 0.7))
+    return scores.masked_fill(~seen_before(9, batch=2), LOWEST_IN_WIDE).softmax(-1).to(q.dtype) @ v
+
+
+def causal_beside_another_mask(q, k, v, seen):
+    return (torch.where(seen_before(9), q @ k.mT * 0.25, -math.inf) + torch.where(seen, 0.0, -math.inf).to(q.dtype)).softmax(-1) @ v
+
+
+def causal_beside_a_learned_bias(q, k, v, b):
+    return (q @ k.mT * 0.25 + b).masked_fill(~seen_before(9), -math.inf).softmax(-1) @ v
+
+
+def but_for_one_more(q, k, v):
+    return torch.where(seen_before(9, 1), q @ k.mT * 0.25, -math.inf).softmax(-1) @ v
+
+
+def but_for_what_is_shown(q, k, v):
+    return (q @ k.mT * 0.25 + torch.where(seen_before(9), 1.0, -math.inf).to(q.dtype)).softmax(-1) @ v
+
+
+def by_data(q, k, v, seen):
+    return torch.where(seen, q @ k.mT * 0.25, -math.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "causal", "others"),
+    [
+        (causal_by_where, True, "without a bias"),
+        (causal_by_a_finite_number, True, "without a bias"),
+        (causal_by_addition, True, "without a bias"),
+        (causal_by_infinity_elsewhere, True, "without a bias"),
+        (causal_over_alibi, True, "with 1 bias"),
+        (causal_beside_another_mask, True, "with 1 bias"),
+        (causal_beside_a_learned_bias, True, "with 1 bias"),
+        (but_for_one_more, False, "with 1 bias"),
+        (but_for_what_is_shown, False, "with 1 bias"),
+        (by_data, False, "with 1 bias"),
+    ],
+)
+def test_a_mask_that_is_known_to_be_causal_is_none(fn, causal, others, training):
+    """The kernels leave out what it hides, and read none."""
+    seen = visible(2, 1, 9, 9) | torch.eye(9, dtype=torch.bool) if fn is causal_beside_another_mask else torch.ones(9, 9).tril() > 0
+    further = [seen] if fn in (causal_beside_another_mask, by_data) else [randn(4, 9, 9)] if fn is causal_beside_a_learned_bias else []
+    (made,) = check(fn, (*heads(), *further), training=training).substitutions
+    assert made.note.startswith("causal, " * causal + others)
+
+
+def test_a_causal_mask_of_fewer_keys_or_of_sizes_that_are_not_known_is_a_bias():
+    def rectangular(q, k, v):
+        return torch.where(seen_before(9)[:5], q @ k.mT * 0.25, -math.inf).softmax(-1) @ v
+
+    def dynamic(q, k, v):
+        return torch.where(seen_before(q.shape[-2]), q @ k.mT * 0.25, -math.inf).softmax(-1) @ v
+
+    (made,) = check(rectangular, tuple(heads(queries=5, keys=9)), training=True).substitutions
+    assert made.note == "with 1 bias"
+    whole = torch.compile(dynamic, backend=backend.fuse, options=OPTIONS, dynamic=True)
+    args = tuple(heads())
+    torch.testing.assert_close(run(whole, args, False)[0], run(dynamic, args, False)[0], rtol=0.02, atol=0.02)
+    assert [s.note for s in whole_report().substitutions] == ["with 1 bias"]
+
+
 @pytest.mark.cuda
 def test_a_number_that_the_program_made_a_tensor_of_on_the_gpu_is_read():
     """As transformers' masks have it."""
