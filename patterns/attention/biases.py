@@ -102,17 +102,18 @@ def _stays_apart(addend: Addend, mask: Mask) -> bool:
     """Whether what a mask overrides is added to it instead: it hides nothing itself, and together they would be larger than either, as
     ALiBi's bias of keys is beside a causal mask. The number that is filled in absorbs it."""
     both = addend.axes | Addend((mask,)).axes
-    return both not in (addend.axes, Addend((mask,)).axes) and not any(map(_may_hide, addend.terms))
+    return both not in (addend.axes, Addend((mask,)).axes) and not any(map(may_hide, addend.terms))
 
 
-def _may_hide(term: Bias | Mask) -> bool:
+def may_hide(term: Bias | Mask) -> bool:
+    """Whether it may make a score as low as what hides does."""
     return isinstance(term, Mask) or not is_of_positions(term.node)
 
 
 def _is_exchangeable(terms: tuple[Bias | Mask, ...]) -> bool:
     """Whether another number that absorbs a score may stand for the one that hides: nothing else does, and in rows that are hidden wholly
     weights are equal either way."""
-    hiding = list(filter(_may_hide, terms))
+    hiding = list(filter(may_hide, terms))
     return len(hiding) == 1 and (isinstance(hiding[0], Mask) or _choice(hiding[0], *source_of(hiding[0])) is not None)
 
 
@@ -130,17 +131,26 @@ def _choice(term: Bias, source: fx.Node, dims: Dims) -> Choice | None:
     return None if of_condition is None else Choice(condition, of_condition, (first, second))
 
 
-def hidden_by(addend: Addend) -> tuple[fx.Node, Dims, bool] | None:
-    """(condition, its dims, its value where keys are hidden) of an addend that does nothing else; None for others."""
+@dataclasses.dataclass(frozen=True)
+class Hiding:
+    """What an addend does that hides keys, and nothing else: where ``condition``, which has these dims, is ``hides``, by this number."""
+
+    condition: fx.Node
+    dims: Dims
+    hides: bool
+    number: float
+
+
+def hiding_of(addend: Addend) -> Hiding | None:
     if len(addend.terms) != 1:
         return None
     (term,) = addend.terms
     if isinstance(term, Mask):
-        return *source_of(term), term.hides
+        return Hiding(*source_of(term), term.hides, fill_of(term))
     choice = _choice(term, *addend.source_of(term))
     for shown, hides in ((0, False), (1, True)):
         if choice is not None and choice.numbers[shown] == 0.0 and choice.numbers[1 - shown] < ABSORBS:
-            return choice.condition, choice.dims, hides
+            return Hiding(choice.condition, choice.dims, hides, choice.numbers[1 - shown])
     return None
 
 

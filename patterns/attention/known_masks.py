@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import fx
@@ -10,8 +11,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.arrange import steps
-from fusebackend.patterns.attention.biases import Addend, hidden_by
-from fusebackend.patterns.attention.dims import Dim, Dims
+from fusebackend.patterns.attention.biases import Hiding, hiding_of, may_hide
+from fusebackend.patterns.attention.dims import Dim, product
 from fusebackend.patterns.attention.emit import Site
 from fusebackend.patterns.attention.numbers import uniform
 
@@ -25,46 +26,42 @@ _NOTE = "fusebackend_causal"
 def without_causal_masks(site: Site) -> Site:
     """The site with what its kernels leave out of causal attention, instead of the masks that say so."""
     rows, columns = site.scores_layout[-2:]
-    if not g.same_size(_size(rows), _size(columns)):
+    if not g.same_size(product(a.size for a in rows), product(a.size for a in columns)):
         return site
-    causal = [i for i, addend in enumerate(site.addends) if i not in site.slots and _is_causal(addend, site.scores_layout)]
-    kept = [i for i in range(len(site.addends)) if i not in causal]
+    causal = [i for i in range(len(site.addends)) if _is_causal(site, i)]
     if not causal:
         return site
+    kept = [i for i in range(len(site.addends)) if i not in causal]
     addends = tuple(site.addends[i] for i in kept)
     return dataclasses.replace(site, addends=addends, slots=tuple(map(kept.index, site.slots)), causal=True)
 
 
-def _size(dim: Dim) -> int:
-    size = 1
-    for axis in dim:
-        size = size * axis.size
-    return size
-
-
-def _is_causal(addend: Addend, layout: tuple[Dim, ...]) -> bool:
-    """Whether it hides from each query the keys behind it, and does nothing else."""
-    found = hidden_by(addend)
-    if found is None:
+def _is_causal(site: Site, number: int) -> bool:
+    """Whether an addend hides from each query the keys behind it, and does nothing else. Where it hides by a finite number, nothing else
+    may hide: all keys of a row that both hide wholly have equal weights."""
+    hiding = hiding_of(site.addends[number])
+    if hiding is None or number in site.slots:
         return False
-    condition, dims, hides = found
-    made = steps(g.value(condition), dims, layout, repeat=False)
-    known = condition.meta.setdefault(_NOTE, {})  # a mask is most often that of all layers
-    key = f"{hides} {made}"
+    others = [term for i, a in enumerate(site.addends) if i != number and i not in site.slots for term in a.terms]
+    if not math.isinf(hiding.number) and any(map(may_hide, others)):
+        return False
+    made = steps(g.value(hiding.condition), hiding.dims, site.scores_layout, repeat=False)
+    known = hiding.condition.meta.setdefault(_NOTE, {})  # a mask is most often that of all layers
+    key = f"{hiding.hides} {made}"
     if key not in known:
-        known[key] = _hides_what_is_behind(condition, dims, layout, hides)
+        known[key] = _hides_what_is_behind(hiding, site.scores_layout)
     return known[key]
 
 
-def _hides_what_is_behind(condition: fx.Node, dims: Dims, layout: tuple[Dim, ...], hides: bool) -> bool:
+def _hides_what_is_behind(hiding: Hiding, layout: tuple[Dim, ...]) -> bool:
     with _disable_current_modes():  # a graph may be rewritten under a fake tensor mode
-        value = Computer().value(condition)
+        value = Computer().value(hiding.condition)
         if value is None:
             return False
-        hidden = arranged(condition, value, dims, layout)
-        queries, keys = hidden.shape[-2:]
+        found = arranged(hiding.condition, value, hiding.dims, layout)
+        queries, keys = found.shape[-2:]
         behind = torch.ones(queries, keys, dtype=torch.bool).triu(1)
-        return queries == keys > 1 and bool((hidden == (behind if hides else ~behind)).all())
+        return queries == keys > 1 and bool((found == (behind if hiding.hides else ~behind)).all())
 
 
 def arranged(node: fx.Node, value: torch.Tensor, dims: tuple[Dim, ...], layout: tuple[Dim, ...]) -> torch.Tensor:

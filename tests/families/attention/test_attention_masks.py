@@ -342,6 +342,12 @@ def by_data(q, k, v, seen):
     return torch.where(seen, q @ k.mT * 0.25, -math.inf).softmax(-1) @ v
 
 
+def beside_padding(q, k, v, seen):
+    """Padding on the left: the first rows see nothing, and have equal weights for all keys that one of the two hides."""
+    mask = torch.where(seen_before(9), 0.0, LOWEST_IN_WIDE)
+    return ((q @ k.mT).float() * 0.25 + mask + torch.where(seen, 0.0, LOWEST_IN_WIDE)).softmax(-1).to(q.dtype) @ v
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     ("fn", "causal", "others"),
@@ -353,6 +359,7 @@ def by_data(q, k, v, seen):
         (causal_over_alibi, True, "with 1 bias"),
         (causal_beside_another_mask, True, "with 1 bias"),
         (causal_beside_a_learned_bias, True, "with 1 bias"),
+        (beside_padding, False, "with 2 biases"),
         (but_for_one_more, False, "with 1 bias"),
         (but_for_what_is_shown, False, "with 1 bias"),
         (by_data, False, "with 1 bias"),
@@ -360,8 +367,13 @@ def by_data(q, k, v, seen):
 )
 def test_a_mask_that_is_known_to_be_causal_is_none(fn, causal, others, training):
     """The kernels leave out what it hides, and read none."""
-    seen = visible(2, 1, 9, 9) | torch.eye(9, dtype=torch.bool) if fn is causal_beside_another_mask else torch.ones(9, 9).tril() > 0
-    further = [seen] if fn in (causal_beside_another_mask, by_data) else [randn(4, 9, 9)] if fn is causal_beside_a_learned_bias else []
+    given = {
+        causal_beside_another_mask: visible(2, 1, 9, 9) | torch.eye(9, dtype=torch.bool),
+        beside_padding: (torch.arange(9) >= torch.tensor([2, 0])[:, None])[:, None, None],
+        by_data: torch.ones(9, 9).tril() > 0,
+        causal_beside_a_learned_bias: randn(4, 9, 9),
+    }
+    further = [given[fn]] if fn in given else []
     (made,) = check(fn, (*heads(), *further), training=training).substitutions
     assert made.note.startswith("causal, " * causal + others)
 
