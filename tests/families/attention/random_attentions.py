@@ -74,6 +74,11 @@ def draw(seed: int) -> Drawn:
                 scores = scores - x
             elif kind == "alpha":
                 scores = torch.add(scores, x, alpha=number)
+            elif kind == "chosen":
+                scores = scores + torch.where(x, 0.0, number)
+            elif kind == "causal":
+                rows, columns = map(torch.arange, scores.shape[-2:])
+                scores = scores + torch.where(columns[None] <= rows[:, None], 0.0, number)
             elif kind == "where":
                 scores = torch.where(x, scores, number)
             else:
@@ -148,7 +153,7 @@ def _term(d: _Draw, batch: tuple[int, ...], queries: int, keys: int, dtype: torc
     shape = [n if d.random.random() < 0.5 else 1 for n in (*batch, queries)] + [keys]
     while len(shape) > 1 and shape[0] == 1 and d.random.random() < 0.5:
         shape = shape[1:]
-    kind = d.pick("term", "added", "before", "subtracted", "alpha", "mask added", "mask added", "where", "filled")
+    kind = d.pick("term", "added", "before", "subtracted", "alpha", "mask added", "chosen", "causal", "where", "filled")
     d.says.append(f"{tuple(shape)}")
     if kind in ("added", "before", "subtracted", "alpha"):
         held = d.pick("held", dtype, dtype, torch.float32)
@@ -158,6 +163,10 @@ def _term(d: _Draw, batch: tuple[int, ...], queries: int, keys: int, dtype: torc
         seen = torch.ones(queries, keys, dtype=torch.bool).tril()
     seen[..., 0] = True
     lowest = torch.finfo(dtype).min
+    if kind in ("chosen", "causal"):  # as transformers makes masks, in fp32
+        if kind == "chosen" and d.random.random() < 0.3 and seen.dim() > 1:
+            seen[..., :1, :] = False
+        return kind, d.pick("fill", torch.finfo(torch.float32).min, *[-math.inf] * bool(seen.any(-1).all())), seen
     if kind == "mask added":
         return "added", 0.0, torch.zeros(seen.shape).masked_fill(~seen, d.pick("fill", -math.inf, lowest / 2, -100.0)).to(dtype)
     fill = d.pick("fill", -math.inf, -math.inf, lowest)
