@@ -16,6 +16,7 @@ _DEFAULT_SHARE, _DEFAULT_SECONDS = 0.1, 10.0
 _COMPILED_SHARE = 0.5
 _TOO_LITTLE = "{} both forms takes {:.2g} s, more than is left of what a compile may spend on that by default"
 
+#: What timing does with both forms.
 Doing = Literal["calling", "compiling"]
 
 _stood = 0.0  # seconds

@@ -142,6 +142,7 @@ class Hiding:
 
 
 def hiding_of(addend: Addend) -> Hiding | None:
+    """None where an addend does anything else."""
     if len(addend.terms) != 1:
         return None
     (term,) = addend.terms
