@@ -55,7 +55,8 @@ class Addend:
         return number if _holds(dtype, number) else None
 
     def choice(self, term: Bias, dtype: torch.dtype) -> Choice | None:
-        """A bias that is one of two numbers, which 16 bits hold though the program adds more."""
+        """The bias as a choice between two numbers that ``dtype``, of 16 bits, holds, in whatever dtype the program adds it; None where
+        it is none."""
         found = _choice(term, *self.source_of(term))
         if found is None or dtype not in (torch.bfloat16, torch.float16):
             return None

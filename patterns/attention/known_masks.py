@@ -24,7 +24,7 @@ _NOTE = "fusebackend_causal"
 
 
 def without_causal_masks(site: Site) -> Site:
-    """The site with what its kernels leave out of causal attention, instead of the masks that say so."""
+    """The site as causal attention, without the masks that say so; the same where none does."""
     rows, columns = site.scores_layout[-2:]
     if not g.same_size(product(a.size for a in rows), product(a.size for a in columns)):
         return site
