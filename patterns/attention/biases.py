@@ -128,6 +128,8 @@ def _choice(term: Bias, source: fx.Node, dims: Dims) -> Choice | None:
     first, second = map(uniform, numbers)
     if first is None or second is None or not isinstance(condition, fx.Node):
         return None
+    if max(first, second) < ABSORBS:  # it hides all keys, some of them less than others
+        return None
     of_condition = broadcast(dims, condition)
     return None if of_condition is None else Choice(condition, of_condition, (first, second))
 

@@ -236,6 +236,12 @@ def added_as_infinity(q, k, v, seen):
     return ((q @ k.mT).float() * 0.25 + mask).softmax(-1).to(q.dtype) @ v
 
 
+def added_to_hide_all(q, k, v, seen):
+    """All weight is on the keys that are hidden by the larger number."""
+    mask = torch.where(seen, -2e38, LOWEST_IN_WIDE)
+    return ((q @ k.mT).float() * 0.25 + mask).softmax(-1).to(q.dtype) @ v
+
+
 def alibi_of_keys(slope):
     return (torch.arange(9).view(1, 1, 9) * torch.pow(slope, torch.arange(1, 5)).view(4, 1, 1))[None]
 
@@ -268,6 +274,7 @@ NARROW, WIDE = torch.bfloat16, torch.float32
         (filled(LOWEST), [NARROW], True),
         (filled_in_wide, [WIDE], False),
         *[(fn, [NARROW], training) for fn in (hidden_in_wide, added_in_wide, added_as_infinity) for training in (False, True)],
+        *[(added_to_hide_all, [WIDE], training) for training in (False, True)],
         *[(added_beside_what_may_hide, [WIDE, WIDE], training) for training in (False, True)],
         *[(fn, [WIDE, NARROW], training) for fn in (added_beside_alibi, filled_over_alibi) for training in (False, True)],
         (filled_twice_over_alibi, [WIDE, WIDE], False),
