@@ -26,9 +26,10 @@ def copies_of_parts(matched: Collection[fx.Node]) -> tuple[Work, ...]:
 
 def _made_of(part: fx.Node, matched: Collection[fx.Node]) -> list[fx.Node]:
     """The concatenations besides the matched nodes that hold the part as Inductor computes it; none where a call reads it already."""
-    if not g.is_fusable(part) or not all(g.is_fusable(r) or r.op == "output" for r in g.consumers(part)):
+    found = [u for u in part.users if u.target is aten.cat.default and u not in matched and _is_made(u)]
+    if not found or not g.is_fusable(part):  # most often there is none, which is told at once
         return []
-    return [u for u in part.users if u.target is aten.cat.default and u not in matched and _is_made(u)]
+    return found if all(g.is_fusable(r) or r.op == "output" for r in g.consumers(part)) else []
 
 
 def concatenations(matched: Collection[fx.Node]) -> list[fx.Node]:

@@ -92,7 +92,7 @@ class Samples:
     ):
         placeholders = graph.find_nodes(op="placeholder")
         self._fakes = list(fakes)
-        self._known = known or {}
+        self._known = {position: index.compute() for position, index in (known or {}).items()}
         self._forms = [_Indexing(graph)] + ([] if replaced is None else [_Indexing(replaced)])
         _check_integer_consumers(graph)
         if replaced is not None:
@@ -108,7 +108,7 @@ class Samples:
             high = min([form.highs[position] for form in self._forms if position in form.highs], default=_BOUND_WITHOUT_INDEX)
             drawn.append(_random(fake, high, *self._style) if isinstance(fake, torch.Tensor) else _number(fake))
             if position in self._known:
-                drawn[-1].copy_(self._known[position].compute())
+                drawn[-1].copy_(self._known[position])
         for form in self._forms:
             form.verify(drawn)
         return drawn
