@@ -43,12 +43,19 @@ namespace fusebackend {
   abi::__cxa_throw(error, const_cast<std::type_info*>(reinterpret_cast<const std::type_info*>(out_of_memory_type)), functions[0]);
 }
 
-// After an allocation on a GPU: throws if there was an error, which is taken for want of memory unless torch says otherwise.
-inline void check_allocated(int32_t error) {
-  if (error == 0) return;
-  const std::string said = detail::last_error ? detail::last_error() : "CUDA out of memory (torch's message is in the log)";
+// After an allocation on a GPU: whether there was no memory, which an error is taken for unless torch says otherwise; then it throws.
+inline bool is_out_of_memory(int32_t error) {
+  if (error == 0) return false;
+  if (!detail::last_error) return true;
+  const std::string said = detail::last_error();
   if (said.find("out of memory") == std::string::npos) throw std::runtime_error("fusebackend: " + said);
-  throw_out_of_memory("fusebackend: " + said);
+  return true;
+}
+
+// The same, and throws torch's exception for it.
+inline void check_allocated(int32_t error) {
+  if (!is_out_of_memory(error)) return;
+  throw_out_of_memory(std::string("fusebackend: ") + (detail::last_error ? detail::last_error() : "CUDA out of memory (torch's message is in the log)"));
 }
 
 }  // namespace fusebackend

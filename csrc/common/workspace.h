@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "common/binding.h"
@@ -18,6 +19,12 @@ class Workspace {
  public:
   explicit Workspace(int64_t bytes) {
     if (bytes > 0) check_allocated(aoti_torch_cuda_caching_allocator_raw_alloc(static_cast<uint64_t>(bytes), &data_));
+  }
+  // Nothing where that much memory is not there, for a caller that can do with less.
+  static std::optional<Workspace> if_there_is(int64_t bytes) {
+    Workspace found(0);
+    if (bytes > 0 && is_out_of_memory(aoti_torch_cuda_caching_allocator_raw_alloc(static_cast<uint64_t>(bytes), &found.data_))) return std::nullopt;
+    return found;
   }
   ~Workspace() {
     if (data_) aoti_torch_cuda_caching_allocator_raw_delete(data_);

@@ -3,7 +3,7 @@
 //   fusebackend::matmul_planes(Tensor x, int inner) -> Tensor
 //
 // patterns/fp32_matmul/ops.py says what they compute. Temporary memory of matmul: 1.5 times the bytes of the operands that come without
-// planes, at most 1 GiB, and at most 13 MB more.
+// planes, at most 1 GiB, and at most 13 MB more; where there is not that much, less.
 #include <optional>
 #include <string>
 
@@ -34,6 +34,30 @@ Kernel kernel_named(const std::string& name) {
   STD_TORCH_CHECK(name == "wgmma", "matmul: kernel ", name, ": auto, wgmma, mma and ffma are known");
   STD_TORCH_CHECK(has_wgmma, "matmul: the kernel wgmma needs a GPU of compute capability 9.0 and a library built for it");
   return Kernel::kWgmma;
+}
+
+// The kernel, and memory for its planes.
+struct Scratch {
+  Kernel kernel;
+  size_t planes_limit;
+  Workspace memory;
+};
+
+// A product of cuBLAS needs no planes, so a step that ends for want of them would be our fault: where memory is short, the product is computed in
+// more pieces, and at last without planes, unless a kernel was asked for by name.
+Scratch scratch_for(const Problem& p, const std::string& kernel) {
+  constexpr size_t kLeastPlanes = size_t(16) << 20;
+  const Kernel chosen = kernel_named(kernel);
+  const auto bytes = [&](size_t limit) { return static_cast<int64_t>(workspace_bytes(p, chosen, limit, sm_count())); };
+  int64_t refused = INT64_MAX;
+  for (size_t limit = kPlanesLimit; limit >= kLeastPlanes; limit /= 4) {
+    const int64_t needed = bytes(limit);
+    if (needed >= refused) continue;
+    if (auto memory = Workspace::if_there_is(needed)) return {chosen, limit, std::move(*memory)};
+    refused = needed;
+  }
+  if (kernel == "auto") return {Kernel::kFfma, 0, Workspace(0)};
+  return {chosen, kLeastPlanes, Workspace(refused)};
 }
 
 bool is_fp32_on(const Tensor& t, const Tensor& like) {
@@ -111,10 +135,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, const std::optional<Tensor>& d, 
   if (c.numel() == 0) return c;
 
   const CudaScope scope(a);
-  const Kernel chosen = kernel_named(kernel);
-  const int sms = sm_count();
-  const Workspace workspace(static_cast<int64_t>(workspace_bytes(p, chosen, sms)));
-  check_cuda(launch(p, chosen, workspace.data(), sms, scope.stream()), "matmul");
+  const Scratch scratch = scratch_for(p, kernel);
+  check_cuda(launch(p, scratch.kernel, scratch.memory.data(), scratch.planes_limit, sm_count(), scope.stream()), "matmul");
   return c;
 }
 

@@ -46,14 +46,14 @@ inline Kernel default_kernel(int major, int minor, bool has_wgmma) {
 }
 
 #if __has_include(<cuda_runtime_api.h>)
-// Bytes of device memory that `launch` needs, uninitialised: planes, at most kPlanesLimit where dividing the product brings them below
+// Bytes of device memory that `launch` needs, uninitialised: planes, at most `planes_limit` where dividing the product brings them below
 // that, and the partial results of tiles that are split along K (13 MB on an H200).
-size_t workspace_bytes(const Problem& p, Kernel kernel, int sm_count);
+size_t workspace_bytes(const Problem& p, Kernel kernel, size_t planes_limit, int sm_count);
 
-// Splits the operands that come without planes, then multiplies. A product whose planes would exceed kPlanesLimit is computed in halves,
-// one after the other. Needs m, n, batch > 0, k >= 0, each of m, n, k below 2^31 - 512, and at most 2^31 chunks of 8 elements an operand
-// (of 2 where it is not contiguous or not aligned to 16 bytes).
-cudaError_t launch(const Problem& p, Kernel kernel, void* workspace, int sm_count, cudaStream_t stream);
+// Splits the operands that come without planes, then multiplies. A product whose planes would exceed the limit is computed in pieces, one after
+// the other, and so is one that hardly takes longer that way. Needs m, n, batch > 0, k >= 0, each of m, n, k below 2^31 - 512, and at most 2^31
+// chunks of 8 elements an operand (of 2 where it is not contiguous or not aligned to 16 bytes).
+cudaError_t launch(const Problem& p, Kernel kernel, void* workspace, size_t planes_limit, int sm_count, cudaStream_t stream);
 #endif
 
 }  // namespace fusebackend::fp32_matmul

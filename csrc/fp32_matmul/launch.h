@@ -33,8 +33,12 @@ struct WgmmaPlan {
   bool swap;                         // compute the transposed product, so that the long side of a tile lies along m
   int split_tiles;                   // leading tiles that are split along K ...
   int split_parts, split_share;      // ... each into equal parts or, if parts is 0, all together into shares of this many k blocks
+  double cost;                       // what it takes by the model that chose it, in microseconds of which only the ratios matter
 };
 WgmmaPlan plan_wgmma(const Problem& p, int sm_count);
+
+// The same of tiles that nothing divides.
+double cost_of_tiles(int64_t tiles, int64_t k_blocks, int sm_count);
 
 constexpr int kPartialFlags = 2;     // flags a thread block: one a consumer warpgroup
 struct Partials {                    // of split tiles

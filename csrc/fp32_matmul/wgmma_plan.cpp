@@ -17,16 +17,11 @@ constexpr double kSharesBeforeTilesCost = 60;  // ... and less still if whole ti
 constexpr double kSharesSlowdown = 1.05, kSharesBeforeTilesSlowdown = 1.3;
 constexpr int kMinBlocksPerPart = 8;           // k blocks: smaller parts cost more to hand over than to compute
 
-struct Candidate {
-  WgmmaPlan plan;
-  double cost;
-};
-
-void consider(Candidate& best, const WgmmaPlan& plan, double cost) {
-  if (cost < best.cost) best = {plan, cost};
+void consider(WgmmaPlan& best, const WgmmaPlan& plan) {
+  if (plan.cost < best.cost) best = plan;
 }
 
-void consider_orientation(Candidate& best, const Problem& p, bool swap, int sms) {
+void consider_orientation(WgmmaPlan& best, const Problem& p, bool swap, int sms) {
   const int64_t m = swap ? p.n : p.m, n = swap ? p.m : p.n;
   const int64_t tiles = ceil_div(m, kTileM) * ceil_div(n, kTileN) * p.batch, blocks = ceil_div(p.k, kBlockK);
   const int64_t waves = tiles / sms, last_wave = tiles % sms;
@@ -34,14 +29,14 @@ void consider_orientation(Candidate& best, const Problem& p, bool swap, int sms)
   const double tile_cost = blocks * kBlockCost + tile_ends;
 
   // Whole tiles. The last wave may leave multiprocessors idle.
-  consider(best, {int(std::min<int64_t>(tiles, sms)), swap, 0, 0, 0}, (waves + (last_wave > 0)) * tile_cost);
+  consider(best, {int(std::min<int64_t>(tiles, sms)), swap, 0, 0, 0, (waves + (last_wave > 0)) * tile_cost});
   if (last_wave == 0) return;
 
   // The last wave's tiles in equal parts: several blocks work on the same k at a time and share operands in L2.
   const int64_t parts = std::min(sms / last_wave, blocks / kMinBlocksPerPart);
   if (parts > 1 && sms * blocks < INT32_MAX) {  // the kernel counts k blocks in 32 bits
     const double cost = waves * tile_cost + ceil_div(blocks, parts) * kBlockCost + tile_ends + kHandOverCost + kPartCost * parts;
-    consider(best, {int(waves ? sms : last_wave * parts), swap, int(last_wave), int(parts), 0}, cost);
+    consider(best, {int(waves ? sms : last_wave * parts), swap, int(last_wave), int(parts), 0, cost});
   }
   // The last two waves' tiles in equal shares of k blocks.
   const int64_t shared = waves ? last_wave + sms : last_wave;
@@ -50,18 +45,21 @@ void consider_orientation(Candidate& best, const Problem& p, bool swap, int sms)
     const bool tiles_follow = waves > 1;
     double cost = share * kBlockCost * (tiles_follow ? kSharesBeforeTilesSlowdown : kSharesSlowdown) + kPartCost * ceil_div(blocks, share);
     cost += tiles_follow ? (waves - 1) * tile_cost + kSharesCost / 2 + kSharesBeforeTilesCost * last_wave / sms : kSharesCost;
-    consider(best, {int(ceil_div(shared * blocks, share)), swap, int(shared), 0, int(share)}, cost);
+    consider(best, {int(ceil_div(shared * blocks, share)), swap, int(shared), 0, int(share), cost});
   }
 }
 
 }  // namespace
 
+double cost_of_tiles(int64_t tiles, int64_t k_blocks, int sm_count) { return ceil_div(tiles, int64_t(sm_count)) * (k_blocks * kBlockCost + kTileCost); }
+
 WgmmaPlan plan_wgmma(const Problem& p, int sm_count) {
-  Candidate best{{}, 1e300};
+  WgmmaPlan best{};
+  best.cost = 1e300;
   consider_orientation(best, p, false, sm_count);
-  Candidate swapped = best;
+  WgmmaPlan swapped = best;
   consider_orientation(swapped, p, true, sm_count);
-  return swapped.cost < 0.98 * best.cost ? swapped.plan : best.plan;
+  return swapped.cost < 0.98 * best.cost ? swapped : best;
 }
 
 }  // namespace fusebackend::fp32_matmul

@@ -7,7 +7,7 @@
 
 namespace fusebackend::fp32_matmul {
 
-// "name=value" pairs, separated by spaces. A product whose planes exceed kPlanesLimit is described as if it were computed at once.
+// "name=value" pairs, separated by spaces. A product that is computed in pieces is described as if it were computed at once.
 //   wgmma, mma      1 for the kernel; neither for ffma
 //   blocks          thread blocks that run
 //   flops           multiplications and additions of the thread block that has most of them, on padded tiles, each product of planes counted

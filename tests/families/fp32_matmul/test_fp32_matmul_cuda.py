@@ -3,6 +3,7 @@
 All three kernels run on a GPU of compute capability 9.0; which one a product gets elsewhere is chosen by the op.
 """
 
+import contextlib
 import itertools
 import math
 
@@ -153,6 +154,55 @@ def test_workspace_is_bounded(a_shape, b_shape, kernel):
     for rows in (slice(0, 64), slice(-64, None)):
         part = a[..., rows, :]
         check(c[..., rows, :], part, b, rest=d.double().expand(*part.shape[:-1], b_shape[-1]))
+
+
+# Products that hardly take longer in pieces, and the most scratch memory, in MiB, that they take then: halved along k, m and the batch.
+PIECES = [((8192, 50257), (50257, 768), 250), ((2**19, 512), (512, 384), 250), ((512, 512, 512), (512, 512, 512), 250)]
+
+
+@pytest.mark.parametrize("a_shape, b_shape, most", PIECES)
+def test_large_planes_are_made_in_pieces(a_shape, b_shape, most):
+    a, b = torch.randn(a_shape, device=device()), torch.randn(b_shape, device=device())
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    c = product(a, b)
+    scratch = torch.cuda.max_memory_allocated() - before - c.nbytes
+    assert scratch < most * 2**20 < 1.5 * (a.nbytes + b.nbytes)
+    for rows in (slice(0, 64), slice(-64, None)):
+        check(c[..., rows, :], a[..., rows, :], b)
+
+
+@contextlib.contextmanager
+def memory_for(free_bytes):
+    """Lets this process allocate so much more. Of which of the two totals the allocator takes the fraction is found out."""
+    torch.cuda.empty_cache()
+    try:
+        for total in (torch.cuda.mem_get_info()[1], torch.cuda.get_device_properties(device()).total_memory):
+            torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + free_bytes) / total)
+            try:
+                torch.empty(free_bytes + 2**23, dtype=torch.uint8, device=device())
+                torch.cuda.empty_cache()
+            except torch.OutOfMemoryError:
+                break
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+# Bytes behind the result, in MiB: for all planes, for those of a piece, for none.
+@pytest.mark.parametrize("free", [300, 100, 4])
+def test_where_memory_is_short_a_product_takes_less(free):
+    a, b = torch.randn(4096, 4096, device=device()), torch.randn(4096, 4096, device=device())
+    with memory_for(4096 * 4096 * 4 + free * 2**20):
+        c = ops.matmul(a, b, None, 1.0, 0.0)
+    check(c[:64], a[:64], b)
+    assert torch.equal(product(a, b, kernel="ffma"), c) == (free == 4)
+
+
+def test_a_kernel_that_is_named_is_not_replaced_where_memory_is_short():
+    a, b = torch.randn(4096, 4096, device=device()), torch.randn(4096, 4096, device=device())
+    with memory_for(4096 * 4096 * 4 + 4 * 2**20), pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        product(a, b, kernel="wgmma")
 
 
 def test_planes_match_their_reference_and_serve_both_products():
