@@ -1,5 +1,7 @@
 """Shared fixtures. Most tests run the rewritten graph without code generation (``fuse.interpret``): seconds, not minutes."""
 
+import contextlib
+import gc
 import os
 
 # oneDNN's newer code generator for depthwise convolutions in 16 bits may loop for ever, depending on uninitialised memory: eager
@@ -81,6 +83,31 @@ def temporary_pattern():
     yield add
     for name in names:
         fusebackend.unregister(name)
+
+
+@pytest.fixture
+def starved():
+    """Leaves this process so many bytes of the GPU: what other tests left free within blocks that are in use is taken, too."""
+
+    @contextlib.contextmanager
+    def leave(free_bytes=4 << 20):
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+        taken = []
+        with contextlib.suppress(torch.OutOfMemoryError):
+            while True:
+                taken.append(torch.empty(16 << 20, dtype=torch.uint8, device="cuda"))
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + free_bytes) / total)
+        try:
+            yield
+        finally:
+            taken.clear()
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
+    return leave
 
 
 @pytest.fixture

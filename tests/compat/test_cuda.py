@@ -1,6 +1,5 @@
 """CUDA's own: graphs, streams, devices, and memory that runs out."""
 
-import contextlib
 import gc
 
 import pytest
@@ -75,26 +74,6 @@ def test_a_device_that_is_not_the_current_one(interpreted):
     assert torch.cuda.current_device() == 0
 
 
-@contextlib.contextmanager
-def starved():
-    """Leaves this process a few MB of the GPU: what other tests left free within blocks that are in use is taken, too."""
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
-    taken = []
-    with contextlib.suppress(torch.OutOfMemoryError):
-        while True:
-            taken.append(torch.empty(16 << 20, dtype=torch.uint8, device="cuda"))
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (4 << 20)) / total)
-    try:
-        yield
-    finally:
-        taken.clear()
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-
 def transposed_sum():
     x = torch.randn(8192, 4096, device="cuda")
     return lambda: ops.transpose_add(x.t(), x.view(4096, 8192), 1.0, 1, [0, 1])
@@ -133,11 +112,11 @@ def product():
     if torch.cuda.get_device_capability() != (9, 0) or matmul_family.unavailable(torch.device("cuda", 0)):
         pytest.skip("the fp32 matmul needs compute capability 9.0")
     a = torch.randn(256, 100_000, device="cuda")
-    return lambda: ops.matmul(a, a.t(), None, 1.0, 0.0)
+    return lambda: ops.matmul(a, a.t(), None, 1.0, 0.0, None, -1, None, -1, "wgmma")  # "auto" does with less memory
 
 
 @pytest.mark.parametrize("make", [transposed_sum, sorted_sums, convolution, convolution_backward, product])
-def test_memory_that_runs_out_is_torchs_error_and_leaves_nothing_behind(make):
+def test_memory_that_runs_out_is_torchs_error_and_leaves_nothing_behind(make, starved):
     call = make()
     expected = call()
     gc.collect()  # of tests before

@@ -3,7 +3,6 @@
 All three kernels run on a GPU of compute capability 9.0; which one a product gets elsewhere is chosen by the op.
 """
 
-import contextlib
 import itertools
 import math
 
@@ -172,36 +171,19 @@ def test_large_planes_are_made_in_pieces(a_shape, b_shape, most):
         check(c[..., rows, :], a[..., rows, :], b)
 
 
-@contextlib.contextmanager
-def memory_for(free_bytes):
-    """Lets this process allocate so much more. Of which of the two totals the allocator takes the fraction is found out."""
-    torch.cuda.empty_cache()
-    try:
-        for total in (torch.cuda.mem_get_info()[1], torch.cuda.get_device_properties(device()).total_memory):
-            torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + free_bytes) / total)
-            try:
-                torch.empty(free_bytes + 2**23, dtype=torch.uint8, device=device())
-                torch.cuda.empty_cache()
-            except torch.OutOfMemoryError:
-                break
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-
 # Bytes behind the result, in MiB: for all planes, for those of a piece, for none.
 @pytest.mark.parametrize("free", [300, 100, 4])
-def test_where_memory_is_short_a_product_takes_less(free):
+def test_where_memory_is_short_a_product_takes_less(free, starved):
     a, b = torch.randn(4096, 4096, device=device()), torch.randn(4096, 4096, device=device())
-    with memory_for(4096 * 4096 * 4 + free * 2**20):
+    with starved(4096 * 4096 * 4 + free * 2**20):
         c = ops.matmul(a, b, None, 1.0, 0.0)
     check(c[:64], a[:64], b)
     assert torch.equal(product(a, b, kernel="ffma"), c) == (free == 4)
 
 
-def test_a_kernel_that_is_named_is_not_replaced_where_memory_is_short():
+def test_a_kernel_that_is_named_is_not_replaced_where_memory_is_short(starved):
     a, b = torch.randn(4096, 4096, device=device()), torch.randn(4096, 4096, device=device())
-    with memory_for(4096 * 4096 * 4 + 4 * 2**20), pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+    with starved(4096 * 4096 * 4 + 4 * 2**20), pytest.raises(torch.OutOfMemoryError, match="out of memory"):
         product(a, b, kernel="wgmma")
 
 
