@@ -28,6 +28,7 @@ from fusebackend.rewriting.outcome import GraphCode, GraphNode, GraphOutcome, Re
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Refusal, Reject, inherited_meta
 from fusebackend.rewriting.profitability_policy import ProfitabilityPolicy, Proposal
 from fusebackend.rewriting.provenance import module_of
+from fusebackend.rewriting.repeated import merge_repeated
 from fusebackend.rewriting.traffic import moved_bytes, operators
 
 T = TypeVar("T")
@@ -85,6 +86,7 @@ class _Rewriting:
         self.rejections: list[tuple[fx.Node, Rejection]] = []  # with the anchors
         self.verdicts: list[Verdict] = []
         self.unused: set[fx.Node] = set()  # that substitutions left without a use, and that are erased
+        self.emitted: list[fx.Node] = []  # by substitutions
 
     def run(self, patterns: Sequence[Pattern], code: bool | None, inputs_called: tuple[str, ...] = ()) -> GraphOutcome:
         began = time.perf_counter()
@@ -97,6 +99,7 @@ class _Rewriting:
                 shown = True
                 before, nodes_before = graph_code(self.graph), describe.graph_nodes(self.graph, inputs_called=inputs_called)
             self.apply_all(candidates)
+        merge_repeated(self.emitted)
         after, nodes_after = before, nodes_before
         if self.substitutions:
             after, nodes_after = graph_code(self.graph), describe.graph_nodes(self.graph, nodes_before)
@@ -212,6 +215,7 @@ class _Rewriting:
         self, pattern: Pattern, match: Match, new: Sequence[fx.Node], emitted: Sequence[fx.Node], estimate: Estimate | None
     ) -> Substitution:
         _inherit_meta(match.outputs, new, set(emitted))
+        self.emitted += emitted
         made = describe.substitution(pattern.name, self.name, match.nodes, match.outputs, emitted, match.note, estimate)
         if self.check:
             _compare(match.outputs, new, f"{pattern.name} in {self.name}, {made.source}", self.fake_mode)
