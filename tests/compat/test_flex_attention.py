@@ -3,6 +3,7 @@
 import pytest
 import torch
 from families.compiled_results import whole_report
+from torch._inductor.exc import InductorError
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from fusebackend import backend
@@ -65,7 +66,13 @@ def test_what_stands_around_it_is_replaced(device):
     block_mask = create_block_mask(causal, None, None, LENGTH, LENGTH, device=device)
     gradients = device.type == "cuda"
     options = {"fuse.gate": "off", "fuse.strict": True, "fuse.patterns": ["attention", "permute"]}
-    found = run(torch.compile(model(attended), backend=backend.fuse, options=options), given, block_mask, gradients)
+    try:
+        found = run(torch.compile(model(attended), backend=backend.fuse, options=options), given, block_mask, gradients)
+    except InductorError:  # on CPUs torch 2.11 takes no queries, keys and values that lie in one buffer
+        torch._dynamo.reset()
+        with pytest.raises(InductorError) as error:
+            run(torch.compile(model(attended), backend="inductor"), given, block_mask, gradients)
+        pytest.skip(f"Inductor does not compile it either: {error.value}")
     assert whole_report().substitutions
     exact = run(model(written_out), [x.double() for x in given], None, gradients)
     eager = run(model(written_out), given, None, gradients)
