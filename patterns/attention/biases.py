@@ -7,11 +7,13 @@ import math
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.arrange import arrange, contiguous, converted, has_rows
 from fusebackend.patterns.attention.conditions import chosen_everywhere
 from fusebackend.patterns.attention.dims import Axis, Dim, Dims, all_leaves, before, broadcast, is_cast, is_expansion, is_view
+from fusebackend.patterns.attention.known_values import Computer
 from fusebackend.patterns.attention.numbers import is_of_positions, rounded, uniform
 from fusebackend.patterns.attention.scores import Bias, Mask
 from fusebackend.rewriting.pattern import Emitter, Reject
@@ -24,6 +26,7 @@ ABSORBS = -1e30
 HIDES = -9_000.0
 #: What takes the place of a number between the two: the lowest of bfloat16.
 _LOWEST = torch.finfo(torch.bfloat16).min
+_LOWEST_NOTE = "fusebackend_lowest"
 _DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 
 
@@ -34,11 +37,13 @@ class Addend:
     Attributes:
         expanded: whether it is taken as it is added, since the gradient of that is used; not as it was before it was expanded.
         exchanged: whether one number that hides may stand for another.
+        learned: whether its gradient is computed, for which it keeps its dims.
     """
 
     terms: tuple[Bias | Mask, ...]
     expanded: bool = False
     exchanged: bool = False
+    learned: bool = False
 
     @property
     def axes(self) -> frozenset[Axis]:
@@ -58,7 +63,7 @@ class Addend:
         """The bias as a choice between two numbers that ``dtype``, of 16 bits, holds, in whatever dtype the program adds it; None where
         it is none."""
         found = _choice(term, *self.source_of(term))
-        if found is None or dtype not in (torch.bfloat16, torch.float16):
+        if found is None or self.learned or dtype not in (torch.bfloat16, torch.float16):
             return None
         numbers = [self.held(number, dtype) for number in found.numbers]
         return None if None in numbers else dataclasses.replace(found, numbers=tuple(numbers))
@@ -108,7 +113,18 @@ def _stays_apart(addend: Addend, mask: Mask) -> bool:
 
 def may_hide(term: Bias | Mask) -> bool:
     """Whether it may make a score as low as what hides does."""
-    return isinstance(term, Mask) or not is_of_positions(term.node)
+    return isinstance(term, Mask) or not hides_nothing(term.node)
+
+
+def hides_nothing(node: fx.Node) -> bool:
+    """Whether a bias is of positions alone, as ALiBi is, and, where its sizes are known, no number of it absorbs a score."""
+    if not is_of_positions(node):
+        return False
+    if _LOWEST_NOTE not in node.meta:  # a bias is most often that of all layers
+        with _disable_current_modes():  # a graph may be rewritten under a fake tensor mode
+            value = Computer().value(node)
+            node.meta[_LOWEST_NOTE] = 0.0 if value is None or not value.numel() else -float(value.abs().max())
+    return node.meta[_LOWEST_NOTE] > ABSORBS
 
 
 def _is_exchangeable(terms: tuple[Bias | Mask, ...]) -> bool:

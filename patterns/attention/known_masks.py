@@ -14,12 +14,9 @@ from fusebackend.patterns.attention.arrange import steps
 from fusebackend.patterns.attention.biases import Hiding, hiding_of, may_hide
 from fusebackend.patterns.attention.dims import Dim, product
 from fusebackend.patterns.attention.emit import Site
-from fusebackend.patterns.attention.numbers import uniform
+from fusebackend.patterns.attention.known_values import Computer
+from fusebackend.patterns.attention.numbers import is_purely_learned
 
-aten, prims = torch.ops.aten, torch.ops.prims
-
-#: The largest tensor, in bytes, and the most nodes, that are computed while compiling.
-_MOST_BYTES, _MOST_NODES = 2**26, 200
 _NOTE = "fusebackend_causal"
 
 
@@ -42,8 +39,8 @@ def _is_causal(site: Site, number: int) -> bool:
     hiding = hiding_of(site.addends[number])
     if hiding is None or number in site.slots:
         return False
-    others = [term for i, a in enumerate(site.addends) if i != number and i not in site.slots for term in a.terms]
-    if not math.isinf(hiding.number) and any(map(may_hide, others)):
+    others = [(i, term) for i, a in enumerate(site.addends) if i != number for term in a.terms]
+    if not math.isinf(hiding.number) and any(may_hide(t) and not (i in site.slots and is_purely_learned(t.node)) for i, t in others):
         return False
     made = steps(g.value(hiding.condition), hiding.dims, site.scores_layout, repeat=False)
     known = hiding.condition.meta.setdefault(_NOTE, {})  # a mask is most often that of all layers
@@ -68,41 +65,3 @@ def arranged(node: fx.Node, value: torch.Tensor, dims: tuple[Dim, ...], layout: 
     for target, given in steps(g.value(node), dims, layout, repeat=False):
         value = target(value, *given)
     return value
-
-
-class Computer:
-    """Computes nodes that depend on no input."""
-
-    def __init__(self) -> None:
-        self.values: dict[fx.Node, torch.Tensor] = {}
-
-    def value(self, last: fx.Node) -> torch.Tensor | None:
-        order, stack = list[fx.Node](), [last]
-        while stack:
-            node = stack.pop()
-            number = uniform(node) if node.target is aten.lift_fresh_copy.default else None  # a tensor that the program made of a number
-            if number is not None:
-                self.values[node] = torch.full((), number, dtype=g.value(node).dtype).expand(g.value(node).shape)
-                continue
-            if not _is_computable(node) or len(order) > _MOST_NODES:
-                return None
-            order.append(node)
-            stack += node.all_input_nodes
-        for node in sorted(set(order)):
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
-            device = {"device": torch.device("cpu")} if kwargs.get("device") is not None else {}
-            try:
-                self.values[node] = node.target(*args, **{**kwargs, **device})  # type: ignore[operator]
-            except Exception:
-                return None
-        return self.values[last]
-
-
-def _is_computable(node: fx.Node) -> bool:
-    """Whether ``node`` is a small tensor of known sizes that an operator without effects and without chance computes."""
-    if not g.may_be_called_early(node):
-        return False
-    value, symbolic = g.value(node), list[object]()
-    fx.node.map_aggregate((node.args, node.kwargs), lambda a: symbolic.append(a) if isinstance(a, torch.SymInt) else None)
-    sizes = [s for s in (*value.shape, *value.stride()) if not isinstance(s, int)]
-    return not sizes and not symbolic and value.numel() * value.itemsize <= _MOST_BYTES

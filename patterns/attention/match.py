@@ -14,15 +14,16 @@ import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
-from fusebackend.patterns.attention.biases import Addend, addends
+from fusebackend.patterns.attention.biases import Addend, addends, hides_nothing, hiding_of
 from fusebackend.patterns.attention.emit import Site, batch_dims, emit
 from fusebackend.patterns.attention.estimate import workload
 from fusebackend.patterns.attention.facts import attended, computed_terms, factored_gradients, passes
 from fusebackend.patterns.attention.gradients import Backward, BiasGradient, read_backward
 from fusebackend.patterns.attention.inductor_patterns import is_taken_by_inductor
 from fusebackend.patterns.attention.known_masks import without_causal_masks
-from fusebackend.patterns.attention.numbers import is_of_positions
+from fusebackend.patterns.attention.numbers import is_purely_learned
 from fusebackend.patterns.attention.ops import unavailable
+from fusebackend.patterns.attention.scores import Mask
 from fusebackend.patterns.attention.site import DTYPES, Forward, Result, read_forward
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
@@ -106,6 +107,9 @@ def read_site(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES, most_batc
     if isinstance(found, Reject):
         return found
     added, slots = found
+    lowered = None if forward.softmax.is_shifted else _may_lower_a_row(added)
+    if lowered is not None:
+        return lowered
     queries = backward.query_source if backward is not None else None
     keys = backward.key_source if backward is not None else None
     queries = queries or next(iter(forward.queries.sources(dtype, scaled=True)), None)
@@ -125,6 +129,17 @@ def read_site(anchor: fx.Node, dtypes: Sequence[torch.dtype] = DTYPES, most_batc
     return Site(forward, backward, queries, keys, values, grad, scale, batch, tuple(added), tuple(slots))
 
 
+def _may_lower_a_row(added: Sequence[Addend]) -> Reject | None:
+    """A reason where something may make all scores of a row so low that their exponentials are 0, but not -inf, which is NaN either way."""
+    for addend in added:
+        for term in addend.terms:
+            hides = not math.isinf(term.fill) if isinstance(term, Mask) else not hides_nothing(term.node)
+            if hides:
+                reason = "a softmax from which no maximum is subtracted, beside what may hide: of rows that are hidden wholly it is NaN"
+                return Reject(reason, term.node, "illegal")
+    return None
+
+
 def _why_gradients_differ(forward: Forward, backward: Backward) -> Reject | None:
     """A mask that fills in a finite number has no gradient where it hides; what is added to all keys of a row has. They differ in rows that
     are hidden wholly, which are known where nothing else hides. Under -inf, all gradients of such rows are NaN here; in eager mode those of
@@ -136,13 +151,17 @@ def _why_gradients_differ(forward: Forward, backward: Backward) -> Reject | None
             return Reject(reason, forward.masks[0].node, "illegal")
         return None
     terms = [term for term in forward.scores.terms if term is not finite]
-    others = [Addend((term,)) for term in terms if not is_of_positions(term.node)]
+    others = [Addend((term,)) for term in terms if not hides_nothing(term.node)]
     learned = collections.Counter(b.axes for b in backward.biases)
-    unlearned = [a for a in others if not learned[a.axes] and not learned[dataclasses.replace(a, expanded=True).axes]]
+    unlearned = [a for a in others if not _has_axes_of(a, learned) or not is_purely_learned(a.terms[0].node)]
     if finite is not forward.scores.terms[-1] or unlearned or len(others) > learned.total():
         reason = f"the gradient of a mask that fills in {finite.fill}, beside what may hide too: rows that are hidden wholly would differ"
         return Reject(reason, finite.node, "illegal")
     return None
+
+
+def _has_axes_of(addend: Addend, gradients: collections.Counter) -> bool:
+    return gradients[addend.axes] > 0 or gradients[dataclasses.replace(addend, expanded=True).axes] > 0
 
 
 def _slots(added: list[Addend], backward: Backward | None) -> tuple[list[Addend], tuple[int, ...]] | Reject:
@@ -159,14 +178,14 @@ def _slots(added: list[Addend], backward: Backward | None) -> tuple[list[Addend]
                 node = gradient.result.node
                 return Reject(f"the gradient of the scores at {node.name} is used otherwise than as that of a bias", node)
             added[slot] = whole[slot]
-    slots = [_holder(added, gradient) for gradient in gradients]
-    return added, tuple(slot for slot in slots if slot is not None)
+    slots = tuple(slot for gradient in gradients if (slot := _holder(added, gradient)) is not None)
+    return [dataclasses.replace(a, learned=i in slots) for i, a in enumerate(added)], slots
 
 
 def _holder(added: list[Addend], gradient: BiasGradient) -> int | None:
-    """The smallest addend that has the gradient's axes. Gradients of the same axes are one sum."""
+    """The smallest addend that has the gradient's axes, if possible no mask. Gradients of the same axes are one sum."""
     fitting = [i for i, addend in enumerate(added) if addend.axes >= gradient.axes]
-    return min(fitting, key=lambda i: len(added[i].axes), default=None)
+    return min(fitting, key=lambda i: (len(added[i].axes), hiding_of(added[i]) is not None), default=None)
 
 
 def read_interior(site: Site) -> tuple[fx.Node, ...] | Reject:

@@ -111,6 +111,46 @@ def is_of_positions(node: fx.Node) -> bool:
     return True
 
 
+_PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
+_RESHAPED = frozenset(
+    {
+        *(aten.embedding.default, aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_select.default, aten.gather.default),
+        *(aten.slice.Tensor, aten.select.int, aten.neg.default, aten.sigmoid.default, aten.tanh.default, aten.relu.default),
+        *(aten.alias.default, aten.detach.default, aten.unsqueeze.default, aten.squeeze.dim, aten.cat.default),
+        aten.constant_pad_nd.default,
+    }
+)
+_JOINED = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor})
+
+
+def is_purely_learned(node: fx.Node) -> bool:
+    """Whether a bias that has a gradient is nothing but what is learned, which hides nothing, looked up or not, or products of matrices: no
+    mask was chosen in it or added to it."""
+    stack = [(node, False)]  # with whether anything else was joined with it
+    for _ in range(64):
+        if not stack:
+            return True
+        each, joined = stack.pop()
+        number = uniform(each)
+        if _holds_integers(each) or each.target in _PRODUCTS or (number is not None and abs(number) <= 1e4):
+            continue
+        if each.op != "call_function":
+            if joined:
+                return False
+            continue
+        if not (each.target in _RESHAPED or each.target in _JOINED or is_view(each) or is_cast(each)) or _large_numbers(each):
+            return False
+        read = [i for i in each.all_input_nodes if not _holds_integers(i)]
+        stack += [(i, joined or len([r for r in read if uniform(r) is None]) > 1) for i in read]
+    return False
+
+
+def _large_numbers(node: fx.Node) -> bool:
+    found = list[float]()
+    fx.node.map_aggregate((node.args, node.kwargs), lambda a: found.append(a) if isinstance(a, float) else None)
+    return any(not abs(a) <= 1e4 for a in found)
+
+
 def _holds_integers(node: fx.Node) -> bool:
     return g.is_tensor(node) and not g.value(node).dtype.is_floating_point and not g.value(node).dtype.is_complex
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.attention.dims import Dim, Dims, after, broadcast, fresh, is_cast, is_view
-from fusebackend.patterns.attention.numbers import scaling, uniform
+from fusebackend.patterns.attention.numbers import rounded, scaling, uniform
 from fusebackend.patterns.attention.operands import PRODUCTS
 from fusebackend.rewriting.pattern import Reject
 
@@ -144,7 +144,8 @@ def read_scores(last: fx.Node) -> Scores | Reject | None:
             terms.append(Bias(given["self"], added, beta * scale))
         scale *= alpha
     shifted, gain = False, None
-    for step, outer in zip(reversed(steps), reversed(factor_after)):
+    for place, outer in reversed(list(enumerate(factor_after))):
+        step = steps[place]
         assert dims is not None
         dims = after(step.node, dims) if step.added is None and step.condition is None else dims
         if dims is None:
@@ -165,9 +166,16 @@ def read_scores(last: fx.Node) -> Scores | Reject | None:
             terms.append(Bias(step.added, other_dims, outer * step.added_factor))
         else:
             assert step.condition is not None
-            terms.append(Mask(step.node, step.condition, other_dims, step.hides, outer * step.fill, shifted))
+            terms.append(Mask(step.node, step.condition, other_dims, step.hides, _fill_after(step.fill, steps[:place]), shifted))
     nodes = (product, *(step.node for step in reversed(steps)))
     return Scores(product, left, right, left_dims, right_dims, scale, tuple(terms), nodes, dims, gain)
+
+
+def _fill_after(fill: float, steps: Sequence[_Step]) -> float:
+    """What the steps from the softmax on make of a number that was filled in: scaled, it may overflow to infinity."""
+    for step in reversed(steps):
+        fill = rounded(fill * step.factor, g.value(step.node).dtype)
+    return fill
 
 
 class _Search:

@@ -26,6 +26,7 @@ class Softmax:
         dim: counted from the first.
         is_safe: whether rows that are -inf everywhere become 0, as in scaled_dot_product_attention; NaN if not.
         nodes: all that compute it, with ``result``, without ``scores``.
+        is_shifted: whether the maximum is subtracted. If not, the weights of rows of low numbers are 0 / 0.
     """
 
     scores: fx.Node
@@ -33,6 +34,7 @@ class Softmax:
     dim: int
     is_safe: bool
     nodes: tuple[fx.Node, ...]
+    is_shifted: bool = True
 
 
 def read_softmax(exp: fx.Node) -> Softmax | None:
@@ -52,8 +54,8 @@ def read_softmax(exp: fx.Node) -> Softmax | None:
     nodes = [*maximum, exp, total, division]
     safe = _read_safe(division, scores, dim)
     if safe is not None:
-        return Softmax(scores, safe[-1], dim, True, (*nodes, *safe))
-    return Softmax(scores, division, dim, False, tuple(nodes))
+        return Softmax(scores, safe[-1], dim, True, (*nodes, *safe), bool(maximum))
+    return Softmax(scores, division, dim, False, tuple(nodes), bool(maximum))
 
 
 def _is_sum_of(node: Any, x: fx.Node) -> bool:

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fusebackend.patterns.attention.arrange import converted
 from fusebackend.patterns.attention.biases import ABSORBS, emit_addend, fill_of
 from fusebackend.patterns.attention.emit import Site
-from fusebackend.patterns.attention.known_masks import Computer, arranged
+from fusebackend.patterns.attention.known_masks import arranged
+from fusebackend.patterns.attention.known_values import Computer
 from fusebackend.patterns.attention.scores import Bias
 from fusebackend.patterns.sdpa.ops import LEAST
 from fusebackend.rewriting.pattern import Emitter
@@ -29,7 +30,8 @@ class Known:
 
     Attributes:
         nothing: it is 0 everywhere.
-        causal: it hides from each query the keys behind it, and nothing else; there are as many keys as queries.
+        causal: it hides from each query the keys behind it, and nothing else; there are as many keys as queries. False where scores have a
+            negative scale, for which PyTorch's causal kernel for CPUs gives NaN.
         sees_all_rows: each query sees a key.
     """
 
@@ -45,7 +47,7 @@ def read_mask(site: Site) -> Known:
         total = _computed(site)
         if total is None:
             return Known()
-        return Known(not total.any(), _is_causal(total), bool((total.amax(-1) >= LEAST).all()))
+        return Known(not total.any(), site.scale > 0 and _is_causal(total), bool((total.amax(-1) >= LEAST).all()))
 
 
 def _is_causal(total: torch.Tensor) -> bool:
@@ -53,7 +55,7 @@ def _is_causal(total: torch.Tensor) -> bool:
     if queries != keys or queries == 1:
         return False
     hidden = torch.ones(queries, keys, dtype=torch.bool).triu(1)
-    return bool((total[..., hidden] < ABSORBS).all()) and not total[..., ~hidden].any()
+    return bool(((total < ABSORBS) == hidden).all()) and not total.tril().any()
 
 
 def _computed(site: Site) -> torch.Tensor | None:

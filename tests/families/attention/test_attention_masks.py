@@ -355,6 +355,107 @@ def beside_padding(q, k, v, seen):
     return ((q @ k.mT).float() * 0.25 + mask + torch.where(seen, 0.0, LOWEST_IN_WIDE)).softmax(-1).to(q.dtype) @ v
 
 
+def beside_a_bias_with_padding(fill, chosen):
+    """The same padding, within a bias that has a gradient."""
+
+    def fn(q, k, v, b, seen):
+        padded = b.masked_fill(~seen, fill) if chosen else b + torch.where(seen, 0.0, fill)
+        mask = torch.where(seen_before(9), 0.0, LOWEST_IN_WIDE)
+        return ((q @ k.mT).float() * 0.25 + padded + mask).softmax(-1).to(q.dtype) @ v
+
+    return fn
+
+
+PADDED_ON_THE_LEFT = (torch.arange(9) >= torch.tensor([2, 0])[:, None])[:, None, None]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("chosen", [True, False])
+@pytest.mark.parametrize("fill", [torch.finfo(torch.float32).min, -math.inf])
+def test_a_bias_with_a_gradient_may_hide(fill, chosen, training):
+    fn = beside_a_bias_with_padding(fill, chosen)
+    report = check(fn, (*heads(), randn(4, 9, 9, dtype=torch.float32), PADDED_ON_THE_LEFT), training=training)
+    assert "causal" not in report.substitutions[0].note
+
+
+def test_a_filled_mask_over_a_bias_that_may_hide_has_other_gradients():
+    def fn(q, k, v, b, seen):
+        scores = (q @ k.mT).float() * 0.25 + b.masked_fill(~seen, LOWEST_IN_WIDE)
+        return scores.masked_fill(~seen_before(9), LOWEST_IN_WIDE).softmax(-1).to(q.dtype) @ v
+
+    args = (*heads(), randn(4, 9, 9, dtype=torch.float32), PADDED_ON_THE_LEFT)
+    refused(fn, args, "beside what may hide too", training=True, code="illegal")
+
+
+def looked_up(q, k, v, b):
+    return b[:, torch.arange(81) % 5].view(4, 9, 9)
+
+
+def of_products(q, k, v, b):
+    """As a bias of pairs is, and SAM's two, of heights and widths."""
+    return (b @ b.mT)[:, :1, :1].expand(4, 9, 9) + (b * 0.5).sigmoid() @ torch.ones(5, 9, dtype=b.dtype).expand(4, 5, 9)
+
+
+@pytest.mark.parametrize(("bias", "size"), [(lambda q, k, v, b: b, 9), (looked_up, 5), (of_products, 5)])
+def test_a_causal_mask_beside_what_is_learned_is_none(bias, size):
+    def fn(q, k, v, b):
+        mask = torch.where(seen_before(9), 0.0, LOWEST_IN_WIDE)
+        return ((q @ k.mT).float() * 0.25 + mask + bias(q, k, v, b)).softmax(-1).to(q.dtype) @ v
+
+    shape = (4, 9, 9) if size == 9 else (4, 5) if bias is looked_up else (4, 9, 5)
+    (made,) = check(fn, (*heads(), randn(*shape, dtype=torch.float32)), training=True).substitutions
+    assert made.note == "causal, with 1 bias, 1 of them with a gradient"
+
+
+def test_a_mask_of_two_numbers_does_not_hold_the_gradient_of_a_bias():
+    def fn(q, k, v, b, seen):
+        return (q @ k.mT * 0.25 + torch.where(seen, torch.zeros(4, 9, 9), -math.inf) + b).softmax(-1).to(v.dtype) @ v
+
+    check(fn, (*heads(), randn(4, 9, 9, dtype=torch.float32), visible(9, 9)), training=True)
+
+
+def exponentials_over_their_sum(fill):
+    def fn(q, k, v, seen):
+        weights = ((q @ k.mT).float() * 0.25).masked_fill(~seen, fill).exp()
+        return (weights / weights.sum(-1, keepdim=True)).to(q.dtype) @ v
+
+    return fn
+
+
+def test_rows_of_low_numbers_are_nan_where_no_maximum_is_subtracted():
+    seen = visible(2, 1, 9, 9)
+    seen[0, 0, 3] = False
+    refused(exponentials_over_their_sum(-1e9), (*heads(), seen), "no maximum is subtracted", training=False, code="illegal")
+    ours, report = compiled(exponentials_over_their_sum(-math.inf), (*heads(), seen), False)
+    assert len(report.substitutions) == 1 and ours[0][0, :, 3].isnan().all() and ours[0][1].isfinite().all()
+
+    def biased(q, k, v, mask):
+        weights = ((q @ k.mT).float() * 0.25 + mask).exp()
+        return (weights / weights.sum(-1, keepdim=True)).to(q.dtype) @ v
+
+    refused(biased, (*heads(), seen.float() * 1e9 - 1e9), "no maximum is subtracted", training=False, code="illegal")
+
+
+def test_a_number_that_overflows_once_it_is_scaled_is_minus_infinity():
+    def fn(q, k, v, seen):
+        return ((q @ k.mT).masked_fill(~seen, LOWEST) / 0.25).softmax(-1) @ v
+
+    seen = visible(2, 1, 9, 9)
+    seen[0, 0, 3] = False
+    q, k, v = heads()
+    refused(fn, (q, k, v.detach(), seen), "without that of the values", training=True, code="illegal")
+
+
+def test_positions_may_give_numbers_that_hide():
+    def fn(q, k, v, seen):
+        bias = 2.0 ** (torch.arange(9) * 20)[None] * torch.ones(4, 1, 1)
+        return ((q @ k.mT).float() * 0.25 - bias).masked_fill(~seen, -3e38).softmax(-1).to(q.dtype) @ v
+
+    seen = visible(2, 1, 9, 9)
+    seen[0, 0, 3] = False
+    check(fn, (*heads(), seen), training=False)
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     ("fn", "causal", "others"),

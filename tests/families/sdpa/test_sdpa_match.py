@@ -91,6 +91,18 @@ def test_causal_masks_are_recognised(fn):
     check(fn, tuple(heads()), note="causal")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_scores_of_a_negative_scale_are_not_called_causal(dtype):
+    """PyTorch's causal attention gives NaN for them on CPUs."""
+
+    def fn(q, k, v):
+        hidden = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1)
+        return (q @ k.mT * -0.25).masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+    (made,) = check(fn, tuple(heads(2, 4, 1100, 16, dtype=dtype)), note="with 1 bias").substitutions
+    assert made.pattern == "sdpa"
+
+
 @pytest.mark.parametrize("diagonal", [-1, 0, 2])
 def test_other_triangles_are_masks(diagonal):
     def fn(q, k, v):
