@@ -50,8 +50,9 @@ from fusebackend.identity import UnidentifiableError, check_readable, identify, 
 NATIVE_HEADERS = (".cuh", ".h", ".hpp")
 NATIVE_SOURCES = (".cu", ".cpp", *NATIVE_HEADERS)
 
-# The options that change the compiled code. ``strict`` and ``interpret`` do not: the one raises, the other compiles nothing.
-_OPTIONS_OF_CODE = ("patterns", "channels_last", "fuel", "check", "gate", "gate_seconds")
+# The options that change the compiled code, and ``strict``, since what raises under it is not asked where code was kept. ``interpret``
+# compiles nothing.
+_OPTIONS_OF_CODE = ("patterns", "channels_last", "fuel", "check", "gate", "gate_seconds", "strict")
 
 
 def _digest(*parts: str, length: int = 64) -> str:

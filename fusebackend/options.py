@@ -84,6 +84,8 @@ def parse(mode: str | None = None, options: dict[str, Any] | None = None, *, kno
         ValueError: an unknown option or mode, or a value outside what an option accepts. The message names the
             argument, what was given and what is accepted.
     """
+    if not isinstance(options, (dict, type(None))):
+        raise ValueError(f"options={options!r}; a dict is accepted")
     own: dict[str, Any] = {}
     inductor: list[tuple[str, Any]] = []
     for name, value in (options or {}).items():
@@ -123,9 +125,12 @@ def _checked(name: str, value: Any, known_patterns: Iterable[str]) -> Any:
     if name == "fuse.gate_seconds":
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
             raise wrong
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise wrong from None
     if name in _CHOICES:
-        if value not in _CHOICES[name]:
+        if not isinstance(value, str) or value not in _CHOICES[name]:
             raise wrong
         return value
     if not isinstance(value, bool):

@@ -54,7 +54,7 @@ class _Pass(CustomGraphPass):
     def __init__(self, level: Level, patterns: Sequence[str] | str, gate: Gate):
         if gate not in ("auto", "off"):
             raise ValueError(f"passes.{level}: gate={gate!r}; 'auto' or 'off' is accepted (nothing is timed here)")
-        chosen: dict[str, Any] = {"fuse.patterns": patterns if isinstance(patterns, str) else list(patterns), "fuse.gate": gate}
+        chosen: dict[str, Any] = {"fuse.patterns": patterns, "fuse.gate": gate}
         known = all_patterns()
         self._level = level
         self._options = parse(None, chosen, known_patterns=[p.name for p in known])

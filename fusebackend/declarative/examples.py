@@ -15,7 +15,7 @@ def as_tuples(pattern: str, given: Sequence[Any]) -> list[tuple]:
     """The examples of a pattern: ``given`` is the arguments of one call, the only one, or a list of several such tuples.
 
     Raises:
-        RegistrationError: an example without a tensor, or what is no tuple or list.
+        RegistrationError: an example without a tensor, or with one without data, or what is no tuple or list.
     """
     if isinstance(given, torch.Tensor):
         return [(given,)]
@@ -26,6 +26,8 @@ def as_tuples(pattern: str, given: Sequence[Any]) -> list[tuple]:
     for example in examples:
         if not any(isinstance(v, torch.Tensor) for v in example):
             raise RegistrationError(f"pattern {pattern!r}: example_inputs must hold a tensor, got {example!r}")
+        if any(isinstance(v, torch.Tensor) and v.is_meta for v in example):
+            raise RegistrationError(f"pattern {pattern!r}: example_inputs hold a tensor on the device 'meta'; tensors with data are needed")
     return examples
 
 

@@ -19,7 +19,7 @@ def compile_context(options: Mapping[str, Any], inputs: Iterable[Any]) -> dict[s
     devices = dict.fromkeys(i.device for i in inputs if isinstance(i, torch.Tensor))
     return {
         "fusebackend": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "python": platform.python_version(),
         "device": ", ".join(map(_device_name, devices)) or "none",
         "options": ", ".join(f"{name}={value!r}" for name, value in options.items()) or "defaults",

@@ -87,12 +87,12 @@ class Report:
         return {
             "schema": SCHEMA,
             "context": dict(self.context),
-            "coverage": None if covered is None else dataclasses.asdict(covered),
-            "substitutions": [dataclasses.asdict(s) for s in self.substitutions],
-            "rejections": [dataclasses.asdict(r) for r in self.rejections],
+            "coverage": None if covered is None else _plain(dataclasses.asdict(covered)),
+            "substitutions": [_plain(dataclasses.asdict(s)) for s in self.substitutions],
+            "rejections": [_plain(dataclasses.asdict(r)) for r in self.rejections],
             "graphs": graphs,
-            "verdicts": [dataclasses.asdict(v) for v in self.verdicts],
-            "breaks": [dataclasses.asdict(b) for b in self.breaks],
+            "verdicts": [_plain(dataclasses.asdict(v)) for v in self.verdicts],
+            "breaks": [_plain(dataclasses.asdict(b)) for b in self.breaks],
             "from_cache": self.from_cache,
             "notes": list(self.notes),
             "seconds": self.seconds,
@@ -167,3 +167,10 @@ class Report:
 
     def __str__(self) -> str:
         return report_text(self)
+
+
+def _plain(value: Any) -> Any:
+    """With lists for tuples, as what JSON gives back."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -152,7 +152,7 @@ class _Rewriting:
         self.rejections = [(n, r) for n, r in self.rejections if n not in taken or taken[n].name != r.pattern]
 
     def match(self, pattern: Pattern, node: fx.Node) -> Match | Reject | None:
-        return self.guarded(pattern, node, "matching", lambda: pattern.match(node))
+        return self.guarded(pattern, node, "matching", lambda: _answer(pattern, node))
 
     def apply(self, pattern: Pattern, node: fx.Node, match: Match) -> Substitution | Reject:
         """Builds the replacement, checks it, asks whether it pays, and only then lets it take the place of the original."""
@@ -266,6 +266,19 @@ class _Rewriting:
         made = Rejection(pattern.name, self.name, source, reject.reason, node.name, reject.code, module_of(node) or module_of(anchor))
         self.rejections.append((anchor, made))
         log.debug("%s in %s left to Inductor at %s (%s): %s", pattern.name, self.name, source, node.name, reject.reason)
+
+
+def _answer(pattern: Pattern, node: fx.Node) -> Match | Reject | None:
+    """What ``pattern`` answers at ``node``, if it can be an answer: anybody may write a pattern."""
+    answer: object = pattern.match(node)
+    if isinstance(answer, Match):
+        wrong = [n for n in answer.nodes if not isinstance(n, fx.Node) or n.graph is not node.graph]
+        if wrong or not answer.outputs:
+            given = f"outputs={answer.outputs!r}, interior={answer.interior!r}"
+            raise TypeError(f"match returned a Match with {given}; nodes of the graph are needed, and at least one output")
+    elif answer is not None and not isinstance(answer, Reject):
+        raise TypeError(f"match returned {answer!r}; a Match, a Reject or None is needed")
+    return answer
 
 
 def _anchors(graph: fx.Graph, patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern, fx.Node]]:

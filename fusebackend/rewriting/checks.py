@@ -56,6 +56,9 @@ def difference(match: Match, new: tuple[fx.Node, ...], emitter: Emitter) -> str 
     if len(new) != len(match.outputs):
         return f"{len(match.outputs)} outputs became {len(new)}"
     inside, emitted = set(match.nodes), set(emitter.nodes)
+    same = next((n for n in new if n in inside), None)
+    if same is not None:
+        return f"it is {same.name}, which it replaces"
     inputs = {i for n in emitted for i in n.all_input_nodes} - emitted
     for node in inputs:
         if node in inside:

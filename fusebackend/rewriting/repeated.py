@@ -20,9 +20,11 @@ def merge_repeated(emitted: Iterable[fx.Node]) -> None:
     Nodes that may leave the graph stay apart, since a caller may write to one of them, and so do those that the graph itself writes to, or
     between which it writes to anything.
     """
+    nodes = sorted(n for n in emitted if not n._erased)
+    apart = _memory_that_others_write_to(nodes[0].graph) if nodes else set[int | None]()
     first: dict[Any, fx.Node] = {}
-    for node in sorted(n for n in emitted if not n._erased):
-        if not g.may_be_called_early(node) or any(c.op == "output" or g.is_mutating(c) for c in g.consumers(node)):
+    for node in nodes:
+        if not g.may_be_called_early(node) or g.memory_of(g.value(node)) in apart:
             continue
         called = _call(node)
         earlier = first.get(called)
@@ -31,6 +33,12 @@ def merge_repeated(emitted: Iterable[fx.Node]) -> None:
             continue
         node.replace_all_uses_with(earlier)
         node.graph.erase_node(node)
+
+
+def _memory_that_others_write_to(graph: fx.Graph) -> set[int | None]:
+    """That of what the graph returns or writes to, by the values, which know whose memory any view sees."""
+    read = [i for n in graph.nodes if n.op == "output" or g.is_mutating(n) for i in n.all_input_nodes]
+    return {None, *(g.memory_of(value) for i in read for value in pytree.tree_leaves(g.value(i)))}
 
 
 def _call(node: fx.Node) -> Any:

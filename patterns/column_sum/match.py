@@ -131,7 +131,7 @@ def _emit_together(emitter: Emitter, found: Together) -> list[fx.Node]:
 def _emit_nested(emitter: Emitter, found: Nested) -> list[fx.Node]:
     inner, outer = found.sums
     dtype = g.value(inner.node).dtype
-    wide = wide_dtype(g.value(inner.source).dtype, dtype)
+    wide = wide_dtype(wide_dtype(g.value(inner.source).dtype, dtype), g.value(outer.node).dtype)
     x = _ordered(emitter, inner, inner.source)
     partial = emitter.call(column_sum, x, inner.begin, inner.end, inner.is_mean, wide)
     total = emitter.call(column_sum, partial, found.begin, found.end, outer.is_mean, g.value(outer.node).dtype)

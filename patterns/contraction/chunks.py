@@ -104,7 +104,7 @@ def _length(size: int, least: int, most: int) -> int:
 
 def _divided(factor: Factor | Folded, split: Split) -> Factor | Folded:
     if isinstance(factor, Folded):
-        return Folded(tuple(_divided_factor(part, split) for part in factor.parts))
+        return dataclasses.replace(factor, parts=tuple(_divided_factor(part, split) for part in factor.parts))
     return _divided_factor(factor, split)
 
 
@@ -113,4 +113,4 @@ def _divided_factor(factor: Factor, split: Split) -> Factor:
 
 
 def _padded(factor: Factor | Folded, split: Split) -> Folded:
-    return Folded(factor.parts if isinstance(factor, Folded) else (factor,), split)
+    return Folded(factor.parts if isinstance(factor, Folded) else (factor,), factor.dtype, split)

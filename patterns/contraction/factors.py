@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,11 +120,13 @@ class Folded:
 
     Attributes:
         parts: these factors.
+        dtype: in which they are multiplied, that of the graph's products: theirs may be narrower.
         padded: a dim that is seen as two, and is no multiple of the chunk's length: zeros are put behind it. Behind that of the product:
             a part's zeros would be multiplied by what another part holds, which may be infinite.
     """
 
     parts: tuple[Factor, ...]
+    dtype: torch.dtype
     padded: Split | None = None
 
     @property
@@ -147,10 +148,6 @@ class Folded:
         return dims
 
     @property
-    def dtype(self) -> torch.dtype:
-        return functools.reduce(torch.promote_types, (part.dtype for part in self.parts))
-
-    @property
     def is_computed(self) -> bool:
         return True
 
@@ -168,12 +165,14 @@ class Folded:
         dims, product = [d for d in self._emitted_dims if self.padded is None or d != self.padded.inner], None
         for part in self.parts:
             node = part.emit(emitter)
+            if g.value(node).dtype != self.dtype:
+                node = emitter.call(prims.convert_element_type.default, node, self.dtype)
             held = sorted(part.dims, key=lambda d: part.axes[d])
             order = [held.index(d) for d in sorted(held)]
             if order != sorted(order):
                 node = emitter.call(aten.permute.default, node, order)
             for i, d in enumerate(dims):
-                if d not in part.dims:
+                if d not in part.dims and held:  # a tensor without dims may be on another device, and must stay one
                     node = emitter.call(aten.unsqueeze.default, node, i)
             product = node if product is None else emitter.call(aten.mul.Tensor, product, node)
         assert product is not None
@@ -226,7 +225,7 @@ def number_of(scaling: fx.Node) -> float:
     if scaling.target is aten.neg.default:
         return -1.0
     number: Any = scaling.args[1]
-    return 1 / number if scaling.target is aten.div.Tensor and number else float(number)
+    return 1 / number if scaling.target in (aten.div.Tensor, aten.div.Scalar) and number else float(number)
 
 
 _Steps = tuple[fx.Node, ...]

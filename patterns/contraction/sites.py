@@ -117,7 +117,8 @@ def read(node: fx.Node) -> Site | Reject | None:
     known = [f for f in read_ones if f is not None]
     if len(known) < len(read_ones):
         return Reject("whether a dim is broadcast is not known before run time (sizes are symbolic)", node)
-    grouped = _grouped(known, kept, summed, shape)
+    multiplied = functools.reduce(torch.promote_types, [g.value(n).dtype for n in (*parts, product)])
+    grouped = _grouped(known, kept, summed, shape, multiplied)
     if grouped is None:
         return None
     x, y = grouped
@@ -175,16 +176,18 @@ def _is_broadcast_product(node: fx.Node, shape: Sequence) -> bool:
     return len(factors) == 2 and factors[0].dims != factors[1].dims
 
 
-def _grouped(factors: list[Factor], kept: set[int], summed: set[int], shape: Sequence) -> tuple[Factor | Folded, Factor | Folded] | None:
-    """Two factors of a matrix product, each of which may be several that are multiplied first: exactly if that can be, of the fewest
-    elements."""
+def _grouped(
+    factors: list[Factor], kept: set[int], summed: set[int], shape: Sequence, dtype: torch.dtype
+) -> tuple[Factor | Folded, Factor | Folded] | None:
+    """Two factors of a matrix product, each of which may be several that are multiplied first, in ``dtype``: exactly if that can be, of the
+    fewest elements."""
     best, least = None, (True, math.inf)
     first, rest = factors[0], factors[1:]
     for count in range(len(rest)):
         for others in itertools.combinations(rest, count):
-            x = Folded((first, *others)) if others else first
+            x = Folded((first, *others), dtype) if others else first
             right = [f for f in rest if not any(f is other for other in others)]
-            y = Folded(tuple(right)) if len(right) > 1 else right[0]
+            y = Folded(tuple(right), dtype) if len(right) > 1 else right[0]
             both, alone_x, alone_y = x.dims & y.dims, x.dims - y.dims, y.dims - x.dims
             reorders = not all(f.is_exact for f in (x, y) if isinstance(f, Folded))
             cost = reorders, _elements(x, shape) + _elements(y, shape)

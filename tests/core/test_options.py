@@ -23,6 +23,9 @@ def parse(mode=None, options=None):
         ({"mode": "fastest"}, ["unknown mode 'fastest'. Accepted: ", "max-autotune"]),
         ({"mode": 3}, ["unknown mode '3'. Accepted: ", "max-autotune"]),
         ({3: "off"}, ["names of options are strings, got 3"]),
+        (["fuse.gate"], ["options=['fuse.gate']", "a dict is accepted"]),
+        ({"fuse.gate_seconds": 10**400}, ["'fuse.gate_seconds'", "number >= 0"]),
+        ({"fuse.gate": ["off", "auto"]}, ["'fuse.gate'", "got ['off', 'auto']", "measure"]),
         ({"fuse.patterns": "zzz"}, ["unknown pattern in option 'fuse.patterns' 'zzz'. Accepted: "]),
     ],
 )

@@ -1,5 +1,6 @@
 """What several replacements compute alike is computed once."""
 
+import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -43,6 +44,16 @@ def test_what_a_caller_may_write_to_stays_apart():
         return x.exp(), x.exp(), x.sin().view(-1), x.sin().view(-1)
 
     assert [merged(function, SCORES).count(f) for f in (aten.exp.default, aten.sin.default)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda t: t.view(torch.int32), lambda t: torch.view_as_complex(t.view(-1, 2)), lambda t: torch.view_as_complex(t.view(-1, 2)).conj()],
+)
+def test_what_a_caller_may_write_to_through_any_view_stays_apart(view):
+    traced = make_fx(lambda x: (view(x.exp()), view(x.exp())), tracing_mode="fake")(SCORES)
+    merge_repeated([n for n in traced.graph.nodes if n.op == "call_function"])
+    assert len(traced.graph.find_nodes(op="call_function", target=aten.exp.default)) == 2
 
 
 def test_what_the_graph_writes_to_stays_apart():

@@ -79,6 +79,7 @@ def test_a_random_operator_is_refused():
         (lambda e, x: e.call(aten.rand_like.default, x), "aten.rand_like.default draws random numbers"),
         (lambda e, x: e.call(aten.sin_.default, e.call(aten.clone.default, x)), "aten.sin_.default writes to memory"),
         (lambda e, x: (e.call(aten.sin.default, x),) * 2, "1 outputs became 2"),
+        (lambda e, x: next(iter(x.users)), "it is sin, which it replaces"),
         (lambda e, x: e.call(aten.mm.default, x, x), "building the replacement raised"),
         (lambda e, x: 1 / 0, "building the replacement raised ZeroDivisionError"),
     ],
@@ -134,6 +135,37 @@ def test_what_an_operators_fake_refuses_is_a_refusal_with_its_reason(interpreted
         "the operator refuses it: permute_copy: order=[1, 1] is no permutation of 2 dimensions",
         "unsupported",
     )
+
+
+class Answers(Pattern):
+    """Answers whatever it is given."""
+
+    name = "test_answers"
+    anchors = (aten.sin.default,)
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def match(self, node):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (3, "match returned 3; a Match, a Reject or None is needed"),
+        (Match, "a Match, a Reject or None is needed"),
+        (Match((), lambda e: []), "match returned a Match with outputs=(), interior=(); nodes of the graph are needed"),
+        (Match(("sin",), lambda e: []), "match returned a Match with outputs=('sin',)"),
+    ],
+)
+def test_what_is_no_answer_is_a_near_miss_and_raises_if_strict(interpreted, temporary_pattern, answer, reason):
+    temporary_pattern(Answers(answer))
+    result, expected, report = run(interpreted)
+    assert torch.equal(result, expected) and not report.substitutions
+    assert reason in report.rejections[0].reason
+    with pytest.raises(Exception, match="match returned"):
+        run(interpreted, options={"fuse.strict": True})
 
 
 def test_strict_raises_what_a_pattern_raises(interpreted, temporary_pattern):

@@ -181,6 +181,7 @@ CASES = {
     "priority": wrong(twice, twice, X, priority="high"),
     "no name": wrong(twice, twice, X, name=""),
     "name in two lines": wrong(twice, twice, X, name="a\nb"),
+    "example without data": wrong(twice, twice, torch.empty(4, device="meta")),
     "name of a decorator": lambda: fusebackend.register_pattern(None, example_inputs=(X,)),
     "search function without a name": lambda: fusebackend.register_replacement(functools.partial(twice), twice, (X,)),
     "no search function": wrong(None, twice, X),

@@ -155,7 +155,7 @@ def test_a_report_holds_the_nodes_of_its_graphs_and_of_its_substitutions(report)
         for node in nodes:
             assert set(node.inputs) <= seen, "not in topological order"
             seen.add(node.name)
-    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == Report.from_dict(report.to_dict()) == report
 
 
 def test_the_code_of_a_graph_with_nothing_found_is_kept_by_explain_only(interpreted):

@@ -356,6 +356,24 @@ def test_a_dynamic_graph_taken_from_the_cache_at_another_size_has_its_report(tmp
     assert fusebackend.last_report().from_cache
 
 
+class Faulty(fusebackend.Pattern):
+    name = "test_faulty"
+    anchors = (torch.ops.aten.sin.default,)
+
+    def match(self, node):
+        raise ZeroDivisionError("of the pattern")
+
+
+@pytest.mark.codegen
+def test_strict_raises_also_where_code_was_kept_without_it(tmp_path, monkeypatch, temporary_pattern):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    temporary_pattern(Faulty())
+    torch.compile(torch.sin, backend="fuse")(torch.ones(7, 9))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="of the pattern"):
+        torch.compile(torch.sin, backend="fuse", options={"fuse.strict": True})(torch.ones(7, 9))
+
+
 @pytest.mark.codegen
 def test_a_program_whose_code_inductor_has_of_another_program_keeps_its_report(tmp_path, monkeypatch):
     """Behind our pass both are the same call: Inductor compiles the first alone, and the second's report is known to nobody else."""

@@ -3,8 +3,14 @@
 import pytest
 import torch
 from families.contraction.random_contractions import aten, calls, rewritten
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusebackend
+from fusebackend import fx_utils as g
+from fusebackend.native import loader
+from fusebackend.patterns.contraction.match import Contraction
+from fusebackend.rewriting.apply import rewrite
 
 PRODUCTS = (aten.bmm.default, aten.mm.default)
 
@@ -75,7 +81,7 @@ def test_both_gradients_read_one_copy_of_what_they_share():
     inputs = [torch.randn(s) for s in shapes]
     module, outcome = rewritten(gradients, *inputs)
     assert len(outcome.substitutions) == 2
-    read_by = [sum(1 for _ in copy.users) for copy in calls(module.graph, aten.clone.default) if copy.meta["val"].shape == (2, 3, 4, 5, 6)]
+    read_by = [len([*g.consumers(copy)]) for copy in calls(module.graph, aten.clone.default) if copy.meta["val"].shape == (2, 3, 4, 5, 6)]
     assert read_by == [2]
     for found, wanted in zip(module(*inputs), gradients(*inputs)):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
@@ -151,6 +157,49 @@ def test_numbers_make_nothing_overflow_or_vanish_that_does_not_in_eager_mode(nam
     assert bool(outcome.substitutions) == ("small" not in name)
     if "small" in name:
         assert "may overflow, or vanish" in outcome.rejections[0].reason
+
+
+def test_a_quotient_by_an_operator_of_numbers_is_one():
+    """As the gradient of a mean, differentiated again, has it."""
+
+    def fn(x, y):
+        return torch.ops.aten.div.Scalar(x[:, :, None] * y[:, None], 1e8).sum(-1)
+
+    inputs = [6e18 * torch.rand(3, 5, 8), 6e18 * torch.rand(3, 6, 8)]
+    module, _ = rewritten(fn, *inputs)
+    torch.testing.assert_close(module(*inputs), fn(*inputs))
+
+
+NARROW_FACTORS = {
+    "uint8": (torch.float32, lambda: torch.randint(100, 200, (3, 1, 6, 8), dtype=torch.uint8)),
+    "int16": (torch.float32, lambda: torch.randint(1000, 2000, (3, 1, 6, 8), dtype=torch.int16)),
+    "bf16": (torch.float32, lambda: torch.randn(3, 1, 6, 8).bfloat16()),
+    "fp16": (torch.float32, lambda: torch.full((3, 1, 6, 8), 300.0).half()),
+    "fp32": (torch.float64, lambda: torch.randn(3, 1, 6, 8)),
+    "bool": (torch.float32, lambda: torch.rand(3, 1, 6, 8) > 0.5),
+}
+
+
+@pytest.mark.parametrize("name", NARROW_FACTORS)
+def test_what_is_multiplied_first_is_multiplied_in_the_products_dtype(name):
+    dtype, draw = NARROW_FACTORS[name]
+
+    def fn(x, y, z):
+        return (x[:, :, None] * y * z).sum(-1)
+
+    inputs = [torch.randn(3, 5, 8, dtype=dtype), draw(), draw()]
+    module, outcome = rewritten(fn, *inputs)
+    assert outcome.substitutions, outcome
+    expected = fn(inputs[0].double(), inputs[1].double(), inputs[2].double())
+    assert (module(*inputs) - expected).norm() <= 4 * torch.finfo(dtype).eps * expected.norm()
+
+
+def test_a_number_in_a_tensor_on_the_cpu_may_be_a_third_factor(monkeypatch):
+    monkeypatch.setattr(loader.Native, "why_not", lambda *_: None)
+    with FakeTensorMode():
+        x, y, s = torch.empty(3, 5, 8, device="cuda"), torch.empty(3, 6, 8, device="cuda"), torch.empty(())
+        graph = make_fx(lambda x, y, s: ((x[:, :, None] * y[:, None]) * s).sum(-1))(x, y, s).graph
+    assert rewrite(graph, [Contraction()], "forward", strict=True).substitutions
 
 
 def test_three_factors_in_fp16_keep_their_order():
