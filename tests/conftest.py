@@ -87,23 +87,21 @@ def temporary_pattern():
 
 @pytest.fixture
 def starved():
-    """Leaves this process so many bytes of the GPU, 10 MiB at least: what others left free within blocks that are in use is taken, too."""
+    """Leaves this process so many bytes of the GPU, and up to some tens of MB more, since the allocator's total is not quite the device's:
+    what other tests left free within blocks that are in use is taken, too."""
 
     @contextlib.contextmanager
-    def leave(free_bytes=0):
+    def leave(free_bytes=4 << 20):
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        total, least = torch.cuda.get_device_properties(0).total_memory, 10 << 20  # bytes that the allocator asks CUDA for as they are
-        free_bytes = max(free_bytes, least)
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+        taken = []
+        with contextlib.suppress(torch.OutOfMemoryError):
+            while True:
+                taken.append(torch.empty(16 << 20, dtype=torch.uint8, device="cuda"))
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + free_bytes) / total)
-        left, taken = torch.empty(free_bytes, dtype=torch.uint8, device="cuda"), []
-        for size in (16 << 20, least, 1 << 20):  # there may be more: the allocator's total is not quite this one
-            with contextlib.suppress(torch.OutOfMemoryError):
-                while True:
-                    taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
-        del left
-        torch.cuda.empty_cache()
         try:
             yield
         finally:
