@@ -24,7 +24,8 @@ class Launcher {
   size_t bytes() const { return bytes_; }
 
   // Halves p until its planes fit behind the first `used` bytes, and on where that costs next to nothing: as long as all pieces take at most
-  // `allowed` (0: little more than p at once). Where p is halved along the rows of one operand, the other's planes are made once, if they leave room for that one's.
+  // `allowed` (0: little more than p at once). Where p is halved along the rows of one operand, the other's planes are made once, if they leave
+  // room for that one's.
   cudaError_t run(Problem p, size_t used = 0, double allowed = 0) {
     const size_t a = p.a.planes ? 0 : aligned(PlaneLayout(a_operand(p)).bytes());
     const size_t b = p.b.planes ? 0 : aligned(PlaneLayout(b_operand(p)).bytes());

@@ -21,23 +21,27 @@ def merge_repeated(emitted: Iterable[fx.Node]) -> None:
     between which it writes to anything.
     """
     nodes = sorted(n for n in emitted if not n._erased)
-    apart = _memory_that_others_write_to(nodes[0].graph) if nodes else set[int | None]()
+    if not nodes:
+        return
+    graph = nodes[0].graph
+    writing = [n for n in graph.nodes if g.is_mutating(n)]
+    apart = _memory_of_inputs((*writing, graph.output_node()))
     first: dict[Any, fx.Node] = {}
     for node in nodes:
         if not g.may_be_called_early(node) or g.memory_of(g.value(node)) in apart:
             continue
         called = _call(node)
         earlier = first.get(called)
-        if earlier is None or g.mutation_between(earlier, node) is not None:
+        if earlier is None or any(earlier < w < node for w in writing):
             first[called] = node
             continue
         node.replace_all_uses_with(earlier)
-        node.graph.erase_node(node)
+        graph.erase_node(node)
 
 
-def _memory_that_others_write_to(graph: fx.Graph) -> set[int | None]:
-    """That of what the graph returns or writes to, by the values, which know whose memory any view sees."""
-    read = [i for n in graph.nodes if n.op == "output" or g.is_mutating(n) for i in n.all_input_nodes]
+def _memory_of_inputs(nodes: Iterable[fx.Node]) -> set[int | None]:
+    """The memory of what they read, by the values, which know whose memory any view sees. With None: what has none may be theirs."""
+    read = dict.fromkeys(i for n in nodes for i in n.all_input_nodes)
     return {None, *(g.memory_of(value) for i in read for value in pytree.tree_leaves(g.value(i)))}
 
 
