@@ -87,12 +87,12 @@ class Report:
         return {
             "schema": SCHEMA,
             "context": dict(self.context),
-            "coverage": None if covered is None else _plain(dataclasses.asdict(covered)),
-            "substitutions": [_plain(dataclasses.asdict(s)) for s in self.substitutions],
-            "rejections": [_plain(dataclasses.asdict(r)) for r in self.rejections],
+            "coverage": _plain(covered),
+            "substitutions": _plain(self.substitutions),
+            "rejections": _plain(self.rejections),
             "graphs": graphs,
-            "verdicts": [_plain(dataclasses.asdict(v)) for v in self.verdicts],
-            "breaks": [_plain(dataclasses.asdict(b)) for b in self.breaks],
+            "verdicts": _plain(self.verdicts),
+            "breaks": _plain(self.breaks),
             "from_cache": self.from_cache,
             "notes": list(self.notes),
             "seconds": self.seconds,
@@ -170,7 +170,9 @@ class Report:
 
 
 def _plain(value: Any) -> Any:
-    """With lists for tuples, as what JSON gives back."""
+    """With dicts for dataclasses, and lists for tuples, as what JSON gives back."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -26,7 +26,7 @@ ABSORBS = -1e30
 HIDES = -9_000.0
 #: What takes the place of a number between the two: the lowest of bfloat16.
 _LOWEST = torch.finfo(torch.bfloat16).min
-_LOWEST_NOTE = "fusebackend_lowest"
+_MAGNITUDE_NOTE = "fusebackend_magnitude"
 _DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 
 
@@ -120,11 +120,11 @@ def hides_nothing(node: fx.Node) -> bool:
     """Whether a bias is of positions alone, as ALiBi is, and, where its sizes are known, no number of it absorbs a score."""
     if not is_of_positions(node):
         return False
-    if _LOWEST_NOTE not in node.meta:  # a bias is most often that of all layers
+    if _MAGNITUDE_NOTE not in node.meta:  # a bias is most often that of all layers
         with _disable_current_modes():  # a graph may be rewritten under a fake tensor mode
             value = Computer().value(node)
-            node.meta[_LOWEST_NOTE] = 0.0 if value is None or not value.numel() else -float(value.abs().max())
-    return node.meta[_LOWEST_NOTE] > ABSORBS
+            node.meta[_MAGNITUDE_NOTE] = 0.0 if value is None or not value.numel() else float(value.abs().max())
+    return node.meta[_MAGNITUDE_NOTE] < -ABSORBS
 
 
 def _is_exchangeable(terms: tuple[Bias | Mask, ...]) -> bool:

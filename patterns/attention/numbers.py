@@ -85,6 +85,8 @@ def _constant(node: fx.Node) -> float | None:
         return float(held.item())
 
 
+#: Sums and products of such numbers, in the few steps that are followed, hide nothing.
+_MODEST = 1e4
 _ARITHMETIC = frozenset(
     {
         *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.neg.default, aten.abs.default, aten.pow.Scalar, aten.cat.default),
@@ -103,7 +105,7 @@ def is_of_positions(node: fx.Node) -> bool:
             continue
         if each.op != "call_function" or not (each.target in _ARITHMETIC or is_view(each) or _divides_by_a_power(each)):
             return False
-        if any(isinstance(a, float) and not abs(a) <= 1e4 for a in each.args):
+        if _holds_large_numbers(each):
             return False
         reached += [i for i in each.all_input_nodes if i not in reached]
         if len(reached) > 64:
@@ -112,15 +114,15 @@ def is_of_positions(node: fx.Node) -> bool:
 
 
 _PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
-_RESHAPED = frozenset(
+#: Of one tensor of modest numbers they make others.
+_OF_ONE_TENSOR = frozenset(
     {
         *(aten.embedding.default, aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_select.default, aten.gather.default),
         *(aten.slice.Tensor, aten.select.int, aten.neg.default, aten.sigmoid.default, aten.tanh.default, aten.relu.default),
-        *(aten.alias.default, aten.detach.default, aten.unsqueeze.default, aten.squeeze.dim, aten.cat.default),
-        aten.constant_pad_nd.default,
+        *(aten.alias.default, aten.detach.default, aten.unsqueeze.default, aten.squeeze.dim, aten.constant_pad_nd.default),
     }
 )
-_JOINED = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor})
+_OF_SEVERAL = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.cat.default})
 
 
 def is_purely_learned(node: fx.Node) -> bool:
@@ -131,24 +133,26 @@ def is_purely_learned(node: fx.Node) -> bool:
         if not stack:
             return True
         each, joined = stack.pop()
-        number = uniform(each)
-        if _holds_integers(each) or each.target in _PRODUCTS or (number is not None and abs(number) <= 1e4):
+        if _holds_integers(each) or each.target in _PRODUCTS:
             continue
         if each.op != "call_function":
             if joined:
                 return False
             continue
-        if not (each.target in _RESHAPED or each.target in _JOINED or is_view(each) or is_cast(each)) or _large_numbers(each):
+        follows = each.target in _OF_ONE_TENSOR or each.target in _OF_SEVERAL or is_view(each) or is_cast(each)
+        read = {i: uniform(i) for i in each.all_input_nodes if not _holds_integers(i)}
+        if not follows or _holds_large_numbers(each) or any(n is not None and not abs(n) <= _MODEST for n in read.values()):
             return False
-        read = [i for i in each.all_input_nodes if not _holds_integers(i)]
-        stack += [(i, joined or len([r for r in read if uniform(r) is None]) > 1) for i in read]
+        tensors = [i for i, number in read.items() if number is None]
+        stack += [(i, joined or len(tensors) > 1) for i in tensors]
     return False
 
 
-def _large_numbers(node: fx.Node) -> bool:
+def _holds_large_numbers(node: fx.Node) -> bool:
+    """Among its arguments."""
     found = list[float]()
     fx.node.map_aggregate((node.args, node.kwargs), lambda a: found.append(a) if isinstance(a, float) else None)
-    return any(not abs(a) <= 1e4 for a in found)
+    return any(not abs(a) <= _MODEST for a in found)
 
 
 def _holds_integers(node: fx.Node) -> bool:

@@ -13,6 +13,10 @@ from fusebackend.report.model import Report
 OPTIONS = {"fuse.patterns": ["attention"], "fuse.interpret": True, "fuse.gate": "off", "fuse.strict": True}
 
 
+LOWEST = torch.finfo(torch.bfloat16).min
+LOWEST_IN_WIDE = torch.finfo(torch.float32).min
+
+
 def randn(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = True) -> torch.Tensor:
     return torch.randn(*shape).to(dtype).requires_grad_(grad)
 
@@ -21,6 +25,17 @@ def heads(batch: int = 2, count: int = 4, queries: int = 9, keys: int | None = N
     """q, k and v."""
     lengths = (queries, *[queries if keys is None else keys] * 2)
     return [randn(batch, count, length, depth, **kwargs) for length in lengths]
+
+
+def visible(*shape: int) -> torch.Tensor:
+    """Which keys are seen: the first always is."""
+    mask = torch.rand(*shape) < 0.6
+    mask[..., 0] = True
+    return mask
+
+
+def alibi_of_keys(slope):
+    return (torch.arange(9).view(1, 1, 9) * torch.pow(slope, torch.arange(1, 5)).view(4, 1, 1))[None]
 
 
 def run(fn: Callable, args: tuple, training: bool) -> list[torch.Tensor]:
