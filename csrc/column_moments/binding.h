@@ -15,7 +15,7 @@ struct Results {
 
 inline Results make(Tensor& x, int64_t begin, int64_t end, double correction, double epsilon, ScalarType dtype) {
   Problem p{};
-  p.rows = column_sum::describe(x, begin, end, false, dtype), p.correction = correction, p.epsilon = epsilon;
+  p.rows = column_sum::describe(x, begin, end, false, dtype), p.rows.form = column_sum::Form::kMoments, p.correction = correction, p.epsilon = epsilon;
   const auto result = [&] { return column_sum::make_result(p.rows, x, begin, end, dtype); };
   Tensor variance = result(), mean = result(), scale = result();
   p.variance = variance.data_ptr(), p.mean = mean.data_ptr(), p.scale = scale.data_ptr();

@@ -1,6 +1,7 @@
 // Two kernels, as for sums (column_sum.cu): the first streams x, the second adds what its blocks leave. A thread keeps a mean and the squared
-// distances to it for each of its columns. It takes four rows at once: of these four it computes both directly, and joins them with the rows
-// before (Chan, Golub, LeVeque 1979). That is as accurate as Welford's way, which joins single rows, and divides once for 32 elements.
+// distances to it for each of its columns. It takes four rows at once, while the next four are under way: their distances to the mean of the rows
+// before, and the squares of these, tell how both change (Chan, Golub, LeVeque 1979). That is as accurate as Welford's way, which joins single rows,
+// and divides once for 32 elements. Of the first four rows distances are taken to the first.
 #include <cmath>
 
 #include "column_moments/column_moments.h"
@@ -19,8 +20,6 @@ using column_sum::Plan;
 using column_sum::Rows;
 using column_sum::store_result;
 using column_sum::widen;
-
-static_assert(kRowsAtOnce == 4, "four rows are joined at once");
 
 struct Arguments {
   Rows of;          // its `out` and divisors are not used
@@ -52,7 +51,7 @@ __device__ __forceinline__ void finish(const Arguments& p, int64_t at, Acc mean,
 }
 
 template <typename In, typename Acc, int kBytes>
-__global__ void __launch_bounds__(kMostThreads, kBlocks<Acc>) column_moments_rows(const Arguments arguments) {
+__global__ void __launch_bounds__(kMostThreads, kBlocks<Acc, column_sum::Form::kMoments>) column_moments_rows(const Arguments arguments) {
   constexpr int kN = kBytes / int(sizeof(In));
   extern __shared__ __align__(16) char shared[];
   const Rows& p = arguments.of;
@@ -71,25 +70,42 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks<Acc>) column_moments_row
     const In* const matrix = static_cast<const In*>(p.x) + batch * p.batch_stride + column * kN;
     const In* from = matrix + begin * p.row_stride;
     int64_t left = p.rows > begin ? (p.rows - begin + stride - 1) / stride : 0;  // rows
-    for (; left >= kRowsAtOnce; left -= kRowsAtOnce) {
-      Vec<In, kN> x[kRowsAtOnce];
+    using Step = Vec<In, kN>[kRowsAtOnce];
+    const auto load = [&](Step& x) {
 #pragma unroll
       for (int u = 0; u < kRowsAtOnce; ++u, from += step) x[u] = load_once<In, kN>(from);
-      const Acc before = count, weight = Acc(kRowsAtOnce) * reciprocal(count + Acc(kRowsAtOnce));
+    };
+    Step x;
+    if (left >= kRowsAtOnce) {
+      load(x);
+#pragma unroll
+      for (int i = 0; i < kN; ++i) mean[i] = Acc(widen(x[0].v[i]));
+    }
+    while (left >= kRowsAtOnce) {
+      left -= kRowsAtOnce;
+      Step next;
+      if (left >= kRowsAtOnce) load(next);
       count += Acc(kRowsAtOnce);
+      const Acc weight = reciprocal(count);
 #pragma unroll
       for (int i = 0; i < kN; ++i) {
-        const Acc a = Acc(widen(x[0].v[i])), b = Acc(widen(x[1].v[i])), c = Acc(widen(x[2].v[i])), d = Acc(widen(x[3].v[i]));
-        const Acc quarter = Acc(0.25), four = (a * quarter + b * quarter) + (c * quarter + d * quarter);  // no sum that may be out of range
-        const Acc da = a - four, db = b - four, dc = c - four, dd = d - four, delta = four - mean[i];
-        mean[i] += delta * weight;
-        squares[i] += ((da * da + db * db) + (dc * dc + dd * dd)) + delta * (delta * (before * weight));
+        Acc moved = 0, square = 0;  // the mean, by distances that are weighed before they are added: their sum could be out of range
+#pragma unroll
+        for (int u = 0; u < kRowsAtOnce; ++u) {
+          const Acc distance = Acc(widen(x[u].v[i])) - mean[i];
+          moved += distance * weight;
+          square += distance * distance;
+        }
+        mean[i] += moved;
+        squares[i] += square - moved * (moved * count);
       }
+#pragma unroll
+      for (int u = 0; u < kRowsAtOnce; ++u) x[u] = next[u];
     }
     for (; left > 0; --left, from += step) {
-      const Vec<In, kN> x = load_once<In, kN>(from);
+      const Vec<In, kN> row = load_once<In, kN>(from);
 #pragma unroll
-      for (int i = 0; i < kN; ++i) join(mean[i], squares[i], count, Acc(widen(x.v[i])), Acc(0), Acc(1));
+      for (int i = 0; i < kN; ++i) join(mean[i], squares[i], count, Acc(widen(row.v[i])), Acc(0), Acc(1));
       count += Acc(1);
     }
     if (p.tail > 0 && split + 1 == p.splits && lane == 0) {
@@ -110,7 +126,7 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks<Acc>) column_moments_row
     if (active && lane >= half && lane < lanes) {
       const int to = threadIdx.x - half * p.tile_vectors;
 #pragma unroll
-      for (int i = 0; i < kN; ++i) means[to * kN + i] = mean[i], distances[to * kN + i] = squares[i];
+      for (int i = 0; i < kN; ++i) means[i * given + to] = mean[i], distances[i * given + to] = squares[i];
       counts[to] = count;
     }
     __syncthreads();
@@ -118,7 +134,7 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks<Acc>) column_moments_row
       const Acc more = counts[threadIdx.x];
 #pragma unroll
       for (int i = 0; i < kN; ++i) {
-        const int from = threadIdx.x * kN + i;
+        const int from = i * given + threadIdx.x;
         join(mean[i], squares[i], count + (i < last ? Acc(1) : Acc(0)), means[from], distances[from], more);
       }
       count += more;
@@ -140,23 +156,25 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks<Acc>) column_moments_row
 }
 
 struct Terms {
-  int64_t columns, rows, tail;  // as in Rows: `rows` of `fold` times `columns` elements, and `tail` elements
+  int64_t columns, tail;  // as in Rows
+  int64_t each, rest;     // rows of `fold` times `columns` elements: those that every block has, and others, of which one after the other takes `lanes`
   uint32_t splits, fold, tiles;
   int lanes, column_bits;
 };
 
 // How many rows the partial result `term` of a column is of.
 __device__ __forceinline__ double count_of(const Terms& p, uint32_t term, int64_t column) {
-  const uint32_t split = term / p.fold, part = term - split * p.fold;
-  const int64_t turn = int64_t(p.lanes) * p.splits, turns = p.rows / turn, rest = p.rows - turns * turn - int64_t(split) * p.lanes;
+  const uint32_t split = p.fold == 1 ? term : term / p.fold, part = term - split * p.fold;
+  const int64_t rest = p.rest - int64_t(split) * p.lanes;
   const bool has_tail = split + 1 == p.splits && part * p.columns + column < p.tail;
-  return double(turns * p.lanes + min(max(rest, int64_t(0)), int64_t(p.lanes)) + has_tail);
+  return double(p.each + min(max(rest, int64_t(0)), int64_t(p.lanes)) + has_tail);
 }
 
 // Joins the partial results of a column in fp64, as distances to the first one's mean: of equal numbers the variance is 0. A block has
 // 2^column_bits columns, and a thread every n-th term of one, where n such threads share a column.
 template <typename Acc>
 __global__ void __launch_bounds__(kFinalThreads) column_moments_partials(const Arguments arguments, const Acc* means, const Acc* squares, const Terms p) {
+  constexpr int kTermsAtOnce = 8;
   __shared__ double sums[2][kFinalThreads];
   wait_for_previous_kernel();
   const uint32_t tile = blockIdx.x % p.tiles, batch = blockIdx.x / p.tiles, terms = p.splits * p.fold;
@@ -166,11 +184,22 @@ __global__ void __launch_bounds__(kFinalThreads) column_moments_partials(const A
   double shift = 0, sum = 0, square = 0;
   if (column < p.columns) {
     shift = double(means[first]);
-    for (uint32_t term = lane; term < terms; term += lanes) {
-      const double count = count_of(p, term, column), distance = double(means[first + term * p.columns]) - shift;
-      if (count == 0) continue;
-      sum += count * distance;
-      square += count * distance * distance + double(squares[first + term * p.columns]);
+    for (uint32_t begin = lane; begin < terms; begin += kTermsAtOnce * lanes) {
+      Acc mean[kTermsAtOnce], distances[kTermsAtOnce];
+#pragma unroll
+      for (int u = 0; u < kTermsAtOnce; ++u) {
+        const int64_t at = first + min(begin + u * lanes, terms - 1) * p.columns;
+        mean[u] = means[at], distances[u] = squares[at];
+      }
+#pragma unroll
+      for (int u = 0; u < kTermsAtOnce; ++u) {
+        const uint32_t term = begin + u * lanes;
+        const double count = term < terms ? count_of(p, term, column) : 0;
+        if (count == 0) continue;
+        const double distance = double(mean[u]) - shift;
+        sum += count * distance;
+        square += count * distance * distance + double(distances[u]);
+      }
     }
   }
   sums[0][threadIdx.x] = sum, sums[1][threadIdx.x] = square;
@@ -213,7 +242,9 @@ cudaError_t launch_both(const Problem& p, const Plan& plan, void* partials, cuda
     if (plan.vector_bytes == 4) error = launch_rows<In, Acc, 4>(first, plan, blocks, stream);
   }
   if (error != cudaSuccess || left == 0) return error;
-  const Terms of{rows.columns, results.of.rows, results.of.tail, uint32_t(plan.splits), uint32_t(plan.fold), uint32_t(tiles), plan.lanes, bits};
+  const int64_t at_once = int64_t(plan.lanes) * plan.splits, each = results.of.rows / at_once;
+  const Terms of{rows.columns, results.of.tail, each * plan.lanes, results.of.rows - each * at_once, uint32_t(plan.splits),
+                 uint32_t(plan.fold), uint32_t(tiles), plan.lanes, bits};
   return launch_dependent(column_moments_partials<Acc>, dim3(uint32_t(tiles * rows.batch)), dim3(kFinalThreads), 0, true, stream, results,
                           static_cast<const Acc*>(first.mean), static_cast<const Acc*>(first.variance), of);
 }

@@ -12,8 +12,8 @@
 
 namespace fusebackend::column_sum {
 
-// What is summed: x, products of x with itself or with y, or x and products, in this order.
-enum class Form { kPlain, kSquares, kPlainAndSquares, kProducts, kPlainAndProducts };
+// What is summed: x, products of x with itself or with y, or x and products, in this order. Moments (csrc/column_moments) share the plan alone.
+enum class Form { kPlain, kSquares, kPlainAndSquares, kProducts, kPlainAndProducts, kMoments };
 constexpr bool reads_two(Form form) { return form == Form::kProducts || form == Form::kPlainAndProducts; }
 constexpr bool sums_two(Form form) { return form == Form::kPlainAndSquares || form == Form::kPlainAndProducts; }
 

@@ -13,7 +13,7 @@ constexpr int kLine = 8;                        // vectors of 16 bytes in a cach
 constexpr int kStepsOfAKernel = 4;              // of a thread, each a wait for memory, that take as long as launching a second kernel
 constexpr int kMostWaves = 4;                   // of blocks
 constexpr double kWaveCost = 0.05;              // the part of the multiprocessors' time that another wave of blocks must save
-constexpr int kThreadsOfMultiprocessor = 1024;  // that find room with 64 registers each; half as many where products are summed
+constexpr int kThreadsOfMultiprocessor = 1024;  // that find room with 64 registers each; half as many where more than sums of x are computed
 
 // The longest vector, up to 16 bytes, at whose multiples all of these byte counts lie.
 int common_alignment(std::initializer_list<int64_t> bytes) {

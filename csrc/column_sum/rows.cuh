@@ -9,7 +9,7 @@
 
 namespace fusebackend::column_sum {
 
-// Blocks of a multiprocessor: a thread may then have 64 registers, or 128 where it adds in fp64, or products.
+// Blocks of a multiprocessor: a thread may then have 64 registers, or 128 where it adds in fp64, or more than x.
 template <typename Acc, Form kForm = Form::kPlain>
 inline constexpr int kBlocks = sizeof(Acc) == 8 || kForm != Form::kPlain ? 1 : 2;
 

@@ -1,7 +1,5 @@
 #include "fp32_matmul/halves.h"
 
-#include <algorithm>
-
 namespace fusebackend::fp32_matmul {
 namespace {
 

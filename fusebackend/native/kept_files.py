@@ -15,7 +15,7 @@ import os
 import stat
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -107,15 +107,15 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
     if dataclasses.is_dataclass(kind):
         return _dataclass_decoder(kind)
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (tuple, list):
-        item = _decoder(arguments[0])
-        return lambda data: origin(map(item, _checked(list, data)))
-    if origin is dict:
+    if origin in (tuple, list, Sequence):
+        item, made = _decoder(arguments[0]), tuple if origin is Sequence else origin
+        return lambda data: made(map(item, _checked(list, data)))
+    if origin in (dict, Mapping):
         key, item = map(_decoder, arguments)
         return lambda data: {key(k): item(v) for k, v in _checked(dict, data).items()}
     if origin in (types.UnionType, typing.Union):  # of a type and None
-        (other,) = (_decoder(a) for a in arguments if a is not type(None))
-        return lambda data: None if data is None else other(data)
+        (other,) = (a for a in arguments if a is not type(None))
+        return lambda data: None if data is None else _decoder(other)(data)  # which may be what holds it
     if kind is float:
         return _float
     if kind is int:

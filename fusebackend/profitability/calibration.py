@@ -24,6 +24,7 @@ from fusebackend import cache_keys
 from fusebackend.log import warn_once
 from fusebackend.native import cache, loader
 from fusebackend.native.architectures import architecture_of, covers
+from fusebackend.native.kept_files import decoded
 from fusebackend.profitability.time_model import TimeModel
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.device_facts import IMAGINED
@@ -38,6 +39,10 @@ FORMAT = 1
 _OTHER_TORCH = 1.5
 #: And where a calibration is that of another device, which runs the same machine code, and where kernels are others.
 _OTHER_DEVICE, _OTHER_KERNELS = 2.0, 4.0
+
+
+# What a file says of a calibration; the rest is found out here.
+_IN_FILES = ("device", "torch_version", "date", "sites", "models", "properties", "call", "architecture")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,10 +238,11 @@ def _read(path: Path) -> tuple[str, Calibration] | None:
         data = json.loads(content)
         if data["format"] != FORMAT:
             return None
-        models = {kind: TimeModel.from_json(m) for kind, m in data["models"].items()}
-        fields = {name: data[name] for name in ("device", "torch_version", "date", "sites", "properties", "call")}
-        fields["architecture"] = data.get("architecture", "")
-        return data["type"], Calibration(models=models, origin=str(path), digest=hashlib.sha256(content).hexdigest(), **fields)
+        known = decoded(Calibration, {name: data[name] for name in _IN_FILES if name in data})
+        datetime.date.fromisoformat(known.date)
+        if not all(value > 0 for value in known.properties.values()):
+            raise ValueError(f"properties are {known.properties}; positive numbers are needed")
+        return data["type"], dataclasses.replace(known, origin=str(path), digest=hashlib.sha256(content).hexdigest())
     except Exception as error:
         warn_once(f"the calibration {path} is not used: {type(error).__name__}: {error}")
         return None

@@ -60,11 +60,6 @@ class TimeModel:
     error: float = 0.0
     basis: TimeModel | None = None
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TimeModel:
-        basis = data.get("basis")
-        return cls(**{**data, "basis": None if basis is None else cls.from_json(basis)})
-
     @property
     def bases(self) -> int:
         """How many models stand behind this one, each the basis of the one before."""

@@ -66,7 +66,7 @@ def _ours(site: Site, sizes: list[int], strides: list[int]) -> Work:
         return Work("column_moments cpu", {**quantities, "elements": elements}, {**shape, "threads": log2(torch.get_num_threads())})
     misaligned = (g.hint(value.storage_offset()) or 0) * value.itemsize % 16
     multiprocessors = device_facts(value.device).multiprocessors
-    facts = plan_facts(sizes, strides, site.begin, site.end, value.dtype, site.dtype, multiprocessors, misaligned)
+    facts = plan_facts(sizes, strides, site.begin, site.end, value.dtype, site.dtype, multiprocessors, misaligned, moments=True)
     wide = wide_dtype(value.dtype, site.dtype).itemsize
     planned, laid_out = planned_work(facts, quantities["read"], 4 * facts["partials"] * wide)  # means and squares, written and read
     return Work("column_moments", {**quantities, "elements": elements * wide / 4, **planned}, shape | laid_out)

@@ -151,19 +151,21 @@ def plan_facts(
     y_strides: Sequence[int] | None = None,
     plain: bool = True,
     products: bool = False,
+    moments: bool = False,
 ) -> Mapping[str, float]:
     """How a GPU computes sums (csrc/column_sum/column_sum.h, ``Plan``), of tensors that need not exist.
 
     Args:
         misaligned: how many bytes behind an aligned address they begin.
         y_strides, plain, products: of a second tensor, and which sums are computed, as for :func:`sums_reference`.
+        moments: not sums, but variances and means (patterns/column_moments).
     """
     y = None if y_strides is None else list(y_strides)
-    return _plan(list(sizes), list(strides), y, begin, end, plain, products, dtype, result, multiprocessors, misaligned)
+    return _plan(list(sizes), list(strides), y, begin, end, plain, products, moments, dtype, result, multiprocessors, misaligned)
 
 
 # Implemented by csrc/column_sum/bind.cpp.
 _plan = ops.define_facts(
-    "column_sum_plan(int[] sizes, int[] strides, int[]? y_strides, int begin, int end, bool plain, bool products, ScalarType dtype,"
-    " ScalarType result, int multiprocessors, int misaligned) -> str"
+    "column_sum_plan(int[] sizes, int[] strides, int[]? y_strides, int begin, int end, bool plain, bool products, bool moments,"
+    " ScalarType dtype, ScalarType result, int multiprocessors, int misaligned) -> str"
 )

@@ -31,6 +31,14 @@ _INDIRECT = frozenset(
         aten.embedding.default,
     }
 )
+#: Each element adds up those of all windows that it lies in: called with the sizes of windows third and their strides fourth.
+_OF_WINDOWS = frozenset(
+    {
+        aten.avg_pool2d_backward.default,
+        aten.avg_pool3d_backward.default,
+        aten.max_pool2d_with_indices_backward.default,
+    }
+)
 #: Loops that fill a tensor in an order of their own.
 _SCATTERS = frozenset(
     {
@@ -146,10 +154,11 @@ def behind(sums: Collection[fx.Node], nodes: Collection[fx.Node]) -> set[fx.Node
 
 
 class Tensors:
-    """Which nodes of a graph become tensors in Inductor's code."""
+    """Which nodes of a graph, which does not change meanwhile, become tensors in Inductor's code. Each is looked at once."""
 
     def __init__(self) -> None:
         self._reads: dict[fx.Node, frozenset[fx.Node]] = {}
+        self._found: dict[fx.Node, bool] = {}
 
     def is_one(self, node: fx.Node, within: int = _MOST_NODES) -> bool:
         """Whether a node, which is no view, becomes a tensor.
@@ -157,7 +166,14 @@ class Tensors:
         Args:
             within: how many nodes are looked at, one behind the other.
         """
-        if within == 0 or not _is_pointwise(node):
+        if within == 0:
+            return True
+        if node not in self._found:
+            self._found[node] = self._find(node, within)
+        return self._found[node]
+
+    def _find(self, node: fx.Node, within: int) -> bool:
+        if not _is_pointwise(node) or _adds_windows(node):
             return True
         readers = set(g.consumers(node))
         if not all(map(g.is_fusable, readers)):
@@ -186,6 +202,15 @@ def _is_pointwise(node: fx.Node) -> bool:
     if not g.is_fusable(node) or node.target in _SCATTERS:
         return False
     return all(_elements(n) <= _elements(node) for n in _inputs(node))
+
+
+def _adds_windows(node: fx.Node) -> bool:
+    """Whether a node is the gradient of a pool whose windows overlap: loads of each and comparisons exceed what Inductor computes
+    inside of what reads it (``torch._inductor.config.realize_opcount_threshold``)."""
+    if node.target not in _OF_WINDOWS:
+        return False
+    sizes, strides = node.args[2], node.args[3]
+    return any(size > stride for size, stride in zip(sizes, strides or sizes))  # type: ignore[arg-type, operator, call-overload]
 
 
 def _elements(node: fx.Node) -> int:

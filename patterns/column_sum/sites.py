@@ -120,7 +120,7 @@ def _why_not_one(value: torch.Tensor, order: Sequence[int], begin: int, end: int
 def lies_as(site: Site, value: torch.Tensor) -> bool:
     """Whether the kernels can read a tensor beside what ``site`` sums: it has its shape, and can be seen as rows of columns as well."""
     summed = g.value(site.source)
-    same = len(value.shape) == len(summed.shape) and all(map(g.same_size, value.shape, summed.shape))
+    same = g.same_sizes(value.shape, summed.shape)
     return same and g.hints(value.stride()) is not None and _why_not_one(value, site.order, site.begin, site.end) is None
 
 
@@ -149,4 +149,4 @@ def widens(node: fx.Node) -> bool:
     narrow = value.dtype in (torch.float16, torch.bfloat16) and wider.dtype in (torch.float32, torch.float64)
     if not (narrow or (value.dtype, wider.dtype) == (torch.float32, torch.float64)):
         return False
-    return len(value.stride()) == len(wider.stride()) and all(map(g.same_size, value.stride(), wider.stride()))
+    return g.same_sizes(value.stride(), wider.stride())

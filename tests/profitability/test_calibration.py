@@ -130,7 +130,20 @@ def test_other_types_of_devices_say_nothing(folders):
     assert calibration.of_device(CPU) is None
 
 
-@pytest.mark.parametrize("text", ["", "[" * 100_000, "{}", "[1]", '{"format": 1}', json.dumps(content() | {"models": {"copy": {"x": 1}}})])
+WRONG = [
+    {"models": {"copy": {"x": 1}}},
+    {"models": {"copy": {"start": "1", "rates": {}, "power": 1.0}}},
+    {"models": {"copy": {"start": 1.0, "rates": {}, "power": 1.0, "basis": {"start": None, "rates": {}, "power": 1.0}}}},
+    {"date": "yesterday"},
+    {"torch_version": None},
+    {"properties": []},
+    {"properties": {"threads": 0}},
+    {"call": "0.5"},
+    {"call": float("nan")},
+]
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "{}", "[1]", '{"format": 1}', *(json.dumps(content() | w) for w in WRONG)])
 def test_a_damaged_file_is_ignored_with_one_warning(folders, caplog, text):
     (folders[1] / "c.json").write_text(text)
     calibration.forget()

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from fusebackend.native.kept_files import decoded
 from fusebackend.profitability.time_model import TimeModel, features
 from fusebackend.profitability.unfit import Unfit
 from fusebackend.rewriting.pattern import Work
@@ -79,6 +80,6 @@ def test_a_model_survives_json():
     model = TimeModel(
         1.0, {"bytes": 2.0}, 1.5, ["a"], "[[0, 1.0, -0.5, [0, 2.0, 0.1, 0.2]]]", {"a": [0.0, 3.0]}, ["b"], 1.2, 0.05, 30, 0.04
     )
-    read = TimeModel.from_json(json.loads(json.dumps(vars(model))))
+    read = decoded(TimeModel, json.loads(json.dumps(vars(model))))
     work = Work("x", {"bytes": 4.0}, {"a": 1.5})
     assert read.time(work) == model.time(work)

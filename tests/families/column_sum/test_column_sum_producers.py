@@ -96,3 +96,17 @@ def test_a_long_chain_is_followed_for_a_part_of_it():
         return x.sum(1), torch.relu(x).sum(0)
 
     assert 1 <= len(found(fn, TENSOR, ROW).nodes) <= 64
+
+
+@pytest.mark.parametrize("stride", [2, 3])
+def test_the_gradient_of_a_pool_is_computed_in_the_sum_unless_its_windows_overlap(stride):
+    """With the loads of four windows Inductor makes a tensor of it, also where nothing else reads it."""
+    size = (31 - 1) // stride + 1
+
+    def fn(x, y, gradient):
+        of_x = torch.ops.aten.avg_pool2d_backward.default(gradient, x, [3, 3], [stride, stride], [1, 1], False, True, None)
+        return (of_x * y).sum(0)
+
+    images = (8, 16, 31, 31, torch.float32)
+    computed = names(found(fn, images, images, (8, 16, size, size, torch.float32)))
+    assert computed == ({"mul"} if stride == 2 else {"mul", "avg_pool2d_backward"})
