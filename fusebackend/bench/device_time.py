@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 #: Zeroed before each timed call: larger than any GPU's L2 cache.
@@ -51,7 +53,8 @@ def busy_ms(fn: Callable[[], Any], calls: int) -> float | None:
     """How long a GPU computes, copies and fills in ``fn()``, in ms: the mean of ``calls`` calls, after one that does not count.
 
     What it takes between two events holds what it waits for the host, too, where ``fn`` launches more kernels than CUDA's queue holds
-    (about a thousand): the rest is enqueued while it runs.
+    (about a thousand): the rest is enqueued while it runs. Where kernels run at once, as one that is launched before its predecessor
+    has ended, the time counts once.
 
     Returns:
         None where the profiler sees nothing: it may not be permitted, or another has the GPU's counters.
@@ -62,7 +65,17 @@ def busy_ms(fn: Callable[[], Any], calls: int) -> float | None:
         for _ in range(calls):
             fn()
         torch.cuda.synchronize()
-    return sum(e.self_device_time_total for e in found.key_averages()) / calls / 1e3 or None
+    spans = [(e.time_range.start, e.time_range.end) for e in found.events() if e.device_type == DeviceType.CUDA]
+    return covered(spans) / calls / 1e3 or None
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """How much of a line spans ``(begin, end)`` cover together."""
+    total, reached = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _median_cpu_ms(fn: Callable[[], Any], effort: Effort) -> float:

@@ -114,3 +114,9 @@ def test_where_no_kernels_are_seen_the_devices_time_is_that_between_events(monke
     prepared.steps = dict.fromkeys(("inductor", "fuse"), lambda: None)
     row = prepared._on_the_device()
     assert row == {"device_ms": {"inductor": 3.0, "fuse": 3.0}, "peak_gib": {"inductor": 2.0, "fuse": 2.0}}, "both ways alike"
+
+
+def test_kernels_that_run_at_once_count_once():
+    """One that is launched before its predecessor has ended waits for it, and the profiler counts that as its own time, too."""
+    assert device_time.covered([(0.0, 4.0), (1.0, 6.0), (2.0, 3.0), (10.0, 12.0)]) == 8.0
+    assert device_time.covered([]) == 0.0
