@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def is_tensor(node: Any) -> bool:
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """Every argument of an ATen call by its schema name, defaults filled in.
+    """Every argument of an ATen call by its schema name, in the schema's order, defaults filled in.
 
     Raises:
         ValueError: an argument that the schema does not have. So a matcher that reads arguments by name can not overlook one.
@@ -91,10 +92,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
         if name in found or name not in {p.name for p in schema}:
             raise ValueError(f"{node.target}: unexpected argument {name!r}")
         found[name] = argument
-    for p in schema:
-        if p.name not in found:
-            found[p.name] = p.default_value
-    return found
+    return {p.name: found.get(p.name, p.default_value) for p in schema}
 
 
 def hint(size: int | torch.SymInt) -> int | None:
@@ -119,6 +117,11 @@ def hints(sizes: Any) -> list[int] | None:
 def same_size(a: Any, b: Any) -> bool:
     """Whether two sizes are known to be equal for every input, without adding a guard."""
     return statically_known_true(a == b)
+
+
+def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """The same of all sizes, or strides, of two tensors, and that they have as many."""
+    return len(a) == len(b) and all(map(same_size, a, b))
 
 
 def difference(old: Any, new: Any) -> str | None:
@@ -194,18 +197,21 @@ def only_user(node: fx.Node, target: object = None) -> fx.Node | None:
 
 def is_fusable(node: fx.Node) -> bool:
     """Whether Inductor generates a loop for this node, which it could fuse with a neighbour's."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or not _has_loop(node.target):
         return False
-    if node.target.namespace not in ("aten", "prims", "inductor") or node.target in _LIBRARY:
+    if isinstance(value(node), _NUMBERS):  # sizes are read on the host
         return False
-    if node.target in VIEWS or isinstance(value(node), _NUMBERS):  # sizes are read on the host
-        return False
-    if node.target in _LIBRARY_ON_CPU and is_tensor(node) and value(node).device.type == "cpu":
+    return not (node.target in _LIBRARY_ON_CPU and is_tensor(node) and value(node).device.type == "cpu")
+
+
+@functools.cache  # asked tens of thousands of times for a large graph, and an operator's hash is computed in Python
+def _has_loop(target: torch._ops.OpOverload) -> bool:
+    if target.namespace not in ("aten", "prims", "inductor") or target in _LIBRARY or target in VIEWS:
         return False
     from torch._inductor import lowering
 
-    if node.target in lowering.fallbacks or node.target not in lowering.lowerings:
-        return node.target in (aten.copy_.default, aten.copy.default)
+    if target in lowering.fallbacks or target not in lowering.lowerings:
+        return target in (aten.copy_.default, aten.copy.default)
     return True
 
 

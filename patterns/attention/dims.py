@@ -186,11 +186,7 @@ def is_view(node: Any) -> bool:
         return False
     if node.target in _COPIES or node.target in _RESHAPES or node.target is aten.expand.default or _order(node) is not None:
         return True
-    return node.target is aten.slice.Tensor and _same_shape(g.value(node), g.value(node.args[0]))
-
-
-def _same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dim() == b.dim() and all(map(g.same_size, a.shape, b.shape))
+    return node.target is aten.slice.Tensor and g.same_sizes(g.value(node).shape, g.value(node.args[0]).shape)
 
 
 def is_expansion(node: fx.Node) -> bool:

@@ -147,4 +147,4 @@ def _mask_of(value: Any) -> Masking | None:
 def _fits(user: fx.Node, node: fx.Node, mask: fx.Node) -> bool:
     """Whether nothing is broadcast."""
     shapes = [g.value(n).shape for n in (user, node, mask)]
-    return all(len(s) == len(shapes[0]) and all(map(g.same_size, s, shapes[0])) for s in shapes)
+    return all(g.same_sizes(s, shapes[0]) for s in shapes)

@@ -329,7 +329,7 @@ def _followed(user: fx.Node, node: fx.Node, dims: Dims, factor: float, condition
 
 
 def _has_shape_of(user: fx.Node, node: fx.Node) -> bool:
-    return g.value(user).dim() == g.value(node).dim() and all(map(g.same_size, g.value(user).shape, g.value(node).shape))
+    return g.same_sizes(g.value(user).shape, g.value(node).shape)
 
 
 def _read_operand_gradient(

@@ -194,7 +194,7 @@ def _is_usable(factor: float) -> bool:
 
 
 def _keeps_shape(node: fx.Node, x: fx.Node) -> bool:
-    return g.value(node).dim() == g.value(x).dim() and all(map(g.same_size, g.value(node).shape, g.value(x).shape))
+    return g.same_sizes(g.value(node).shape, g.value(x).shape)
 
 
 def same_number(a: float, b: float) -> bool:

@@ -256,5 +256,4 @@ def _sums(node: fx.Node) -> Iterator[_Step]:
 def _has_shape_of(inner: object, node: fx.Node) -> bool:
     if not isinstance(inner, fx.Node) or not g.is_tensor(inner) or not g.value(inner).dtype.is_floating_point:
         return False
-    a, b = g.value(inner).shape, g.value(node).shape
-    return len(a) == len(b) and all(map(g.same_size, a, b))
+    return g.same_sizes(g.value(inner).shape, g.value(node).shape)

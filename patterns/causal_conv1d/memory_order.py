@@ -27,7 +27,7 @@ def in_order(e: Emitter, node: fx.Node, btc: bool) -> fx.Node:
     tensor = g.value(node)
     strides, sizes = g.hints(tensor.stride()), g.hints(tensor.shape)
     dim = 1 if btc else 2
-    if strides is not None and (strides[dim] == 1 or sizes[dim] <= 1):
+    if strides is not None and (strides[dim] == 1 or (sizes is not None and sizes[dim] <= 1)):
         return node
     if not btc:
         return e.call(aten.clone.default, node, memory_format=torch.contiguous_format)

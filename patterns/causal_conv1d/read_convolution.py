@@ -80,7 +80,7 @@ def _read_pad(node: fx.Node) -> tuple[fx.Node, Any, Any] | Reject | None:
     if node.target is not aten.constant_pad_nd.default:
         return None
     args = g.arguments(node)
-    pad = list(args["pad"])
+    pad = list(args["pad"]) or [0, 0]
     if args["value"] not in (0, 0.0, False, None):
         return Reject(f"the input is padded with {args['value']}: only zeros are a convolution's padding", node)
     if any(not isinstance(p, int) or p != 0 for p in pad[2:]):

@@ -177,7 +177,10 @@ class SpectrumReader:
         return self.read(node.args[0])
 
     def _copy(self, node: fx.Node) -> Spectrum:
-        return self.read(node.args[1])
+        found, copied, source = self.read(node.args[1]), g.value(node), g.value(node.args[1])
+        if copied.dtype != source.dtype or not g.same_sizes(copied.shape, source.shape):  # a dim of size 1 may have become a longer one
+            raise Unreadable("an FFT is copied into a tensor of another shape or dtype", node, found.is_product)
+        return found
 
     # ---- bins ----
 
@@ -299,7 +302,7 @@ def summed_pairs(node: Any) -> tuple[fx.Node, fx.Node] | None:
             return None
         found.append(reals.args[0])
     shapes = [g.value(n).shape for n in (node, *found)]
-    same = all(len(s) == len(shapes[0]) and all(map(g.same_size, s, shapes[0])) for s in shapes)
+    same = all(g.same_sizes(s, shapes[0]) for s in shapes)
     return (found[0], found[1]) if same and g.same_size(g.value(added).shape[-1], 2) else None
 
 

@@ -343,7 +343,7 @@ class _Reader:
         for source in node.all_input_nodes:
             if g.is_tensor(source) and source.target not in _CONSTANTS:
                 other = g.value(source).shape
-                if len(other) != len(shape) or not all(map(g.same_size, other, shape)):
+                if not g.same_sizes(other, shape):
                     return False
         return True
 

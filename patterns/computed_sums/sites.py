@@ -117,9 +117,8 @@ def _together(first: sums.Site, alone: Site) -> tuple[sums.Site, ...]:
 
 def _is_alike(first: sums.Site, other: sums.Site) -> bool:
     """Whether two sums, or means, are over the same dims of tensors of the same size and order."""
-    a, b = g.value(first.source).shape, g.value(other.source).shape
     same = (first.order, first.begin, first.end, first.is_mean) == (other.order, other.begin, other.end, other.is_mean)
-    return same and len(a) == len(b) and all(map(g.same_size, a, b))
+    return same and g.same_sizes(g.value(first.source).shape, g.value(other.source).shape)
 
 
 def _site(group: tuple[sums.Site, ...]) -> Site | Reject:

@@ -169,7 +169,7 @@ def _is_broadcast_product(node: fx.Node, shape: Sequence) -> bool:
     """Whether ``node`` multiplies two tensors to one of this shape and one of them is smaller."""
     if node.target is not aten.mul.Tensor or not all(g.is_tensor(f) for f in node.args):
         return False
-    if len(shape) != g.value(node).dim() or not all(map(g.same_size, g.value(node).shape, shape)):
+    if not g.same_sizes(g.value(node).shape, shape):
         return False
     read_ones = [read_factor(f, shape) for f in node.args]
     factors = [f for f in read_ones if f is not None]

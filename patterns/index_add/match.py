@@ -38,6 +38,7 @@ from fusebackend.patterns.index_add import shared_sort
 from fusebackend.patterns.index_add.ops import DTYPES, INDEX_ADD, INDEX_ADD_, INDEX_ADD_ZEROS, KERNELS, max_dims
 from fusebackend.patterns.index_add.sites import COPY, READERS, Site, is_accepted_alpha, read
 from fusebackend.rewriting.emitted_sizes import merged
+from fusebackend.rewriting.in_place import may_be_in_memory_of
 from fusebackend.rewriting.pattern import Emitter, Estimate, Match, Pattern, Reject, Workload
 
 aten = torch.ops.aten
@@ -99,7 +100,7 @@ def _refusal(site: Site) -> Reject | None:
         return Reject("self is expanded", site.self)
     if {target.device} != {source.device, g.value(site.index).device}:
         return Reject("the tensors are on several devices")
-    if site.start == COPY and not _is_dense(target):
+    if site.start == COPY and not all(_is_dense(g.value(n)) for n in may_be_in_memory_of(site.self) if g.is_tensor(n)):
         return Reject("a copy of self is needed, and self has gaps in memory", site.self)
     return None
 

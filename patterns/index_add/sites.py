@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusebackend import fx_utils as g
 from fusebackend.patterns.index_add.ops import DROP, HALVES, SOURCE_STRICT, STRICT, WRAP
+from fusebackend.rewriting.in_place import may_be_in_memory_of
 from fusebackend.rewriting.pattern import Reject
 
 aten = torch.ops.aten
@@ -183,7 +184,7 @@ def _from_scatter_add(node: fx.Node) -> Site | Reject | None:
     tensor, source = g.value(args["index"]), g.value(args["src"])
     if not tensor.dim():
         return Reject("a tensor without dimensions", node)
-    if not _same_shape(tensor.shape, source.shape):
+    if not g.same_sizes(tensor.shape, source.shape):
         return Reject("the index does not cover all of the source", node)
     dim = args["dim"] % tensor.dim()
     index = _row_index(args["index"], dim, g.value(args["self"]))
@@ -275,13 +276,18 @@ def read(node: fx.Node) -> Site | Reject | None:
 def _old_value_is_needed(site: Site) -> bool:
     """Whether self must be copied anyway; the operator then does that itself, and faster."""
     memory = g.through_views(site.self)
-    if memory.op == "placeholder" and any(c.op == "output" for c in g.consumers(site.output)):
+    inputs = [n for n in may_be_in_memory_of(site.self) if n.op == "placeholder"]
+    if any(n is memory or _is_written(n) for n in inputs) and any(c.op == "output" for c in g.consumers(site.output)):
         return True  # otherwise the input itself would be returned, where the user gets a copy
     if any(n is not None and g.through_views(n) is memory for n in (site.values, site.weight, site.index, site.source_index)):
         return True
     later = [u for u in site.self.users if site.output < u]
     written_back = any(u.target is aten.copy_.default and u.args[0] is site.self for u in later)
     return not written_back and (bool(later) or site.self.op == "placeholder")
+
+
+def _is_written(node: fx.Node) -> bool:
+    return any(u.target is aten.copy_.default and u.args[0] is node for u in node.users)
 
 
 def _is_summed_in_fp32_eagerly(site: Site) -> bool:
@@ -346,7 +352,7 @@ def _absorb_scale(site: Site) -> bool:
     if node.target is not aten.mul.Tensor or g.only_user(node) is None or not tensor.is_floating_point():
         return False
     for x, factor in (node.args, node.args[::-1]):
-        if not g.is_tensor(x) or g.value(x).dtype != tensor.dtype or not _same_shape(g.value(x).shape, tensor.shape):
+        if not g.is_tensor(x) or g.value(x).dtype != tensor.dtype or not g.same_sizes(g.value(x).shape, tensor.shape):
             continue
         if isinstance(factor, (int, float)) and isinstance(site.alpha, (int, float)):
             if not (is_exact(factor) or site.weight is None) or not may_multiply(site.alpha, factor):
@@ -365,10 +371,6 @@ def _absorb_scale(site: Site) -> bool:
 def _must_be_same(size: Any, other: Any) -> bool:
     """Whether a size that differed from ``other`` would be an error: it would not be broadcast, since it is known not to be one."""
     return g.same_size(size, other) or (g.hint(size) == g.hint(other) is not None and statically_known_true(size > 1))
-
-
-def _same_shape(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(map(g.same_size, a, b))
 
 
 def _is_row_weight(factor: torch.Tensor, source: torch.Tensor, dim: int) -> bool:

@@ -64,6 +64,9 @@ def _matmul_operand(node: fx.Node, operand: object, index: int) -> Copy | None:
     """cuBLAS needs a matrix to be contiguous along one dim; of others, PyTorch's strided kernel makes a copy, on the CPU Inductor."""
     if not g.is_tensor(operand) or g.value(operand).dim() != 3:
         return None
+    dtype = g.value(operand).dtype
+    if dtype.is_floating_point and dtype.itemsize == 1:  # the library's kernel for such matrices has no float8, the strided one has
+        return None
     strides = g.hints(g.value(operand).stride())
     if strides is None or 1 in strides[1:]:
         return None
@@ -75,4 +78,6 @@ def _convolution_input(node: fx.Node, x: fx.Node) -> Copy | None:
     """Inductor brings the input of a 1-D convolution into its output's order. (The layouts of 2-D ones it may choose anew.)"""
     if g.value(x).dim() != 3 or g.memory_order(g.value(node)) != [0, 1, 2]:
         return None
+    if any(isinstance(size, torch.SymInt) and g.hint(size) == 0 for size in g.value(x).shape):
+        return None  # the fake of a convolution divides by the hints
     return Copy(node, x, [0, 1, 2], 0)

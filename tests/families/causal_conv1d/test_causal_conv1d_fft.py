@@ -379,6 +379,22 @@ def test_lengths_of_which_it_is_not_known_whether_they_wrap_are_left():
     assert "not known of these symbolic lengths" in reasons(fn, u(), k(9), dynamic=True)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [(1,), ()])
+def test_copies_that_broadcast_are_left(rows):
+    n = 2 * LENGTH
+
+    def fn(u, k):
+        several = torch.empty(3, LENGTH + 1, dtype=torch.complex64)
+        several.copy_(rfft(u, n=n) * rfft(k, n=n))
+        return irfft(several.sum(0), n=n)[..., :LENGTH]
+
+    args = u(*rows, LENGTH), torch.randn(*rows, LENGTH)
+    assert torch.allclose(compiled(fn)(*args), fn(*args), rtol=1e-4, atol=1e-4)
+    report = fusebackend.last_report()
+    assert not report.substitutions and "copied into a tensor of another shape or dtype" in " ".join(r.reason for r in report.rejections)
+
+
 def test_complex_values_that_are_used_elsewhere_are_left():
     def fn(u, k):
         n = 2 * LENGTH

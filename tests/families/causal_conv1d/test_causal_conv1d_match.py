@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import fusebackend
 from fusebackend.backend import fuse
+from fusebackend.fuzz.imagined_gpu import imagined_gpu
 
 BATCH, CHANNELS, LENGTH = 2, 8, 20
 FORWARD, BACKWARD = "causal_conv1d", "causal_conv1d_backward"
@@ -87,6 +88,16 @@ def test_pads_by_modules_are_absorbed():
 
     for pad in (torch.nn.ZeroPad1d((3, 0)), torch.nn.ZeroPad2d((3, 0, 0, 0)), torch.nn.ConstantPad1d((3, 0), 0.0)):
         assert found(both(Model(pad), rows())) == PLAIN
+
+
+@pytest.mark.codegen
+def test_an_empty_pad_is_read():
+    """Without padding it is no causal convolution, but matching must not fail: ``fuse.strict`` would raise."""
+    fn = torch.compile(
+        lambda x, w: F.conv1d(F.pad(x, ()), w, groups=CHANNELS), backend="fuse", options={"fuse.strict": True, "fuse.gate": "off"}
+    )
+    x, w = torch.randn(2, CHANNELS, LENGTH), torch.randn(CHANNELS, 1, 3)
+    assert torch.allclose(fn(x, w), F.conv1d(x, w, groups=CHANNELS), atol=1e-5)
 
 
 @pytest.mark.codegen
@@ -235,6 +246,19 @@ def test_symbolic_lengths_serve_any_length():
         x = rows(length=length)
         torch.testing.assert_close(fn(x, w), padded(x, w))
     assert FORWARD in {s.pattern for s in fusebackend.last_report().substitutions}
+
+
+def test_an_unbacked_batch_is_served(interpreted):
+    """Its strides are known where its sizes are not."""
+
+    def fn(x, w):
+        return F.conv1d(x.transpose(1, 2), w, groups=8, padding=3)[..., : x.shape[1]].transpose(1, 2)
+
+    x, w = torch.randn(5, 21, 8), torch.randn(8, 1, 4)
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    with imagined_gpu():
+        torch.testing.assert_close(interpreted(fn, options={"fuse.strict": True})(x, w), fn(x, w))
+    assert FORWARD in fusebackend.last_report().counts()
 
 
 @pytest.mark.codegen

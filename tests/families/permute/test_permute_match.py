@@ -5,8 +5,10 @@ import torch
 from families.tile_tensors import MOVABLE, values
 from torch import nn
 from torch._inductor import config as inductor_config
+from torch.fx.experimental import _config as symbolic_shapes_config
 
 import fusebackend
+from fusebackend.fuzz.imagined_gpu import imagined_gpu
 
 
 def check(interpreted, fn, *inputs, count=1, **kwargs):
@@ -140,3 +142,25 @@ def test_more_dimensions_than_the_kernels_take_are_refused(interpreted, library,
         assert len(report.substitutions) == 1
     else:
         assert f"{dims} dimensions; up to 16 are accepted" in report.rejections[0].reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_operands_of_a_float8_product_stay_as_they_are(interpreted, dtype):
+    """The library multiplies such matrices, but not their dense copies."""
+    a, b = torch.randn(8, 12, 50).to(dtype), torch.randn(12, 8, 50).to(dtype)
+    check(interpreted, lambda a, b: torch.einsum("ijn,jkn->ikn", a, b), a, b, count=0)
+
+
+def test_a_convolution_of_nothing_is_left(interpreted):
+    """The fake of a convolution divides by the sizes that it sees."""
+    w = torch.randn(8, 1, 4)
+
+    def fn(x):
+        return nn.functional.conv1d(x.transpose(1, 2), w, groups=8)
+
+    x = torch.randn(0, 21, 8)
+    torch._dynamo.mark_dynamic(x, 0)
+    with imagined_gpu(), symbolic_shapes_config.patch(backed_size_oblivious=True):
+        compiled = interpreted(fn, options={"fuse.patterns": "permute", "fuse.strict": True})
+        assert compiled(x).shape == (0, 8, 18)
+        torch.testing.assert_close(compiled(torch.randn(5, 21, 8).fill_(0.5)), fn(torch.full((5, 21, 8), 0.5)))

@@ -73,9 +73,13 @@ def test_gradients_are_products(sizes, dtype):
             :2
         ]
 
-    ours = compiled(gradients, grad, x, w)
-    assert fusebackend.last_report().counts() == {PATTERN.name: 1}
-    for found, expected, exact in zip(ours, gradients(grad, x, w), gradients(grad.double(), x.double(), w.double())):
+    ours, eager = compiled(gradients, grad, x, w), gradients(grad, x, w)
+    report = fusebackend.last_report()
+    if eager[0].stride() == x.stride():
+        assert report.counts() == {PATTERN.name: 1}
+    else:  # a CPU without products in bf16 gives 3-D gradients as planes
+        assert x.dim() == 5 and ["do not lie channels last" in r.reason for r in report.rejections] == [True]
+    for found, expected, exact in zip(ours, eager, gradients(grad.double(), x.double(), w.double())):
         assert alike(found, expected)
         # Eager's kernels for CPUs round once, as the products do.
         assert error(found, exact) <= max(1.2 * error(expected, exact), torch.finfo(dtype).eps)
