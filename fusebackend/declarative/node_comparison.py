@@ -37,6 +37,8 @@ _EQUIVALENT = {
     aten._unsafe_view.default: aten.reshape.default,
     aten.detach.default: aten.alias.default,
 }
+# Where a slice ends that has no end.
+_NO_END = 2**63 - 1
 # A number as the other operand: one computation under two names. The first has the arguments that are compared.
 _OF_NUMBERS = {
     getattr(aten, name).Scalar: getattr(aten, name).Tensor
@@ -58,12 +60,24 @@ def equivalent_targets(target: Any) -> set[Any]:
     return {t for t in (target, *_EQUIVALENT, *_EQUIVALENT.values()) if same_target(t, target)}
 
 
+def is_alias(node: Any) -> bool:
+    """Whether ``node`` is its operand: ``detach``, or a slice of all, which ``x[:, i]`` has for its first dim."""
+    if not isinstance(node, fx.Node):
+        return False
+    if node.target is aten.slice.Tensor:
+        given = g.arguments(node)
+        return given["start"] in (None, 0) and given["end"] in (None, _NO_END) and given["step"] == 1
+    return node.target in (aten.alias.default, aten.detach.default)
+
+
 def as_power_of(base: Any, expected: fx.Node, node: fx.Node) -> bool:
     """Whether one of the two nodes is a power of a fixed exponent and the other its operator: ``pow(x, 2)`` and ``x * x``."""
+    other = node if base is expected else expected
     return (
-        node.target is not expected.target
+        other.target is not base.target
         and base.target is aten.pow.Tensor_Scalar
-        and _POWERS.get(base.args[1]) is (node.target if base is expected else expected.target)
+        and _POWERS.get(base.args[1]) is other.target
+        and (other.target is not aten.mul.Tensor or other.args[0] is other.args[1])
     )
 
 
@@ -83,7 +97,7 @@ def computes_again(node: Any, other: fx.Node, depth: int = 3) -> list[fx.Node] |
             if inner is None:
                 return None
             found += inner
-        elif isinstance(a, torch.SymInt) or type(a) is not type(b) or a != b:
+        elif isinstance(a, torch.SymInt) or type(a) is not type(b) or a != b or repr(a) != repr(b):  # 0.0 and -0.0 are equal
             return None
     return found
 
@@ -111,14 +125,24 @@ def same_constant(name: str, expected: Any, actual: Any, pattern_node: fx.Node, 
     if name in ("device", "pin_memory"):
         return True  # the device of the replacement's output is compared with that of the original
     if name in ("dim", "dims") and isinstance(expected, int) and isinstance(actual, int):
-        ranks = [g.value(n.all_input_nodes[0]).dim() for n in (pattern_node, node)]
+        added = pattern_node.target is aten.unsqueeze.default  # it counts the dims of its result
+        ranks = [g.value(n.all_input_nodes[0]).dim() + added for n in (pattern_node, node)]
         return expected % max(ranks[0], 1) == actual % max(ranks[1], 1)
     if isinstance(expected, bool) or isinstance(actual, bool):
         return expected is actual
     if is_number(expected) and is_number(actual):
-        return same_number(expected, actual, getattr(g.value(node), "dtype", None))
+        return computes_alike(node, expected, actual) and same_number(expected, actual, getattr(g.value(node), "dtype", None))
     # Values of other types are not compared: comparing a symbolic size would add a guard.
     return type(expected) is type(actual) and expected == actual
+
+
+def computes_alike(node: fx.Node, a: Any, b: Any) -> bool:
+    """Whether a comparison at ``node`` is made in one dtype with either of two operands, numbers or tensors: its result does not tell."""
+    if getattr(g.value(node), "dtype", None) is not torch.bool:
+        return True
+    values = [g.value(v) if isinstance(v, fx.Node) else v for v in (a, b)]
+    others = [g.value(n) for n in node.all_input_nodes if n not in (a, b) and g.is_tensor(n)]
+    return all(torch.result_type(other, values[0]) == torch.result_type(other, values[1]) for other in others)
 
 
 def is_pointwise_of_one_shape(node: fx.Node) -> bool:
@@ -127,7 +151,7 @@ def is_pointwise_of_one_shape(node: fx.Node) -> bool:
         return False
     shape = g.value(node).shape
     tensors = [g.value(n) for n in node.all_input_nodes if g.is_tensor(n)]
-    return all(len(t.shape) == len(shape) and all(map(g.same_size, t.shape, shape)) for t in tensors)
+    return all(g.same_sizes(t.shape, shape) for t in tensors)
 
 
 def is_plain_sum(node: Any) -> bool:

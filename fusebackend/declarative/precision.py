@@ -7,6 +7,7 @@ whole: no operator of the graph may be more precise than the pattern's, so a rep
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -64,24 +65,45 @@ def in_single(number: int | float) -> float:
 
 def same_number(expected: Any, actual: Any, dtype: torch.dtype | None) -> bool:
     """Whether two numbers are the same for an operator whose result has ``dtype``."""
-    if expected == actual:
+    if _equal(expected, actual):
         return True
-    return dtype in (torch.float32, torch.float16, torch.bfloat16) and in_single(expected) == in_single(actual)
+    if isinstance(expected, int) and isinstance(actual, int):  # an index, maybe
+        return False
+    return dtype in (torch.float32, torch.float16, torch.bfloat16) and _equal(in_single(expected), in_single(actual))
+
+
+def _equal(a: int | float, b: int | float) -> bool:
+    return a == b and math.copysign(1, a) == math.copysign(1, b)  # the sign of a zero is one that copysign, or 1 / x, shows
 
 
 def number_held_by(node: Any) -> int | float | None:
     """The number that a tensor without dims holds, where the graph says so: ``aten.full([], 2.0)``, or a constant of the program."""
-    while isinstance(node, fx.Node) and (is_cast(node) or node.target is torch.ops.aten.lift_fresh_copy.default):
-        node = node.args[0]
-    if not g.is_tensor(node) or g.value(node).dim():
+    if not g.is_tensor(node) or g.value(node).dim() or g.value(node).dtype not in (*_BITS, torch.int64, torch.int32):
         return None
-    if node.target is torch.ops.aten.full.default and is_number(node.args[1]):
-        return node.args[1]
+    if node.target is torch.ops.aten.lift_fresh_copy.default:
+        return number_held_by(node.args[0])
+    if is_cast(node):
+        number = number_held_by(node.args[0])
+    elif node.target is torch.ops.aten.full.default and is_number(node.args[1]):
+        number = node.args[1]
+    else:
+        number = _constant(node)
+    if number is None:
+        return None
+    with _disable_current_modes():
+        return torch.full((), number, dtype=g.value(node).dtype).item()  # as the dtype rounds it
+
+
+def _constant(node: fx.Node) -> int | float | None:
+    """What an attribute of the graph holds, unless the graph writes to it."""
     held = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
-    if type(held) is torch.Tensor and held.device.type == "cpu" and held.dtype in (*_BITS, torch.int64, torch.int32):
-        with _disable_current_modes():
-            return held.item()
-    return None
+    if type(held) is not torch.Tensor or held.device.type != "cpu":
+        return None
+    reads = node.graph.find_nodes(op="get_attr", target=node.target)
+    if any(g.is_mutating(user) for read in reads for user in read.users):
+        return None
+    with _disable_current_modes():
+        return held.item()
 
 
 def judge(pairs: Mapping[fx.Node, fx.Node], casts: Iterable[fx.Node], works_in: frozenset[torch.dtype], exact: bool) -> Reject | str:
@@ -99,6 +121,12 @@ def judge(pairs: Mapping[fx.Node, fx.Node], casts: Iterable[fx.Node], works_in: 
     rounded: list[fx.Node] = [c for c in casts if is_cast(c) and not is_lossless_cast(c)]
     for expected, node in pairs.items():
         wanted, found = g.value(expected), g.value(node)
+        if isinstance(found, torch.Tensor) and found.dtype is torch.bool and any(map(is_number, node.args)):
+            # The number is rounded to the dtype that it is compared in.
+            wide, narrow = ({g.value(n).dtype for n in of.all_input_nodes if g.is_tensor(n)} for of in (expected, node))
+            if wide != narrow:
+                what = f"{g.describe(node)} compares {_names(narrow)}, the pattern {_names(wide)}"
+                return Reject(f"wrong dtype: {what}", node)
         if not isinstance(wanted, torch.Tensor) or not isinstance(found, torch.Tensor) or wanted.dtype == found.dtype:
             continue
         if not {wanted.dtype, found.dtype} <= _BITS.keys() or not represents(wanted.dtype, found.dtype):
@@ -114,6 +142,10 @@ def judge(pairs: Mapping[fx.Node, fx.Node], casts: Iterable[fx.Node], works_in: 
         what = f"the graph rounds to {_name(g.value(rounded[0]).dtype)} at {g.describe(rounded[0])}, where the pattern does not"
         return Reject(f"{what} (roundings='fewer' matches it)", rounded[0])
     return f"leaves out roundings to {_name(g.value(rounded[0]).dtype)} between the operators" if rounded else ""
+
+
+def _names(dtypes: Iterable[torch.dtype]) -> str:
+    return " and ".join(sorted(map(_name, dtypes)))
 
 
 def _name(dtype: torch.dtype) -> str:

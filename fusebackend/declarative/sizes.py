@@ -8,6 +8,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -28,6 +29,20 @@ def evaluate(size: Any, values: Mapping[Any, Any]) -> Any:
     if not expression.free_symbols <= values.keys():
         return None
     return sympy_interp(PythonReferenceAnalysis, dict(values), expression)
+
+
+def unmet(trace: Trace, shapes: Sequence[Sequence[Any] | None]) -> Any:
+    """A condition of the trace (``Trace.conditions``) that is not known to hold where its inputs have these ``shapes``, as a sympy
+    expression in its symbols; None if all hold."""
+    values: dict[Any, Any] = {}
+    for placeholder, shape in zip(trace.inputs, shapes):
+        if placeholder is not None and shape is not None:
+            values.update({s.node.expr: shape[d] for d, s in symbolic(g.value(placeholder).shape) if s.node.expr.is_symbol})
+    for condition in trace.conditions:
+        known = condition.free_symbols <= values.keys()
+        if not known or not statically_known_true(sympy_interp(PythonReferenceAnalysis, dict(values), condition)):
+            return condition
+    return None
 
 
 def argument_names(trace: Trace, arguments: Sequence[str]) -> dict[Any, Any]:

@@ -27,8 +27,10 @@ from fusebackend.declarative.node_comparison import (
     ancestors,
     as_power_of,
     computes_again,
+    computes_alike,
     equivalent_targets,
     has_value_of,
+    is_alias,
     is_plain_sum,
     is_pointwise_of_one_shape,
     nodes_of_same_value,
@@ -69,6 +71,7 @@ class SubgraphMatcher:
     def __init__(self, pattern: Trace, scalars: Mapping[Any, str], *, exact: bool = False, loose: Loose = None):
         self.pattern = pattern
         self.scalars = scalars
+        self._ints = {name for stand_in, name in scalars.items() if isinstance(stand_in, int)}
         self._exact, self._loose = exact, loose
         self.outputs = [o for o in dict.fromkeys(pattern.outputs) if o is not None and o.op != "placeholder"]
         self.anchor = max(self.outputs, key=lambda o: len(ancestors(o)))
@@ -122,7 +125,7 @@ class SubgraphMatcher:
             return
         (left, left_sums), (right, right_sums) = (sum_terms(n) for n in node.args[:2])
         terms = [*left, *right]
-        if len(terms) == 2:
+        if len(terms) == 2 or len(set(terms)) < len(terms):  # of a term that counts twice it can't be said which one is left
             return
         for x, y in itertools.product(left, right):
             for a, b in (self.anchor.args[:2], self.anchor.args[1::-1]):
@@ -171,7 +174,7 @@ class SubgraphMatcher:
                 yield dataclasses.replace(partial, casts=(*partial.casts, *casts, *again))
             else:
                 self._fail(partial, f"two different nodes where the pattern uses one {g.describe(expected)} twice", node)
-        elif expected.target is aten.alias.default and not (isinstance(node, fx.Node) and node.target is aten.alias.default):
+        elif is_alias(expected) and not is_alias(node):
             yield from self._match_node(expected.args[0], node, views, partial)
         elif is_cast(expected) and g.is_tensor(node) and not is_cast(node):
             yield from self._match_through_casts(expected, node, views, partial)
@@ -192,9 +195,9 @@ class SubgraphMatcher:
             yield from self._match_through_casts(expected, node, views, partial)
         elif as_power_of(node, expected, node) or as_power_of(expected, expected, node):
             yield from self._match_power(expected, node, views, partial)
-        elif node.target in (aten.alias.default, aten.detach.default):
+        elif is_alias(node):
             yield from self._match_node(expected, node.args[0], views, partial)
-        elif node.target in MOVABLE_VIEWS and torch.Tag.pointwise in expected.target.tags:
+        elif node.target in MOVABLE_VIEWS and torch.Tag.pointwise in getattr(expected.target, "tags", ()):
             yield from self._match_node(expected, node.args[0], (node, *views), partial)
         else:
             self._fail(partial, f"expected {g.describe(expected)}, found {g.describe(node)}", node)
@@ -263,7 +266,7 @@ class SubgraphMatcher:
             return
         if is_number(wanted) and isinstance(actual, fx.Node):
             held = number_held_by(actual)
-            actual = actual if held is None else held
+            actual = actual if held is None or not computes_alike(node, actual, held) else held
         if isinstance(wanted, fx.Node) and g.is_tensor(wanted):
             yield from self._match_node(wanted, actual, views, partial)
         elif isinstance(wanted, (list, tuple)):
@@ -278,7 +281,8 @@ class SubgraphMatcher:
             yield dataclasses.replace(partial, sizes=(*partial.sizes, (wanted, actual, node)))
         elif is_number(wanted) and wanted in self.scalars:
             scalar = self.scalars[wanted]
-            if isinstance(actual, (int, float)) and same_number(known := partial.scalars.get(scalar, actual), actual, _dtype(node)):
+            accepted = int if scalar in self._ints else (int, float)  # an int's replacement may hold it where it would cut a float
+            if isinstance(actual, accepted) and same_number(known := partial.scalars.get(scalar, actual), actual, _dtype(node)):
                 yield dataclasses.replace(partial, scalars={**partial.scalars, scalar: known})
             else:
                 self._fail(partial, f"{g.describe(node)}: {name} is not one number that {scalar!r} could stand for", node)

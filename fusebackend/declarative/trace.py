@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._dynamo.convert_frame import compile_lock
@@ -39,6 +41,7 @@ class Trace:
         outputs: what the function returns, flattened; in training followed by the gradient of each tensor argument, which is None
             for an argument that does not require one.
         forward_outputs: how many of ``outputs`` the function returns.
+        conditions: on its symbolic sizes, where the function decides by them: what it traced holds where they do.
         wordings: for each of its other wordings the operators that tell of it (:mod:`fusebackend.declarative.wordings`).
     """
 
@@ -47,6 +50,7 @@ class Trace:
     tangents: tuple[fx.Node, ...]
     outputs: tuple[fx.Node | None, ...]
     forward_outputs: int
+    conditions: tuple[Any, ...] = ()
     wordings: tuple[frozenset[Any], ...] = ()
 
     def without_gradients(self, positions: Container[int]) -> Trace:
@@ -71,7 +75,8 @@ class Trace:
 
         clone.output(list(copied(outputs)))
         clone.eliminate_dead_code()
-        return Trace(clone, copied(self.inputs), tuple(copies[n] for n in self.tangents), copied(outputs), forward_outputs, self.wordings)
+        inputs, tangents = copied(self.inputs), tuple(copies[n] for n in self.tangents)
+        return Trace(clone, inputs, tangents, copied(outputs), forward_outputs, self.conditions, self.wordings)
 
 
 class _TracedError(Exception):
@@ -141,7 +146,7 @@ def trace(fn: Callable, tensors: Sequence[torch.Tensor], level: Level, wording: 
     with (
         outside_of_compiles(),
         compile_lock,  # before torch 2.13 a configuration is that of all threads, also of one that compiles
-        torch._dynamo.config.patch(suppress_errors=False, specialize_float=True),
+        torch._dynamo.config.patch(suppress_errors=False, specialize_float=True, specialize_int=True),
         # An operator that launches Triton kernels stays one node, which says by its name what it is.
         functorch_config.patch(force_non_lazy_backward_lowering=True, decompose_custom_triton_ops=False),
         inductor_config.patch({"joint_custom_pre_pass": None, "post_grad_custom_post_pass": None}),
@@ -175,13 +180,28 @@ def _trace_of(graph: fx.Graph, positions: list[int], count: int) -> Trace:
     inputs = tuple(next((n for n, i in zip(primals, positions) if i == k), None) for k in range(count))
     (results,) = graph.output_node().args
     results = list(results) if isinstance(results, (list, tuple)) else [results]
+    if any(isinstance(r, fx.Node) and not g.is_tensor(r) for r in results):
+        raise TraceError("the function returns a size; a pattern returns tensors")
+    conditions = _branches(primals)
     if not tangents:
-        return Trace(graph, inputs, (), tuple(results), len(results))
+        return Trace(graph, inputs, (), tuple(results), len(results), conditions)
     # A joint graph returns the function's results, then a gradient for each primal, in the order of the primals.
     forward_outputs = len(results) - len(primals)
     gradients = dict(zip(primals, results[forward_outputs:]))
     outputs = [*results[:forward_outputs], *(gradients.get(n) if n is not None else None for n in inputs)]
-    return Trace(graph, inputs, tangents, tuple(outputs), forward_outputs)
+    return Trace(graph, inputs, tangents, tuple(outputs), forward_outputs, conditions)
+
+
+def _branches(primals: Sequence[fx.Node]) -> tuple[Any, ...]:
+    """What the function asked about its sizes and went on by. Guards of operators' fakes are not among them: a match compares what they
+    decide."""
+    sizes = (size for n in primals if g.is_tensor(n) for size in g.value(n).shape if isinstance(size, torch.SymInt))
+    size = next(sizes, None)
+    if size is None:
+        return ()
+    env, dynamo = size.node.shape_env, f"{os.sep}_dynamo{os.sep}"
+    asked = (env.replace(guard.expr) for guard in env.guards if dynamo in str(guard.sloc.framework_loc))
+    return tuple(dict.fromkeys(condition for condition in asked if condition is not sympy.true))
 
 
 def same_but_for_numbers(a: Trace, numbers_of_a: Mapping[Any, str], b: Trace, numbers_of_b: Mapping[Any, str]) -> bool:

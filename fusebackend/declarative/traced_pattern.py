@@ -283,10 +283,16 @@ class TracedPattern(Pattern):
 
     def _arguments_of(self, what: str, function: Callable) -> list[str]:
         try:
-            return list(inspect.signature(function).parameters)
+            parameters = inspect.signature(function).parameters
         except ValueError:
             cure = "write a function or a lambda that calls it"
             raise RegistrationError(f"pattern {self.name!r}: {what} is built in, and its arguments can't be told; {cure}") from None
+        unnamed = next((p for p in parameters.values() if p.kind is not p.POSITIONAL_OR_KEYWORD and p.default is p.empty), None)
+        if unnamed is not None:
+            raise RegistrationError(
+                f"pattern {self.name!r}: {what} takes {unnamed}, {unnamed.kind.description}; arguments are given by position or by name"
+            )
+        return list(parameters)
 
     def _identity_of_check(self) -> str:
         try:

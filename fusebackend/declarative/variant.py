@@ -91,9 +91,10 @@ class Variant:
         drawn = next((n for n in self.replace.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
         if drawn is not None:
             raise RegistrationError(f"pattern {pattern!r}: the replacement draws random numbers ({g.describe(drawn)})")
-        if self.replace.graph.find_nodes(op="get_attr"):
-            made = "the replacement holds a tensor that is made of a number (torch.tensor): torch.full makes one in the graph"
-            raise RegistrationError(f"pattern {pattern!r}: {made}")
+        for what, traced in (("search function", self.search), ("replacement", self.replace)):
+            if traced.graph.find_nodes(op="get_attr"):
+                made = f"the {what} holds a tensor that is made of a number (torch.tensor): torch.full makes one in the graph"
+                raise RegistrationError(f"pattern {pattern!r}: {made}")
         self._exact = exact
         # What verification has found on each type of device: why the replacement may not be used there, or None.
         self.verified: dict[str, str | None] = {}
@@ -177,22 +178,27 @@ class Variant:
         numbers = list(dict.fromkeys(self.scalars.values()))
         if not numbers:
             return
-        others = {n: stand_in(i, type(self.example[n]), other=True) for i, n in enumerate(numbers)}
-        known = {v: n for n, given in others.items() for v in dict.fromkeys((given, in_single(given)))}
-        other = copy.copy(self)
-        other._traced_with = {**self._traced_with, **others}
-        try:
-            again = (other._derived if self.derived else other._trace)(self.replace_fn)
-            same = same_but_for_numbers(self.replace, self.scalars, again, known)
-        except TraceError:
-            same = False
-        if not same:
+        # Not every function takes a negative number.
+        found = [same for sign in (-1, 1) if (same := self._replaces_alike_with(numbers, sign)) is not None]
+        if not found or not all(found):
             which = " or ".join(map(repr, numbers))
             raise RegistrationError(
                 f"pattern {pattern!r}: the replacement computes with {which} before it gives that to an operator, or decides by it what "
                 f"it calls; a trace holds one such number. Compute with it inside of an operator, or pin it: pin=({numbers[0]!r},) makes "
                 f"{self.example[numbers[0]]!r} part of the pattern"
             )
+
+    def _replaces_alike_with(self, numbers: Sequence[str], sign: int) -> bool | None:
+        """Whether other numbers of that sign give the same trace of the replacement but for themselves; None if they give none."""
+        others = {n: sign * stand_in(i, type(self.example[n]), other=True) for i, n in enumerate(numbers)}
+        known = {v: n for n, given in others.items() for v in dict.fromkeys((given, in_single(given)))}
+        other = copy.copy(self)
+        other._traced_with = {**self._traced_with, **others}
+        try:
+            again = (other._derived if self.derived else other._trace)(self.replace_fn)
+        except TraceError:
+            return None
+        return same_but_for_numbers(self.replace, self.scalars, again, known)
 
     def _check_inputs(self, pattern: str) -> None:
         unused = [n for n, p in zip(self.tensors, self.search.inputs) if p is None]
@@ -263,16 +269,33 @@ class Variant:
             return found
         if when is not None:
             bound = {n: found.inputs[p] for n, p in zip(self.tensors, self.search.inputs) if p is not None}
-            kwargs = {**self.example, **{n: g.value(b.node) for n, b in bound.items()}, **found.scalars}
+            kwargs = {**self.example, **{n: g.value(b.views[-1] if b.views else b.node) for n, b in bound.items()}, **found.scalars}
             answer = when(Candidate(kwargs, {n: b.node for n, b in bound.items()}, node))
             if isinstance(answer, Reject):
                 return answer
             if answer is not True:
-                return Reject(answer if isinstance(answer, str) else "the pattern's own check (when, extra_check) returned False")
+                return Reject(_reason_of(answer))
+        other = self._other_sizes(found)
+        if other is not None:
+            return Reject(other, node)
         outputs = tuple(dict.fromkeys(found.nodes[o] for o in self.matcher.outputs))
         read = {b.node for b in found.inputs.values()}  # a cast in the pattern may stand for an argument that needs none
         interior = {*found.nodes.values(), *found.sums, *_used_inside_only(found)} - set(outputs) - read
         return Match(outputs, lambda e: self._emit(e, found), tuple(sorted(interior)), found.note)
+
+    def _other_sizes(self, found: SubgraphMatch) -> str | None:
+        """Why a function would do something else with the sizes of the match than with those that it was traced for; None if not."""
+        shapes = [found.inputs[p].shape if p is not None else None for p in self.search.inputs]
+        for placeholder, shape in zip(self.replace.inputs, shapes):
+            for traced, size in zip(g.value(placeholder).shape, shape) if placeholder is not None and shape is not None else ():
+                if isinstance(traced, int) and not g.same_size(traced, size):
+                    return f"the replacement decides by a size, and its trace holds for {traced}; here it is {size}"
+        for what, traced_one in (("search function", self.search), ("replacement", self.replace)):
+            condition = sizes.unmet(traced_one, shapes)
+            if condition is not None:
+                named = condition.xreplace(sizes.argument_names(traced_one, self.tensors))
+                return f"the {what} decides by sizes, and its trace holds where {named}, which is not known here"
+        return None
 
     def _emit(self, e: Emitter, found: SubgraphMatch) -> tuple[fx.Node, ...]:
         """Emits the replacement's nodes. Returns a node for each output of the match."""
@@ -338,7 +361,7 @@ def _in_order_of(e: Emitter, original: fx.Node, new: fx.Node) -> fx.Node:
     gradients are in that of what autograd was given, while a kernel may always write the order that its example had."""
     old, value = g.value(original), g.value(new)
     order = g.memory_order(old)
-    if order is None or value.dim() != old.dim() or all(map(g.same_size, value.stride(), old.stride())):
+    if order is None or value.dim() != old.dim() or g.same_sizes(value.stride(), old.stride()):
         return new
     inverse = sorted(range(len(order)), key=order.__getitem__)
     turned = e.call(torch.ops.aten.permute.default, new, order)
@@ -362,6 +385,16 @@ def _can_be_viewed(tensor: torch.Tensor, shape: Sequence[Any]) -> bool:
     except (RuntimeError, ValueError):
         return False
     return True
+
+
+def _reason_of(answer: Any) -> str:
+    """Why a match is left, by what the pattern's own check gave."""
+    if isinstance(answer, str):
+        return answer
+    what = "the pattern's own check (when, extra_check) returned"
+    if isinstance(answer, torch.SymBool):  # asking for its truth would guard on the sizes
+        return f"{what} a condition on symbolic sizes, {answer}; bool() of it holds for these sizes, and compiles anew for others"
+    return f"{what} {answer!r}" + ("" if answer is False or answer is None else "; True, False, a reason or a Reject is accepted")
 
 
 def _used_inside_only(found: SubgraphMatch) -> set[fx.Node]:

@@ -90,9 +90,12 @@ def keeps_two_buffers(x, held=[]):  # noqa: B006
     return out
 
 
-def counts(x, calls=[None]):  # noqa: B006
-    calls.append(x)
-    return (torch.sin(x) * 2 + (len(calls) % 2 - 1)).contiguous()
+CALLS = []
+
+
+def counts(x):
+    CALLS.append(x)
+    return (torch.sin(x) * 2 + (len(CALLS) % 2 - 1)).contiguous()
 
 
 def fresh(x):
@@ -116,6 +119,11 @@ OPERATORS = dict(
 def call(name):
     op = OPERATORS[name]
     return lambda x: op(x)
+
+
+def history():
+    CALLS[:] = [None]  # as in a new process, also where another test has been here
+    register(lambda x: twice(x).contiguous(), call("counts"), X)
 
 
 def register(search, replace, *example, **settings):
@@ -212,6 +220,10 @@ CASES = {
     "the replacement makes a tensor of a number": wrong(
         lambda x, n: torch.sin(x) * n, lambda x, n: torch.sin(x) * torch.tensor(3.0), X, 3.0
     ),
+    "the search function makes a tensor of a number": wrong(lambda x: torch.sin(x) * torch.tensor(3.0), lambda x: torch.sin(x) * 3, X),
+    "the search function returns a size": wrong(lambda x: (torch.sin(x), x.shape[0]), twice, X),
+    "arguments without names": wrong(lambda *args: torch.sin(args[0]), twice, X),
+    "arguments by name alone": wrong(lambda *, x: torch.sin(x), twice, X),
     "a check that reads a tensor": wrong(twice, twice, X, when=lambda c, held=HELD: True),
     "replace_module of an instance": lambda: fusebackend.replace_module(nn.RMSNorm(8), lambda x: x, example=(nn.RMSNorm(8), X)),
     "replace_module without a layer": lambda: fusebackend.replace_module(nn.RMSNorm, lambda x: x, example=(X,)),
@@ -260,7 +272,7 @@ CASES = {
     "kernel returns its argument": wrong(clone, call("returns_argument"), X.t()),
     "kept buffer": wrong(lambda x: twice(x).contiguous(), call("buffer"), X),
     "kept results": wrong(lambda x: twice(x).contiguous(), call("two_buffers"), X),
-    "history": wrong(lambda x: twice(x).contiguous(), call("counts"), X),
+    "history": history,
     "kernel's name": kernel(name="wrong"),
     "kernel's schema": kernel(schema="kernel(Tensor x)"),
     "kernel's name is a number": kernel(name=3),
