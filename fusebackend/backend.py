@@ -45,10 +45,11 @@ def fuse(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     except Exception as error:  # a defect of ours, which must not fail the compile
         if chosen.strict:
             raise
+        patches = inductor_patches(chosen)  # raises where it is no defect: a value of a type that Inductor does not take
         note = f"all is left to Inductor: preparing the compile raised {type(error).__name__}: {error}"
         log.warning(note, exc_info=True)
         history.add(Report(notes=[note]))
-        compiled: Any = inductor.compile_fx(gm, example_inputs, config_patches=inductor_patches(chosen))
+        compiled: Any = inductor.compile_fx(gm, example_inputs, config_patches=patches)
         return compiled
     history.add(session.report)
     compiled = inductor.compile_fx(gm, example_inputs, inner_compile=session.inner_compile, config_patches=session.config_patches)

@@ -8,7 +8,9 @@ key                  names                                       made of
 ``compiled_code``    Inductor's compiled graphs                  version, Python sources, options, native library, patterns
                      (``uuid`` of our passes)                    numeric settings (:func:`magnitudes` and :func:`decisions`
                                                                  are appended)
-``report``           a compile's report and decisions            ``compiled_code``, graph, inputs, mode, Inductor's options
+``report``           a compile's report and decisions            ``compiled_code``, graph, inputs, what is changed of Inductor's
+                                                                 configuration
+``graph``            what was done to one graph                  Inductor's key of its code
 ``site``             kept measurements of one match              :func:`measuring`, matched operators, the match's note
 ``region``           one kept measurement                        ``site``, the region in both forms, builds of its operators
 ``memory_order``     one kept measurement of the order in which  :func:`measuring`, the calls of the library
@@ -42,6 +44,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch.utils._triton import has_triton_package
 
 from fusebackend import fx_utils as g
@@ -70,8 +73,10 @@ def compiled_code(version: str, options: Mapping[str, Any], library: Sequence[st
         library: the native library's key, its architectures, why there is none, and the calibrations of the devices that it is for.
         fingerprints: of the patterns that are on, by descending priority.
     """
-    # Inductor's own key has the settings of CUDA, and not those of CPUs.
-    chosen = repr([*(options[name] for name in _OPTIONS_OF_CODE), *_numeric_settings()])
+    # Inductor's own key has the settings of CUDA, and not those of CPUs; nor whether a backward may overwrite what was saved for it, of
+    # which more is ours to overwrite.
+    settings = (*_numeric_settings(), functorch_config.donated_buffer)
+    chosen = repr([*(options[name] for name in _OPTIONS_OF_CODE), *settings])
     return "fusebackend-" + _digest(version, python_sources(), chosen, *library, *fingerprints)
 
 
@@ -94,14 +99,14 @@ def magnitudes(gm: fx.GraphModule) -> str:
     return "".join(f"-{round(math.log2(max(1, hint)) / 4)}" for s in sizes if (hint := g.hint(s)) is not None)
 
 
-def report(gm: fx.GraphModule, example_inputs: Iterable[Any], code: str, mode: str | None, inductor_options: Any) -> str:
+def report(gm: fx.GraphModule, example_inputs: Iterable[Any], code: str, changed: Mapping[str, Any]) -> str:
     """One compile, by what the backend was given.
 
     Args:
         code: :func:`compiled_code` with :func:`magnitudes`.
-        mode, inductor_options: as the user gave them to ``torch.compile``.
+        changed: what mode and options change of Inductor's configuration: Inductor's own key does not know by which words.
     """
-    digest = hashlib.sha256(f"{code}\0{mode}\0{inductor_options!r}".encode())
+    digest = hashlib.sha256(f"{code}\0{sorted(changed.items())!r}".encode())
     settings = (torch.__version__, torch.is_grad_enabled(), *_numeric_settings())
     digest.update(repr(settings).encode())
     # The placeholders' fake values have symbolic sizes where the compile is dynamic; the inputs themselves may not.
@@ -113,6 +118,15 @@ def report(gm: fx.GraphModule, example_inputs: Iterable[Any], code: str, mode: s
     for module in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
         digest.update(module.graph.python_code("self").src.encode())
     return digest.hexdigest()[:32]
+
+
+def graph(inductors: str) -> str:
+    """What was done to one graph.
+
+    Args:
+        inductors: Inductor's key of the graph's code.
+    """
+    return f"graph-{inductors}"
 
 
 def decisions(before: str, now: Mapping[str, bool | None], measured_since: Iterable[str]) -> str:

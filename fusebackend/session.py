@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,17 +93,19 @@ class Session:
         code_key = code_identity(options, library, self._patterns) if options.cacheable and fuel is None else None
         if code_key is not None and gm is not None:
             code_key += cache_keys.magnitudes(gm)
-        self._key = _report_key(gm, example_inputs, code_key, options) if gm is not None and code_key and not interpreted else None
+        patches = inductor_patches(options)
+        self._key = _report_key(gm, example_inputs, code_key, patches) if gm is not None and code_key and not interpreted else None
         decisions = store.path(self._key).with_suffix(".gate.json") if self._key else None
         self._record = DecisionRecord(decisions, remeasures=options.gate != "auto")
 
         uuid = None if code_key is None else f"{code_key}{self._record.token}"
-        self._configure(options, uuid, fuel, interpreted, timing=gm is not None and not interpreted)
+        self._configure(options, patches, uuid, fuel, interpreted, timing=gm is not None and not interpreted)
         self._seconds = time.perf_counter() - began
         self._update_report()
 
-    def _configure(self, options: Options, uuid: str | None, fuel: Fuel | None, interpreted: bool, timing: bool) -> None:
-        patches = inductor_patches(options)
+    def _configure(
+        self, options: Options, patches: dict[str, Any], uuid: str | None, fuel: Fuel | None, interpreted: bool, timing: bool
+    ) -> None:
         without: dict[str, Any] = {slot: patches.get(slot, getattr(inductor_config, slot)) for slot in SLOTS.values()}  # our passes
         gate = None
         if options.gate != "off":
@@ -144,7 +146,9 @@ class Session:
         prefers = None  # with fuel, too: it bounds what is done here by counting substitutions, and this is none
         if gate is not None and fuel is None and options.chooses_memory_order:
             prefers = functools.partial(self._prefers_channels_last, gate)
-        self.inner_compile = self._forgetting(convolution_layout.deciding_first(self.inner_compile, prefers))
+        # A race compiles a graph several times, also without us, and reports itself.
+        self._keeps_graphs = uuid is not None and not races and not interpreted
+        self.inner_compile = self._one_graph(convolution_layout.deciding_first(self.inner_compile, prefers))
 
     def _prefers_channels_last(self, gate: Gate, convolutions: Sequence[fx.Node]) -> bool:
         began = time.perf_counter()
@@ -153,17 +157,32 @@ class Session:
         self._seconds += time.perf_counter() - began
         return verdict.applied
 
-    def _forgetting(self, inner_compile: Callable) -> Callable:
-        """The same, after which the memory order of the next graph is open again."""
+    def _one_graph(self, inner_compile: Callable) -> Callable:
+        """The same, which keeps what was done to a graph under Inductor's key of its code, and finds it there where the code was kept: it
+        may be of another program, whose report has another key. After it the memory order of the next graph is open again."""
 
         @functools.wraps(inner_compile)
-        def compile_and_forget(*args: Any, **kwargs: Any) -> Any:
+        def compile_one(*args: Any, **kwargs: Any) -> Any:
+            before = dict(self._outcomes)
             try:
-                return inner_compile(*args, **kwargs)
+                compiled = inner_compile(*args, **kwargs)
+                key = getattr(compiled, "_fx_graph_cache_key", None)  # None where it is not cached
+                if key is not None and self._keeps_graphs:
+                    self._keep_or_find(cache_keys.graph(key), [o for n, o in self._outcomes.items() if o is not before.get(n)])
+                return compiled
             finally:
                 self._chosen = None
 
-        return compile_and_forget
+        return compile_one
+
+    def _keep_or_find(self, key: str, compiled: Sequence[GraphOutcome]) -> None:
+        """Args: compiled: what was done to the graph, and to those inside it; nothing where its code was kept."""
+        if compiled:
+            store.save(_report_of(compiled), key)
+        elif (kept := store.load(key)) is not None:
+            self.report.from_cache = True
+            for outcome in _outcomes_of(kept):
+                self.add(self._of_kept_code(outcome))
 
     def add(self, outcome: GraphOutcome) -> None:
         """Puts the outcome of a graph into the report, in place of an earlier one."""
@@ -184,6 +203,7 @@ class Session:
         if self._key and self._complete_from_cache(self._key) and compiled_here:
             self._keep()
         store.trace(self.report)
+        _ = self._places  # for a backward, which is compiled later
         self._ended, self._gm = True, None
 
     def _complete_from_cache(self, key: str) -> bool:
@@ -196,17 +216,14 @@ class Session:
         if "forward" in seen:  # and whatever comes after it is compiled anew
             return True
         kept = store.load(key)
-        lines = describe.lines_of(self._gm) if kept is not None and self._gm is not None else set()
-        modules = provenance.modules_of(self._gm) if kept is not None and self._gm is not None else set()
         for outcome in _outcomes_of(kept) if kept is not None else ():
             if outcome.graph in seen:
                 continue
             # A race looks its measurement up before Inductor looks up the code: it has reported here already.
             raced = self._outcomes[outcome.graph].verdicts if outcome.graph in self._outcomes else ()
-            verdicts = [dataclasses.replace(v, why="cached") for v in outcome.verdicts if v.pattern or not raced]
-            outcome = _with_owners(dataclasses.replace(outcome, verdicts=(*raced, *verdicts)), lines, modules)
-            self._outcomes[outcome.graph] = outcome
-            _log_kept(outcome)
+            own = tuple(v for v in outcome.verdicts if v.pattern or not raced)
+            outcome = self._of_kept_code(dataclasses.replace(outcome, verdicts=own))
+            self._outcomes[outcome.graph] = dataclasses.replace(outcome, verdicts=(*raced, *outcome.verdicts))
         self._update_report()
         self.report.from_cache = True
         if kept is None or _NOT_KEPT in kept.notes:
@@ -216,6 +233,18 @@ class Session:
         # what was done before.
         return kept is not None or "joint" in seen
 
+    def _of_kept_code(self, outcome: GraphOutcome) -> GraphOutcome:
+        """What was done to code that is used again, said of the program that is compiled now."""
+        verdicts = tuple(dataclasses.replace(v, why="cached") for v in outcome.verdicts)
+        outcome = _with_owners(dataclasses.replace(outcome, verdicts=verdicts), *self._places)
+        _log_kept(outcome)
+        return outcome
+
+    @functools.cached_property
+    def _places(self) -> tuple[set[tuple[str, int]], set[str]]:
+        """The lines and the modules of the program that is compiled."""
+        return (set(), set()) if self._gm is None else (describe.lines_of(self._gm), provenance.modules_of(self._gm))
+
     def _keep(self) -> None:
         if self._key:
             store.save(self.report, self._key)
@@ -223,10 +252,7 @@ class Session:
 
     def _update_report(self) -> None:
         outcomes = self._outcomes.values()
-        self.report.substitutions = [s for o in outcomes for s in o.substitutions]
-        self.report.rejections = [r for o in outcomes for r in o.rejections]
-        self.report.graphs = [o.code for o in outcomes if o.code is not None]
-        self.report.verdicts = [*self._orders.values(), *(v for o in outcomes for v in o.verdicts)]
+        _fill(self.report, outcomes, self._orders.values())
         self.report.seconds = self._seconds + sum(o.seconds for o in outcomes)
 
 
@@ -263,12 +289,31 @@ def code_identity(options: Options, library: Native, patterns: Sequence[Pattern]
     return cache_keys.compiled_code(__version__, vars(options), (*described, *known), fingerprints)
 
 
-def _report_key(gm: fx.GraphModule, example_inputs: Sequence[Any], code_key: str, options: Options) -> str | None:
+def _report_key(gm: fx.GraphModule, example_inputs: Sequence[Any], code_key: str, patches: Mapping[str, Any]) -> str | None:
     try:
-        return cache_keys.report(gm, example_inputs, code_key, options.mode, options.inductor)
+        changed = {n: v for n, v in patches.items() if getattr(inductor_config, n) != v}
+        return cache_keys.report(gm, example_inputs, code_key, changed)
     except Exception as error:  # a report must never cost a compile
         log.warning("the report of this compile can't be kept: %s: %s", type(error).__name__, error)
         return None
+
+
+def _report_of(outcomes: Sequence[GraphOutcome]) -> Report:
+    report = Report()
+    _fill(report, outcomes)
+    return report
+
+
+def _fill(report: Report, outcomes: Collection[GraphOutcome], before: Iterable[Verdict] = ()) -> None:
+    """What happened to graphs, as a report has it: by kind.
+
+    Args:
+        before: verdicts that are about no match.
+    """
+    report.substitutions = [s for o in outcomes for s in o.substitutions]
+    report.rejections = [r for o in outcomes for r in o.rejections]
+    report.graphs = [o.code for o in outcomes if o.code is not None]
+    report.verdicts = [*before, *(v for o in outcomes for v in o.verdicts)]
 
 
 def _outcomes_of(report: Report) -> list[GraphOutcome]:

@@ -1,7 +1,8 @@
 """Keeps reports where compiled code is kept, and hands them to the trace of a compile.
 
 Inductor's caches skip the passes on a hit. So the report of a compile is kept beside its code, under a key of its own
-(:func:`fusebackend.cache_keys.report`), and a warm process finds it there.
+(:func:`fusebackend.cache_keys.report`), and a warm process finds it there. The part of each graph is kept once more under Inductor's
+key of its code (:func:`fusebackend.cache_keys.graph`), which other programs may share.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def report_text(report: Report) -> str:
     """Context, coverage, substitutions, near misses, verdicts and graph breaks, each as a table; equal rows once with their count."""
     lines = [f"fusebackend: {_plural(len(report.substitutions), 'substitution')} in {_plural(len(report.graphs), 'graph')}"]
     if report.from_cache:
-        lines[0] += " (compiled code and report from the cache)"
+        lines[0] += " (compiled code from the cache)"
     covered = report.coverage()
     if covered is not None and report.substitutions:
         lines[0] += f": {covered}"

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from fusebackend import fx_utils as g
 from fusebackend.garbage import collection_paused
 from fusebackend.log import log, warn_once
-from fusebackend.rewriting import checks, describe, inquiry
+from fusebackend.rewriting import checks, describe, inquiry, numeric_check
 from fusebackend.rewriting.fuel import Fuel
 from fusebackend.rewriting.graph_code import graph_code
 from fusebackend.rewriting.outcome import GraphCode, GraphNode, GraphOutcome, Rejection, Substitution, Verdict
@@ -298,11 +298,9 @@ def _at(reject: Reject, anchor: fx.Node) -> Reject:
 
 def _compare(outputs: Sequence[fx.Node], new: Sequence[fx.Node], site: str, fake_mode: Any) -> None:
     """Lets the users read the replacement through an operator that also reads the original."""
-    from fusebackend.rewriting.numeric_check import compare
-
     for old, replacement in zip(outputs, new):
         with old.graph.inserting_after(max(old, replacement)):
-            checked = old.graph.call_function(compare, (replacement, old, site))
+            checked = old.graph.call_function(numeric_check.compare, (replacement, old, site))
         checked.meta.update(inherited_meta(old), val=g.value(replacement))
         old.replace_all_uses_with(checked, delete_user_cb=functools.partial(operator.is_not, checked))
         _update_views(old, checked, fake_mode)

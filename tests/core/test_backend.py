@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -176,6 +177,14 @@ def test_the_precision_of_products_on_cpus_is_in_the_key(precisions):
     keys = set()
     for precision in ("ieee", "bf16"):
         precisions[1].fp32_precision = precision
+        keys.add(code_identity(Options(), loader.load()))
+    assert len(keys) == 2
+
+
+def test_whether_a_backward_may_overwrite_what_was_saved_is_in_the_key():
+    """Inductor's key does not have it: a backward that was compiled to run once was served to a program that runs it twice."""
+    keys = {code_identity(Options(), loader.load())}
+    with functorch_config.patch(donated_buffer=not functorch_config.donated_buffer):
         keys.add(code_identity(Options(), loader.load()))
     assert len(keys) == 2
 

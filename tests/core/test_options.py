@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import fusebackend
 from fusebackend import options as options_module
 from fusebackend.rewriting.registry import known_names
 from fusebackend.rewriting.switches import select
@@ -39,6 +40,12 @@ def test_a_wrong_option_is_an_error_that_names_what_is_accepted(options, words):
 def test_a_wrong_option_reaches_the_user_of_torch_compile():
     with pytest.raises(Exception, match="did you mean 'fuse.strict'"):
         torch.compile(lambda x: x + 1, backend="fuse", options={"fuse.strct": True})(torch.ones(2))
+
+
+def test_a_value_that_inductor_does_not_take_is_named_and_is_no_defect(caplog):
+    with pytest.raises(Exception, match="max_autotune, got str should be bool"):
+        torch.compile(lambda x: x + 1, backend="fuse", options={"max_autotune": "yes"})(torch.ones(2))
+    assert "all is left to Inductor" not in caplog.text and fusebackend.last_report() is None
 
 
 def test_a_mode_given_twice_must_agree():

@@ -390,6 +390,44 @@ def test_a_program_whose_code_inductor_has_of_another_program_keeps_its_report(t
 
 
 @pytest.mark.codegen
+@pytest.mark.parametrize("grad", [False, True])
+def test_code_of_another_program_comes_with_what_was_done_to_it(tmp_path, monkeypatch, grad):
+    """Names are a part of what Dynamo gives, and none of what Inductor's key is made of."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x, w = torch.randn(32, 16, requires_grad=grad), torch.randn(16, 32, requires_grad=grad)
+
+    def first(x, w):
+        return (x.t() + w) @ x
+
+    def second(inputs, weight):
+        total = inputs.t() + weight
+        return total @ inputs
+
+    reports = []
+    for fn in (first, second):
+        out = torch.compile(fn, backend="fuse", options={"fuse.gate": "off"})(x, w)
+        if grad:
+            out.sum().backward()
+        reports.append(fusebackend.last_report())
+    cold, warm = reports
+    assert not cold.from_cache and warm.from_cache and not warm.notes
+    assert warm.counts() == cold.counts() == {"transpose_add": 1}
+    assert [c.name for c in warm.graphs] == [c.name for c in cold.graphs] and len(warm.graphs) == 1 + grad
+    assert warm.substitutions[0].source.elsewhere and not cold.substitutions[0].source.elsewhere
+
+
+@pytest.mark.codegen
+def test_options_that_say_the_same_in_other_words_have_one_report(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x, w = torch.randn(32, 16), torch.randn(16, 32)
+    for i, words in enumerate([{}, {"mode": "default"}, {"max_autotune": torch._inductor.config.max_autotune}]):
+        torch._dynamo.reset()
+        torch.compile(lambda x, w: (x.t() + w) @ x, backend="fuse", options={"fuse.gate": "off", **words})(x, w)
+        report = fusebackend.last_report()
+        assert report.counts() == {"transpose_add": 1} and report.from_cache == (i > 0) and not report.notes
+
+
+@pytest.mark.codegen
 def test_code_that_was_decided_on_at_other_magnitudes_is_not_taken_from_the_cache(tmp_path, monkeypatch):
     """As if Inductor took its time by rows, and we by elements: long rows are left to it; the graph and its guards are the same."""
     free, date = dict.fromkeys(("bytes", "elements", "runs"), math.inf), "2026-01-01"

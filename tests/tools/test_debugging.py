@@ -1,5 +1,7 @@
 """Tools for finding the cause of a wrong result: fuse.check, bisect, verify."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -48,6 +50,12 @@ def test_numeric_check_of_generated_code_and_of_a_backward():
     fn(*(torch.randn(s, requires_grad=True) for s in ((6, 8), (8, 6), (6, 5)))).backward()
     (error,) = fusebackend.numeric_errors()
     assert error.absolute == 0 and error.calls == 1
+
+
+def test_numeric_checks_that_were_compiled_by_another_process_run():
+    """Code that Inductor's cache holds names the operator, and nothing is rewritten then."""
+    code = "import torch, fusebackend.backend; torch.ops.fusebackend.numeric_check"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 def test_bisect_finds_the_wrong_substitution(interpreted, temporary_pattern):
