@@ -163,8 +163,8 @@ def test_a_branch_on_a_size_holds_for_its_side_alone(pattern):
     def narrow_again(x):
         return 2 * x.sin() if x.shape[1] <= 8 else 3 * x.sin()
 
-    replaced = pattern(lambda x: (x.sin() * 2).cos(), lambda x: narrow_again(x).cos(), (X,))
-    searched = pattern(lambda x: narrow(x).atan(), lambda x: (2 * x.sin()).atan(), (X,))
+    replaced = pattern(lambda x: (x.sin() * 2).cos(), lambda x: narrow_again(x).cos(), (torch.randn(3, 4),))
+    searched = pattern(lambda x: narrow(x).atan(), lambda x: (2 * x.sin()).atan(), (torch.randn(3, 4),))
     for name, end, what in ((replaced, torch.cos, "replacement"), (searched, torch.atan, "search function")):
         assert_pattern(lambda x: end(x.sin() * 2), torch.randn(3, 5), pattern=name, count=1)
         why = f"the {what} decides by sizes, and its trace holds where x.size(1) <= 8, which is not known here"
