@@ -99,12 +99,20 @@ class Session:
         self._record = DecisionRecord(decisions, remeasures=options.gate != "auto")
 
         uuid = None if code_key is None else f"{code_key}{self._record.token}"
-        self._configure(options, patches, uuid, fuel, interpreted, timing=gm is not None and not interpreted)
+        timing = gm is not None and not interpreted
+        self._configure(options, patches, uuid, fuel, interpreted, timing, has_library=library.path is not None)
         self._seconds = time.perf_counter() - began
         self._update_report()
 
     def _configure(
-        self, options: Options, patches: dict[str, Any], uuid: str | None, fuel: Fuel | None, interpreted: bool, timing: bool
+        self,
+        options: Options,
+        patches: dict[str, Any],
+        uuid: str | None,
+        fuel: Fuel | None,
+        interpreted: bool,
+        timing: bool,
+        has_library: bool,
     ) -> None:
         without: dict[str, Any] = {slot: patches.get(slot, getattr(inductor_config, slot)) for slot in SLOTS.values()}  # our passes
         gate = None
@@ -145,14 +153,15 @@ class Session:
             self.inner_compile = racing(gate, passes["post_grad"], without, joint)
         prefers = None  # with fuel, too: it bounds what is done here by counting substitutions, and this is none
         if gate is not None and fuel is None and options.chooses_memory_order:
-            prefers = functools.partial(self._prefers_channels_last, gate)
+            replacing = [p for p in self._patterns if p.replaces_scatters] if has_library else []
+            prefers = functools.partial(self._prefers_channels_last, gate, replacing)
         # A race compiles a graph several times, also without us, and reports itself.
         self._keeps_graphs = uuid is not None and not races and not interpreted
         self.inner_compile = self._one_graph(convolution_layout.deciding_first(self.inner_compile, prefers))
 
-    def _prefers_channels_last(self, gate: Gate, convolutions: Sequence[fx.Node]) -> bool:
+    def _prefers_channels_last(self, gate: Gate, replacing: Sequence[Pattern], convolutions: Sequence[fx.Node]) -> bool:
         began = time.perf_counter()
-        verdict = self._chosen = gate.memory_order(convolutions)
+        verdict = self._chosen = gate.memory_order(convolutions, replacing)
         log.info("%s: %s", verdict.pattern, verdict)
         self._seconds += time.perf_counter() - began
         return verdict.applied

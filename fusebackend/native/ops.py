@@ -50,7 +50,7 @@ def define(
         tags: further tags.
         structured: whether a kernel that reads the outputs may fault where they hold other values than this operator computes: places in
             memory, counts that must add up. Integers are, by default. Random numbers never take the place of such a value.
-        indices: the arguments that hold indices, each with the argument that says below what they must be.
+        indices: the arguments that hold indices, each with the argument that says below what they must be: of several, below the least.
 
     An operator without tensor arguments, by which Python asks the library for a fact, has its kernel registered for
     ``CompositeExplicitAutograd``. :func:`ask` calls it, for its fake too.

@@ -5,8 +5,8 @@ as many channels as it takes: U-Nets, DenseNets, ResNeXts; and none of dynamic s
 and copy where they get planes. So the convolutions are called in both orders, and the sums of their times compared.
 
 What Inductor generates between them reads and writes as much in either order, but for sums over the pixels of a channel or of a group of
-channels, and for copies where tensors enter and leave the graph: what these take longer channels last is charged as copies, which are
-timed beside the convolutions.
+channels, for scatters, which are gradients of gathered pixels (interpolations), and for copies where tensors enter and leave the graph:
+what these take longer channels last is charged as copies, which are timed beside the convolutions.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 _SUMS = (aten.var_mean.correction, aten.var.correction, aten.mean.dim, aten.sum.dim_IntList)
+_GATHERS = (aten._unsafe_index.Tensor, aten.index.Tensor)
 _CHANNELS, _PIXELS = 1, {2, 3}
 
 # What has more channels is no image, and has a gradient.
@@ -68,8 +69,8 @@ class Calls:
 
     Attributes:
         counts: how often each call is made.
-        extra_bytes: what is read and written besides where the convolutions run channels last: by sums, and by copies where tensors enter
-            and leave the graph.
+        extra_bytes: what is read and written besides where the convolutions run channels last: by sums, by scatters, and by copies where
+            tensors enter and leave the graph.
     """
 
     counts: Mapping[Call, int]
@@ -79,8 +80,12 @@ class Calls:
         return f"{sorted(self.counts.items(), key=repr)!r} {self.extra_bytes}"
 
 
-def calls_of(convolutions: Sequence[fx.Node]) -> Calls:
-    """The calls that a forward's convolutions are, and those of their gradients, where the graph returns what these need."""
+def calls_of(convolutions: Sequence[fx.Node], *, scatters: bool = True) -> Calls:
+    """The calls that a forward's convolutions are, and those of their gradients, where the graph returns what these need.
+
+    Args:
+        scatters: whether Inductor will generate those of the backward.
+    """
     graph = convolutions[0].graph
     returned = set() if g.is_inference(graph) else set(graph.output_node().all_input_nodes)
     counts: collections.Counter[Call] = collections.Counter()
@@ -103,6 +108,8 @@ def calls_of(convolutions: Sequence[fx.Node]) -> Calls:
             with_gradients = True
             counts[dataclasses.replace(call, has_bias=False, gradients=(call.x[1] > _CHANNELS_OF_IMAGES, True))] += 1
             extra += has_bias * _extra_passes()["channel"]["forward"] * _bytes(node)  # the bias's gradient is a sum over pixels
+    if with_gradients and scatters:
+        extra += _extra_passes()["scatter"]["backward"] * sum(map(_bytes, _gathered_pixels(graph)))
     return Calls(counts, int(extra + _bytes_of_sums(graph, with_gradients) + _bytes_at_the_ends(graph, with_gradients)))
 
 
@@ -148,6 +155,17 @@ def _before_casts(node: fx.Node) -> fx.Node:
     while node.target is prims.convert_element_type.default:
         node = node.all_input_nodes[0]
     return node
+
+
+def _gathered_pixels(graph: fx.Graph) -> list[fx.Node]:
+    """What is gathered by indices of pixels, from tensors of images that have gradients, as far as their channels say."""
+
+    def is_one(node: fx.Node) -> bool:
+        args = g.arguments(node)
+        given = {d for d, index in enumerate(args["indices"]) if index is not None}
+        return given <= _PIXELS and _has_planes(args["self"]) and _has_planes(node) and _sizes(node)[_CHANNELS] > _CHANNELS_OF_IMAGES
+
+    return [n for target in _GATHERS for n in graph.find_nodes(op="call_function", target=target) if is_one(n)]
 
 
 def _bytes_of_sums(graph: fx.Graph, with_gradients: bool) -> float:

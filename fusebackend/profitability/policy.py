@@ -21,7 +21,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -225,11 +225,19 @@ class Gate:
         calls, is_lighter = region.is_calls, estimate.is_lighter
         return time_region(region, subject, calls=calls, brief=False, patches=self._patches, is_lighter=is_lighter)
 
-    def memory_order(self, convolutions: Sequence[fx.Node]) -> Verdict:
-        """Whether these, all of a forward that Inductor would run as planes, run faster channels last, with their gradients."""
+    def memory_order(self, convolutions: Sequence[fx.Node], replacing: Collection[Pattern] = ()) -> Verdict:
+        """Whether these, all of a forward that Inductor would run as planes, run faster channels last, with their gradients.
+
+        Args:
+            replacing: the patterns that replace scatters by what takes as long in either order.
+        """
         key = ""
         try:
-            device, calls = device_of(convolutions), channels_last.calls_of(convolutions)
+            device = device_of(convolutions)
+            known = calibration.of_device(device)
+            # Where a family was not calibrated, its sites may be left for want of time.
+            replaced = known is not None and any(pattern.name in known.models for pattern in replacing)
+            calls = channels_last.calls_of(convolutions, scatters=not replaced)
             key = cache_keys.memory_order(self.measurements.measured_with(device), str(calls))
             timed = functools.partial(self._time_orders, calls, device)
             answer = self.measurements.ask_once(key, device, timed, self._why_no_order_is_timed, calls=True, kept=True)

@@ -178,9 +178,10 @@ def _index_sites(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node, int]]:
             of, indices = g.value(call["weight"]), [(call["indices"], 0)]
         elif isinstance(node.target, torch._ops.OpOverload) and ops.indices_of(node.target):
             call = g.arguments(node)
-            for index, bound in ops.indices_of(node.target).items():
-                if call[index] is not None:
-                    sites.append((node, call[index], _hint_of(call[bound])))
+            for name, bound in ops.indices_of(node.target).items():
+                size = min(map(_hint_of, bounds)) if isinstance(bounds := call[bound], (list, tuple)) else _hint_of(bounds)
+                given = call[name] if isinstance(call[name], (list, tuple)) else [call[name]]
+                sites += [(node, index, size) for index in given if index is not None]
             continue
         else:
             continue

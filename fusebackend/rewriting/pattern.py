@@ -296,6 +296,8 @@ class Pattern(abc.ABC):
         priority: of two matches that overlap the higher wins, then the larger.
         devices: the types of devices on which the operators that it looks for run, and so its examples.
         last: whether it is looked for in what the others leave, once these are applied: what else it would find may be theirs.
+        replaces_scatters: whether it replaces the gradients of gathered pixels by what takes as long channels last as in planes, where
+            Inductor's scatters take several times as long: they are not charged to that memory order then.
     """
 
     name: str
@@ -304,6 +306,7 @@ class Pattern(abc.ABC):
     priority: int = 0
     devices: tuple[str, ...] = ("cpu", "cuda")
     last: bool = False
+    replaces_scatters: bool = False
 
     @abc.abstractmethod
     def match(self, node: fx.Node) -> Match | Reject | None:

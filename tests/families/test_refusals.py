@@ -88,6 +88,10 @@ CALLS = {
         (floats(4, 5), rows_of(20).reshape(4, 5), 4, None),
         (floats(2, 3, 5), rows_of(15).reshape(1, 3, 5).int(), 4, floats(2, 3, 4)),
     ],
+    "resample_backward": [
+        (floats(2, 5, 3), 1, [rows_of(5), rows_of(5)], [floats(5), floats(5)], [2], [4], [0, 1, 2], torch.bfloat16),
+        (floats(5, 6, 3, dtype=torch.float64), 0, [rows_of(5).int(), rows_of(6).int()], [], [1, 1], [2, 3], [1, 2, 0], torch.float64),
+    ],
     "sdpa": [(*seen, floats(2, 1, 1, 7), 0.25, False, False), (*seen, None, 0.25, True, True)],
     "foreach_cast": [([floats(4, 5), floats(3)], torch.bfloat16), ([floats(4, 5, dtype=torch.float16)], torch.float32)],
     "small_bmm": [(floats(5, 3, 4), floats(5, 4, 6)), (floats(2, 8, 4).mT, floats(2, 4, 8).mT)],
@@ -125,6 +129,7 @@ FACTS = {
     "index_add_limits",
     "index_add_work",
     "index_plan_work",
+    "resample_backward_plan",
     "row_scatter_limits",
     "row_scatter_plan",
     "small_bmm_most_size",

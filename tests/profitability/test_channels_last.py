@@ -451,3 +451,23 @@ def test_on_a_gpu_the_order_is_timed_and_results_stay(library, own_cache, dtype)
     (verdict,) = order_in_report()
     assert verdict.replaced_ms is not None and verdict.why.startswith("measured")
     assert (out.float() - want.float()).norm() <= 0.02 * want.float().norm()
+
+
+def test_scatters_to_pixels_are_charged_unless_they_are_replaced():
+    class UNet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down, self.up = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 8, 3, padding=1)
+
+        def forward(self, x):
+            return self.up(nn.functional.interpolate(self.down(x), scale_factor=2, mode="bilinear"))
+
+    convolutions = convolutions_of(forward_graph(UNet(), torch.randn(2, 3, 6, 6)))
+    charged, spared = (channels_last.calls_of(convolutions, scatters=scatters).extra_bytes for scatters in (True, False))
+    result = 2 * 64 * 12 * 12 * 4
+    assert charged - spared == pytest.approx(4 * passes()["scatter"]["backward"] * result, abs=1)
+    with torch.no_grad():
+        inference = [
+            channels_last.calls_of(convolutions_of(forward_graph(UNet(), torch.randn(2, 3, 6, 6))), scatters=s) for s in (True, False)
+        ]
+    assert inference[0] == inference[1]
