@@ -49,7 +49,8 @@ Plan make_plan(const Problem& p, int multiprocessors) {
   const int64_t accumulator = p.dtype == DType::kFloat64 ? 8 : 4, row_bytes = row_pitch(last.length) * accumulator;
   int64_t columns = last.size, rows = p.axis[0].size * p.axis[1].size;
   for (int d = 0; d < p.count; ++d) rows *= p.dims[d].size;
-  const int64_t rows_of_a_block = std::clamp<int64_t>(rows / (int64_t(kBlocksOfMultiprocessor) * multiprocessors), 1, kMostRows);
+  // So many that there are enough blocks, where a row takes `parts` of them.
+  const auto rows_of_a_block = [&](int64_t parts) { return std::clamp<int64_t>(rows * parts / (int64_t(kBlocksOfMultiprocessor) * multiprocessors), 1, kMostRows); };
   if (plan.lane >= 0) {
     const Dim& lanes = p.dims[plan.lane];
     plan.form = Form::kLanes;
@@ -61,11 +62,11 @@ Plan make_plan(const Problem& p, int multiprocessors) {
     plan.form = Form::kPlanes;
     plan.vector_bytes = vector_of(p, last.length, nullptr, &last);
     if (plan.vector_bytes < 16) plan.vector_bytes = element_size(p.dtype);
-    plan.block_rows = int(std::min(rows_of_a_block, kMostSharedBytes / row_bytes));
+    plan.block_rows = int(std::min(rows_of_a_block(1), kMostSharedBytes / row_bytes));
     plan.shared_bytes = plan.block_rows * row_bytes;
   } else {
     plan.form = Form::kColumns;
-    plan.block_rows = int(rows_of_a_block);
+    plan.block_rows = int(rows_of_a_block(ceil_div(columns, kThreads)));
   }
   plan.block_columns = int(power_of_two_from(columns, kThreads));
   if (plan.form == Form::kLanes) plan.block_rows = int(std::min<int64_t>(kThreads / plan.block_columns, kMostRows));
