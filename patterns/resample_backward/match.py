@@ -82,11 +82,9 @@ def _gradient(x: torch.Tensor, mode: str) -> torch.Tensor:
 def _emit(emitter: Emitter, site: Site) -> fx.Node:
     indices: list[fx.Node] = []
     vectors: list[fx.Node] = []
-    made: dict[Weight, fx.Node] = {}
     is_weighted = any(weight != ONE for terms in site.terms for _, weight in terms)
     for axis, terms in zip(site.axes, site.terms):
-        ones = functools.cache(functools.partial(_ones, emitter, site, axis))
-        made.pop(ONE, None)  # as long as another axis
+        ones, made = functools.partial(_ones, emitter, site, axis), dict[Weight, fx.Node]()
         for index, weight in terms:
             indices.append(weights.as_vector(emitter, index))
             if is_weighted:

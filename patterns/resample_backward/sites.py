@@ -13,13 +13,13 @@ from torch import fx
 from fusebackend import fx_utils as g
 from fusebackend.native import arguments
 from fusebackend.patterns.resample_backward.ops import DTYPES, HALVES, INDEX_DTYPES, MAX_AXES, MAX_DIMS, MAX_TERMS, accumulator
-from fusebackend.patterns.resample_backward.weights import ONE, Weight, Weighted, axis_of, read_weighted
+from fusebackend.patterns.resample_backward.weights import ONE, Weight, Weighted, axis_of, of_two_alike, read_weighted
 from fusebackend.rewriting.pattern import Reject
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-#: What adds at a grid of indices. Of an index that Dynamo knows to be in range Inductor's graphs have the second.
+#: What adds at a grid of indices. The second is of indices that need not be checked.
 PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 
 
@@ -139,23 +139,13 @@ def _may_join(a: Put, b: Put) -> bool:
 def _sum_of(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """The largest sum of tensors of one shape and dtype, each used for nothing else, that ``node`` is a term of; and its terms."""
     total = node
-    while (user := g.only_user(total, aten.add.Tensor)) is not None and _is_plain_sum(user):
+    while (user := g.only_user(total, aten.add.Tensor)) is not None and of_two_alike(user):
         total = user
     return total, list(_leaves(total, total))
 
 
-def _is_plain_sum(node: fx.Node) -> bool:
-    operands = node.args[:2]
-    return (
-        not node.kwargs
-        and len(operands) == len(node.args) == 2
-        and all(g.is_tensor(o) and g.value(o).dtype == g.value(node).dtype for o in operands)
-        and all(g.same_sizes(g.value(o).shape, g.value(node).shape) for o in operands)  # type: ignore[arg-type]
-    )
-
-
 def _leaves(node: fx.Node, total: fx.Node) -> Iterator[fx.Node]:
-    if node.target is aten.add.Tensor and _is_plain_sum(node) and (node is total or len(node.users) == 1):
+    if node.target is aten.add.Tensor and of_two_alike(node) and (node is total or len(node.users) == 1):
         for operand in node.args[:2]:
             yield from _leaves(operand, total)  # type: ignore[arg-type]
     else:

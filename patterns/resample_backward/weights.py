@@ -79,7 +79,7 @@ def read_weighted(node: fx.Node, dim: int, axes: int, depth: int = 0) -> Weighte
                 after: Weight = ("vector", y) if before == ONE else ("product", before, ("vector", y))
                 weights = (*found.weights[:axis], after, *found.weights[axis + 1 :])
                 return dataclasses.replace(found, weights=weights, nodes=(*found.nodes, node))
-    if node.target in (aten.add.Tensor, aten.sub.Tensor) and len(node.args) == 2 and all(_is_alike(x, node) for x in node.args):
+    if node.target in (aten.add.Tensor, aten.sub.Tensor) and of_two_alike(node):
         a, b = (read_weighted(x, dim, axes, depth + 1) for x in node.args)  # type: ignore[arg-type]
         return _joined(a, b.scaled(-1.0, node) if node.target is aten.sub.Tensor else b, node) or itself
     return itself
@@ -101,6 +101,11 @@ def _axis_of_factor(factor: Any, product: fx.Node, dim: int, axes: int) -> int |
         return None
     found = axis_of(g.value(factor), g.value(product).shape)
     return found - dim if found is not None and dim <= found < dim + axes else None
+
+
+def of_two_alike(node: fx.Node) -> bool:
+    """Whether a sum or a difference is of two tensors of its own shape and dtype, and of no multiple of the second."""
+    return not node.kwargs and len(node.args) == 2 and all(_is_alike(operand, node) for operand in node.args)
 
 
 def _is_alike(operand: Any, result: fx.Node) -> bool:
@@ -131,19 +136,15 @@ def _emit(emitter: Emitter, weight: Weight, ones: Callable[[], fx.Node], made: d
         return as_vector(emitter, of[0])
     if kind == "product":
         return emitter.call(aten.mul.Tensor, *(emit(emitter, each, ones, made) for each in of))
-    total: Any = 0.0  # a number until a vector is added
-    for factor, each in (of[:2], of[2:]):
-        term: Any = factor
-        if each != ONE and factor != 0:
-            term = emit(emitter, each, ones, made)
-            term = term if factor == 1 else emitter.call(aten.mul.Tensor, term, factor)
-        if isinstance(term, float) and isinstance(total, float):
-            total += term
-        elif total == 0.0 or term == 0.0:
-            total = term if total == 0.0 else total
-        else:
-            total = emitter.call(aten.add.Tensor, *((term, total) if isinstance(total, float) else (total, term)))
-    return emitter.call(aten.mul.Tensor, emit(emitter, ONE, ones, made), total) if isinstance(total, float) else total
+    parts = of[:2], of[2:]
+    number = sum(factor for factor, each in parts if each == ONE)
+    vectors = [(factor, emit(emitter, each, ones, made)) for factor, each in parts if each != ONE]
+    if not vectors:
+        return emitter.call(aten.mul.Tensor, emit(emitter, ONE, ones, made), number)
+    total, *others = (v if factor == 1 else emitter.call(aten.mul.Tensor, v, factor) for factor, v in vectors)
+    for other in (*others, *([number] if number else [])):
+        total = emitter.call(aten.add.Tensor, total, other)
+    return total
 
 
 def as_vector(emitter: Emitter, node: fx.Node) -> fx.Node:
