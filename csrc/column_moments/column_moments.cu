@@ -19,7 +19,6 @@ using column_sum::load_once;
 using column_sum::Plan;
 using column_sum::Rows;
 using column_sum::store_result;
-using column_sum::widen;
 
 struct Arguments {
   Rows of;          // its `out` and divisors are not used

@@ -11,10 +11,6 @@ namespace {
 
 constexpr int kStepsOfASum = 16;   // steps (kRowsAtOnce rows of a thread) that are added one after the other, before they are added to a second sum: errors grow with these
 
-__device__ __forceinline__ void narrow(float x, float& out) { out = x; }
-__device__ __forceinline__ void narrow(float x, __half& out) { out = __float2half_rn(x); }
-__device__ __forceinline__ void narrow(float x, __nv_bfloat16& out) { out = __float2bfloat16_rn(x); }
-
 template <typename In>
 __device__ __forceinline__ float multiply(In x, In y, bool rounded) {
   const float product = widen(x) * widen(y);

@@ -1,10 +1,8 @@
 // What the kernels over rows of matrices share: how the rows are given to them, loads, stores, and the layout of the kernel that follows.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "column_sum/column_sum.h"
+#include "common/convert.cuh"
 #include "common/cuda_common.cuh"
 
 namespace fusebackend::column_sum {
@@ -35,11 +33,6 @@ struct Rows {
   DType second_result;
   bool rounded;    // products, to the type of x
 };
-
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ double widen(double x) { return x; }
-__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
-__device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 // Read once: past L1.
 template <typename T, int kN>

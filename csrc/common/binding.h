@@ -8,6 +8,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -46,6 +47,17 @@ inline Tensor empty_like_sized(const Tensor& like, const std::vector<int64_t>& s
     step *= sizes[d] > 0 ? sizes[d] : 1;
   }
   return empty_strided_like(like, sizes, strides, other_dtype);
+}
+
+// The strides of a dense tensor whose dims lie in this order, from the outermost to the innermost.
+inline std::vector<int64_t> dense_strides(const std::vector<int64_t>& sizes, const std::vector<int64_t>& order) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t step = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    strides[order[i]] = step;
+    step *= std::max<int64_t>(sizes[order[i]], 1);
+  }
+  return strides;
 }
 
 // The kernels' name of a torch dtype; none if no kernel computes in it.

@@ -15,6 +15,30 @@ struct alignas(sizeof(T) * N) Vec {
   T v[N];
 };
 
+// Stores a vector, 16 bytes at once at the most.
+template <typename T, int N>
+__device__ __forceinline__ void store_vector(T* to, const Vec<T, N>& x) {
+  constexpr int kPart = N * int(sizeof(T)) > 16 ? 16 / int(sizeof(T)) : N;
+#pragma unroll
+  for (int n = 0; n < N; n += kPart) *reinterpret_cast<Vec<T, kPart>*>(to + n) = *reinterpret_cast<const Vec<T, kPart>*>(x.v + n);
+}
+// The same to global memory, by one instruction where it has 16 bytes or more: the compiler may store what was put together of 16-bit elements by words, which costs
+// as many writes of the L2 cache.
+template <typename T, int N>
+__device__ __forceinline__ void store_vector_to_global(T* to, const Vec<T, N>& x) {
+  constexpr int kBytes = int(sizeof(T)) * N;
+  if constexpr (kBytes >= 16) {
+    static_assert(kBytes % 16 == 0);
+#pragma unroll
+    for (int k = 0; k < kBytes / 16; ++k) {
+      const uint4 part = reinterpret_cast<const uint4*>(x.v)[k];
+      asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(reinterpret_cast<uint4*>(to) + k), "r"(part.x), "r"(part.y), "r"(part.z), "r"(part.w) : "memory");
+    }
+  } else {
+    *reinterpret_cast<Vec<T, N>*>(to) = x;
+  }
+}
+
 // Asynchronous 16-byte copy from global to shared memory (past L1), and its groups. Before sm_80 an ordinary copy.
 __device__ __forceinline__ uint32_t shared_address(const void* shared) { return uint32_t(__cvta_generic_to_shared(shared)); }
 __device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global) {

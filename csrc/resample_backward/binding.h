@@ -10,17 +10,6 @@ namespace fusebackend::resample_backward {
 
 using Sizes = std::vector<int64_t>;
 
-// The strides of a dense tensor whose dims lie in this order, from the outermost to the innermost.
-inline Sizes dense_strides(const Sizes& sizes, const Sizes& order) {
-  Sizes strides(sizes.size());
-  int64_t step = 1;
-  for (size_t i = order.size(); i-- > 0;) {
-    strides[order[i]] = step;
-    step *= std::max<int64_t>(sizes[order[i]], 1);
-  }
-  return strides;
-}
-
 // The sums of a gradient of these sizes and strides, without its memory, indices and weights; `sizes` are those of the result. Refuses what `_fake` in
 // patterns/resample_backward/ops.py refuses.
 inline Problem describe(const Sizes& grad_sizes, const Sizes& grad_strides, int64_t dim, const Sizes& terms, const Sizes& axis_sizes, const Sizes& order,

@@ -1,14 +1,12 @@
 // The lists of an axis tell which elements of the gradient each element of the result is the sum of, in the order of terms and of these elements, so that
 // a sum is always made in the same order (lists.cuh). With them the sums are computed, each in one thread, with neither atomic additions nor zeros before
 // them; the forms are described in resample_backward.h.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
-#include <cassert>
 #include <type_traits>
 
+#include "common/convert.cuh"
 #include "common/cuda_common.cuh"
+#include "common/places.cuh"
 #include "common/programmatic_launch.cuh"
 #include "resample_backward/lists.cuh"
 
@@ -16,16 +14,7 @@ namespace fusebackend::resample_backward {
 namespace {
 
 template <typename T>
-using AccOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ double widen(double x) { return x; }
-__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
-__device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ void narrow(float x, float& y) { y = x; }
-__device__ __forceinline__ void narrow(double x, double& y) { y = x; }
-__device__ __forceinline__ void narrow(float x, __half& y) { y = __float2half_rn(x); }
-__device__ __forceinline__ void narrow(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
+using AccOf = AccumulatorOf<T>;
 
 template <typename Acc>
 struct SumArguments {
@@ -40,11 +29,6 @@ struct SumArguments {
   FastDiv by_lanes, by_axis[kMostAxes], by_dim[kMostDims];  // the last two where they divide less than 2^31
   int block_rows, block_columns;
 };
-
-__device__ __forceinline__ void divide(int64_t n, int64_t d, int64_t& quotient, int64_t& rest) {
-  quotient = (n | d) >> 32 ? n / d : int64_t(uint32_t(n) / uint32_t(d));  // in 32 bits where both fit, which takes a third of the instructions
-  rest = n - quotient * d;
-}
 
 // Linear interpolation along two axes to twice the size makes an element of a row of the sum of 16 rows of the gradient.
 constexpr int kKeptRows = 16;
@@ -80,19 +64,6 @@ struct Row {
     }
   }
 };
-
-// A row's place along one dim, the innermost of those that `left` counts.
-__device__ __forceinline__ int64_t take(int64_t& left, bool is_small, const FastDiv& by, int64_t size) {
-  int64_t found;
-  if (is_small) {
-    uint32_t quotient, rest;
-    by.divmod(uint32_t(left), quotient, rest);
-    left = quotient, found = rest;
-  } else {
-    divide(left, size, left, found);
-  }
-  return found;
-}
 
 // The block's rows, from `first` on. Ends with a barrier.
 template <typename Acc>
@@ -156,19 +127,6 @@ __device__ __forceinline__ Vec<T, kN> load(const T* from) {
   return *reinterpret_cast<const Vec<T, kN>*>(from);
 }
 
-// By 16 bytes at once at the most.
-template <typename T, int kN>
-__device__ __forceinline__ void store(T* to, const Vec<T, kN>& x) {
-  constexpr int kPart = kN * int(sizeof(T)) > 16 ? 16 / int(sizeof(T)) : kN;
-#pragma unroll
-  for (int n = 0; n < kN; n += kPart) {
-    Vec<T, kPart> part;
-#pragma unroll
-    for (int m = 0; m < kPart; ++m) part.v[m] = x.v[n + m];
-    *reinterpret_cast<Vec<T, kPart>*>(to + n) = part;
-  }
-}
-
 // N results along the lanes.
 template <typename In, typename Out, int kN>
 __global__ void __launch_bounds__(kThreads) resample_backward_lanes(const __grid_constant__ SumArguments<AccOf<In>> p) {
@@ -204,7 +162,7 @@ __global__ void __launch_bounds__(kThreads) resample_backward_lanes(const __grid
     Vec<Out, kN> result;
 #pragma unroll
     for (int n = 0; n < kN; ++n) narrow(sum.v[n], result.v[n]);
-    store(static_cast<Out*>(p.out) + row.out + w * last.out_stride + lane * kN, result);
+    store_vector_to_global(static_cast<Out*>(p.out) + row.out + w * last.out_stride + lane * kN, result);
   }
 }
 
@@ -228,7 +186,7 @@ __global__ void __launch_bounds__(kThreads) resample_backward_planes(const __gri
 #pragma unroll
       for (int n = 0; n < kN; ++n) sum.v[n] += weight * widen(x.v[n]);
     });
-    store(sums + int(r) * pitch + int(v) * kN, sum);
+    store_vector(sums + int(r) * pitch + int(v) * kN, sum);
   }
   for (int r = threadIdx.x; r < count; r += kThreads) sums[r * pitch + pitch - 1] = 0;
   __syncthreads();

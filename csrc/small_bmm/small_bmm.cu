@@ -1,9 +1,7 @@
 // A block copies some products' operands to shared memory, as they lie in memory but for a gap behind each row. Then a group of threads computes
 // each product: a thread has rows that are `row_groups` apart, so that neighbours read neighbouring rows, and one column or four beside one
 // another. So the result is written in whole lines, and memory is read and written once.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "common/convert.cuh"
 #include "common/cuda_common.cuh"
 #include "small_bmm/small_bmm.h"
 
@@ -19,13 +17,6 @@ struct Args {
   int a_rows, b_rows, a_row, b_row;  // rows as they lie in memory, and their lengths
   FastDiv by_a_row, by_b_row, by_group, by_column_groups;
 };
-
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
-__device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ void narrow(float x, float& out) { out = x; }
-__device__ __forceinline__ void narrow(float x, __half& out) { out = __float2half_rn(x); }
-__device__ __forceinline__ void narrow(float x, __nv_bfloat16& out) { out = __float2bfloat16_rn(x); }
 
 // `rows` rows of matrices that follow one another, to shared memory.
 template <typename T, int kN>

@@ -50,6 +50,16 @@ def is_contiguous(tensor: torch.Tensor) -> bool:
     return True
 
 
+def dense_strides(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """The strides of a dense tensor whose dims lie in this order, from the outermost to the innermost."""
+    strides: list[Any] = [0] * len(sizes)
+    step: Any = 1
+    for d in reversed(order):
+        strides[d] = step
+        step = step if g.same_size(sizes[d], 0) else step * sizes[d]
+    return strides
+
+
 def covers_memory(tensor: torch.Tensor) -> bool:
     """Whether the elements lie in one gapless stretch of memory, in whatever order of dimensions."""
     sizes, strides = g.hints(tensor.shape), g.hints(tensor.stride())

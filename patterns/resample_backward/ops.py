@@ -65,21 +65,11 @@ def reference(
             value = value * _along(factors[term], dim + axis, grad.dim())
             places.append(_along(indices[term].long(), axis, len(sizes)))
         aten.index_put_(out, [*[None] * dim, *places], value, True)
-    return torch.empty_strided(shape, dense_strides(shape, order), dtype=dtype, device=grad.device).copy_(out)
+    return torch.empty_strided(shape, arguments.dense_strides(shape, order), dtype=dtype, device=grad.device).copy_(out)
 
 
 def _along(vector: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
     return vector.view([-1 if d == axis else 1 for d in range(rank)])
-
-
-def dense_strides(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """The strides of a dense tensor whose dims lie in this order, from the outermost to the innermost."""
-    strides: list[Any] = [0] * len(sizes)
-    step: Any = 1
-    for d in reversed(order):
-        strides[d] = step
-        step = step if g.same_size(sizes[d], 0) else step * sizes[d]
-    return strides
 
 
 def _fake(
@@ -118,7 +108,7 @@ def _fake(
     shape = [*grad.shape[:dim], *sizes, *grad.shape[dim + axes :]]
     is_empty = 0 in [g.hint(n) for n in shape]
     torch._check(not is_empty or g.hint(grad.numel()) == 0, lambda: f"{name}: every index is out of range of a dimension of size 0")
-    return grad.new_empty_strided(shape, dense_strides(shape, order), dtype=dtype)
+    return grad.new_empty_strided(shape, arguments.dense_strides(shape, order), dtype=dtype)
 
 
 def _on_cpu(*args: Any) -> torch.Tensor:
