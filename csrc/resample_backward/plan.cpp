@@ -56,7 +56,7 @@ Plan make_plan(const Problem& p, int multiprocessors) {
     plan.form = Form::kLanes;
     plan.vector_bytes = vector_of(p, lanes.size, &lanes, nullptr);
     columns *= lanes.size * element_size(p.dtype) / plan.vector_bytes;
-  } else if (last.size < kShortRow) {
+  } else if (last.size < kShortRow && last.length < kShortRow) {
     plan.form = Form::kElements;
   } else if (last.grad_stride == 1 && last.length >= kShortRow && row_bytes <= kMostSharedBytes) {
     plan.form = Form::kPlanes;
@@ -64,6 +64,8 @@ Plan make_plan(const Problem& p, int multiprocessors) {
     if (plan.vector_bytes < 16) plan.vector_bytes = element_size(p.dtype);
     plan.block_rows = int(std::min(rows_of_a_block(1), kMostSharedBytes / row_bytes));
     plan.shared_bytes = plan.block_rows * row_bytes;
+  } else if (last.size < kShortRow) {
+    plan.form = Form::kElements;
   } else {
     plan.form = Form::kColumns;
     plan.block_rows = int(rows_of_a_block(ceil_div(columns, kThreads)));

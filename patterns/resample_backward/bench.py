@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 from collections.abc import Iterator
@@ -63,10 +62,18 @@ def _case(kind: str, mode: str, factor: float, shape: tuple[int, ...], channels_
         x = tensor(shape, FLOATS[kind], device)
         return (x.to(memory_format=torch.channels_last) if channels_last else x,)
 
-    fn = functools.partial(_interpolated, factor=factor, mode=mode)
+    fn = _Interpolation(factor, mode)
     name = f"{kind} {mode} by {factor:g} of {'x'.join(map(str, shape))}{', channels last' if channels_last else ''}"
     return Case(name, fn, inputs, goals=goals, backward=(0,))
 
 
-def _interpolated(x: torch.Tensor, factor: float, mode: str) -> torch.Tensor:
-    return F.interpolate(x, scale_factor=factor, mode=mode, align_corners=None if mode == "nearest" else False)
+class _Interpolation(torch.nn.Module):
+    """A module, whose numbers are constants under ``dynamic=True`` too. As an argument the factor would be a symbol, which
+    ``F.interpolate`` does not take: Dynamo would run it outside of the graph."""
+
+    def __init__(self, factor: float, mode: str) -> None:
+        super().__init__()
+        self.factor, self.mode = factor, mode
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=self.factor, mode=self.mode, align_corners=None if self.mode == "nearest" else False)
