@@ -53,6 +53,10 @@ CALLS = {
     "index_add_zeros": lambda: (9, 0, index(9, 40), whole(40, 16), None, None, 1.0, None, 1, False, False, None),
     "row_scatter": lambda: (torch.randn(4, 6, 30), index(20, 4 * 6 * 30).view(4, 6, 30), 20, None),
     "foreach_cast": lambda: ([torch.randn(64, 40), torch.randn(7)], torch.bfloat16),
+    "max_pool_backward": lambda: (
+        *(torch.randn(4, 6, 15, 20), index(9, 7200).view(4, 6, 15, 20).to(torch.int8)),
+        *([30, 40], [3, 3], [2, 2], [1, 1], [1, 1], [0, 1, 2, 3]),
+    ),
     "resample_backward": lambda: (
         *(torch.randn(4, 6, 30), 1, [index(5, 6), index(5, 6), index(20, 30)], [torch.randn(6), torch.randn(6), torch.randn(30)]),
         *([2, 1], [5, 20], [0, 1, 2], f32),
@@ -62,7 +66,7 @@ CALLS = {
     "matmul": lambda: (torch.randn(64, 40), torch.randn(40, 32), None, 1.0, 0.0, None, -1, None, -1, "auto"),
     "strided_bmm": lambda: (torch.randn(1, 32, 40, 16).permute(0, 3, 1, 2), torch.randn(1, 24, 40, 16).permute(0, 3, 1, 2), [0, 2, 3, 1]),
 }
-ON_GPUS_ALONE = {"computed_sums", "foreach_cast", "matmul", "resample_backward", "strided_bmm"}
+ON_GPUS_ALONE = {"computed_sums", "foreach_cast", "matmul", "max_pool_backward", "resample_backward", "strided_bmm"}
 
 
 def tensors_of(result):

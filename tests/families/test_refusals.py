@@ -88,6 +88,10 @@ CALLS = {
         (floats(4, 5), rows_of(20).reshape(4, 5), 4, None),
         (floats(2, 3, 5), rows_of(15).reshape(1, 3, 5).int(), 4, floats(2, 3, 4)),
     ],
+    "max_pool_backward": [
+        (floats(2, 3, 3, 4), rows_of(72).reshape(2, 3, 3, 4).to(torch.int8), [7, 8], [3, 2], [2, 2], [1, 0], [1, 1], [0, 2, 3, 1]),
+        (floats(2, 5, dtype=torch.float64), rows_of(10).reshape(2, 5).to(torch.int8), [9], [3], [2], [1], [2], [0, 1]),
+    ],
     "resample_backward": [
         (floats(2, 5, 3), 1, [rows_of(5), rows_of(5)], [floats(5), floats(5)], [2], [4], [0, 1, 2], torch.bfloat16),
         (floats(5, 6, 3, dtype=torch.float64), 0, [rows_of(5).int(), rows_of(6).int()], [], [1, 1], [2, 3], [1, 2, 0], torch.float64),
@@ -129,6 +133,7 @@ FACTS = {
     "index_add_limits",
     "index_add_work",
     "index_plan_work",
+    "max_pool_backward_plan",
     "resample_backward_plan",
     "row_scatter_limits",
     "row_scatter_plan",
