@@ -61,8 +61,10 @@ class Site:
 
     @property
     def order(self) -> list[int]:
-        """The dims of the result's memory: the gradient's order, which its producers and the result's readers mostly have in memory."""
-        kept, order = list(range(g.value(self.output).dim())), g.memory_order(g.value(self.grad))
+        """The dims of the result's memory: the gradient's order, which its producers and the result's readers mostly have in memory, unless
+        it is expanded, as that of a sum is."""
+        kept, grad = list(range(g.value(self.output).dim())), g.value(self.grad)
+        order = g.memory_order(grad) if arguments.covers_memory(grad) else None
         return kept if order is None or self.others else order
 
     @property

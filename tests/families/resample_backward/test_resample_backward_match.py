@@ -77,6 +77,14 @@ def test_aligned_corners_sizes_and_one_pixel():
     only(gradient_of(interpolation("bicubic", size=(1, 9)), x))
 
 
+def test_a_gradient_that_is_expanded_keeps_the_graphs_order():
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 5, 7, requires_grad=True)
+    with imagined_gpu():
+        torch.compile(lambda x: interpolation("bilinear", scale_factor=2)(x.sin()).sum(), backend="fuse", options=OPTIONS)(x).backward()
+    assert "aten.clone.default" not in only(fusebackend.last_report()).replacement
+
+
 def test_casts_are_absorbed_and_no_tensor_of_fp32_is_left():
     made = only(gradient_of(lambda x: F.interpolate(x.sin(), scale_factor=2, mode="bilinear"), torch.randn(2, 3, 5, 7, dtype=bf16)))
     assert not any("convert" in str(op) for op in made.replacement)
